@@ -124,45 +124,8 @@ add_family_modules(sys.modules[__name__])
 # Imported on first access: asyncio (the pool) takes a tenth of the time of all other imports, pydantic (the typed
 # configurations) a third.
 _MODULE_OF = {
-    **dict.fromkeys(
-        (
-            "AutoRendererConfig",
-            "BaseRendererConfig",
-            "CustomRendererConfig",
-            "DeepSeekR1RendererConfig",
-            "DeepSeekV3RendererConfig",
-            "DeepSeekV4RendererConfig",
-            "DefaultRendererConfig",
-            "Gemma4RendererConfig",
-            "GLM5RendererConfig",
-            "GLM45RendererConfig",
-            "GLM51RendererConfig",
-            "GLM53RendererConfig",
-            "GptOssRendererConfig",
-            "Hy3RendererConfig",
-            "InklingRendererConfig",
-            "KimiK2RendererConfig",
-            "KimiK25RendererConfig",
-            "LagunaM1RendererConfig",
-            "LagunaS21RendererConfig",
-            "LagunaXS2RendererConfig",
-            "LagunaXS21RendererConfig",
-            "Llama3RendererConfig",
-            "MiniMaxM2RendererConfig",
-            "Nemotron3RendererConfig",
-            "Nemotron3UltraRendererConfig",
-            "Nemotron35RendererConfig",
-            "PrimeQwen3RendererConfig",
-            "Qwen3RendererConfig",
-            "Qwen3VLRendererConfig",
-            "Qwen35RendererConfig",
-            "Qwen36RendererConfig",
-            "Qwen38RendererConfig",
-            "RendererConfig",
-            "config_from_name",
-        ),
-        "configs",
-    ),
+    "RendererConfig": "configs",
+    "config_from_name": "configs",
     "RenderedTrainingSample": "training_sample",
     "RendererPool": "pool",
     "build_training_sample": "training_sample",
@@ -301,6 +264,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    module = "configs" if name in __all__ and name.endswith("RendererConfig") else _MODULE_OF.get(name)
+    if module is None:
         raise missing_name(__name__, name)
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -137,8 +138,7 @@ def _from(controls: Sequence[PrintedControl], start: int) -> Iterator[PrintedCon
     return (controls[index] for index in range(bisect_left(controls, start, key=_start), len(controls)))
 
 
-def _start(control: PrintedControl) -> int:
-    return control.start
+_start = operator.attrgetter("start")
 
 
 # From printed text to a token layout: the owner of each token, which tokens are sampled, where the media are.

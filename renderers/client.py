@@ -1,8 +1,8 @@
 """`generate`: messages in, one completion of a vLLM server out, sent with an OpenAI-style client of the caller.
 
-Programs that have a client of their own (verifiers, prime-rl) use it in place of `rollouts.VLLMEngine`. The client is
-any object with `base_url`, `post(url, cast_to=, body=, options=)` and `get(path, cast_to=)`, such as `AsyncOpenAI`;
-`post` returns the body of the response as bytes, or an object with it as `content`.
+Programs that have a client of their own (verifiers, prime-rl) use it in place of `rollouts.VLLMEngine`. The
+client is any object with `base_url`, `post(url, cast_to=, body=, options=)` and `get(path, cast_to=)`, such
+as `AsyncOpenAI`; `post` returns the body of the response as bytes, or an object with it as `content`.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ async def generate(
 ) -> dict[str, Any]:
     """Sample one completion at `/inference/v1/generate` and parse it.
 
-    Without `prompt_ids`, `messages` are rendered. `sampling_params` are sent as they are, but `stop_token_ids` and
-    `logprobs` are always set here. Media are sent as processed features; with `process_multimodal=False`, as the source
-    files in `messages`, which the server processes. Either way the data of a medium are sent to a server once; later
-    requests name it.
+    Without `prompt_ids`, `messages` are rendered. `sampling_params` are sent as they are, but
+    `stop_token_ids` and `logprobs` are always set here. Media are sent as processed features; with
+    `process_multimodal=False`, as the source files in `messages`, which the server processes. Either way
+    the data of a medium are sent to a server once; later requests name it.
 
-    The result has the keys request_id, usage, prompt_ids (those that the server ran), renderer_prompt_ids (one token
-    for each medium; None unless source files were sent), mm_placeholders (of the server), completion_ids,
-    completion_logprobs, content, reasoning_content, tool_calls, finish_reason ("tool_calls" for a stop with a valid
-    call), reasoning_complete, routed_experts (its base64 is a view of the response), sampling_mask, multi_modal_data
-    and prompt_attribution (the `RenderedTokens` of the prompt).
+    The result has the keys request_id, usage, prompt_ids (those that the server ran), renderer_prompt_ids
+    (one token for each medium; None unless source files were sent), mm_placeholders (of the server),
+    completion_ids, completion_logprobs, content, reasoning_content, tool_calls, finish_reason ("tool_calls"
+    for a stop with a valid call), reasoning_complete, routed_experts (its base64 is a view of the
+    response), sampling_mask, multi_modal_data and prompt_attribution (the `RenderedTokens` of the prompt).
 
-    Raises `OverlongPromptError` if the prompt is longer than `max_prompt_len`, which defaults to the limit that the
-    server publishes; the server checks the length of a prompt with source files. Raises
-    `MalformedGenerateResponseError` for a response without a usable log-probability for each token, the errors of
-    rendering, and those of the client.
+    Raises `OverlongPromptError` if the prompt is longer than `max_prompt_len`, which defaults to the limit
+    that the server publishes; the server checks the length of a prompt with source files. Raises
+    `MalformedGenerateResponseError` for a response without a usable log-probability for each token, the
+    errors of rendering, and those of the client.
     """
     if tools and not getattr(renderer, "supports_tools", True):
         raise ValueError(f"the format of {type(renderer).__name__} has no tool calls; remove the tools")
@@ -152,7 +152,8 @@ async def _rendered(renderer: Renderer, messages: Messages, tools: Tools | None,
 async def _longest_prompt(client: Any, model: str) -> int | None:
     """The `max_model_len` of `/v1/models`; None if the server does not publish it.
 
-    A response is remembered, 404 as well. A request that fails otherwise is made again for the next completion.
+    A response is remembered, 404 as well. A request that fails otherwise is made again for the next
+    completion.
     """
     key = str(getattr(client, "base_url", "")), model
     if key in _longest_prompts:
@@ -270,8 +271,7 @@ def _completion_logprobs(choice: Mapping[str, Any], completion_ids: Sequence[int
 
 
 def _logprob(place: str, entry: Any, token_id: int) -> float:
-    if not isinstance(entry, Mapping):
-        raise MalformedGenerateResponseError(f"{place} is {type(entry).__name__}, not an object")
+    entry = entry if isinstance(entry, Mapping) else {}
     name, value = entry.get("token_id", entry.get("token")), entry.get("logprob")
     if name not in (token_id, f"token_id:{token_id}"):
         raise MalformedGenerateResponseError(f"{place} is for the token {name!r}, not for 'token_id:{token_id}'")

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from renderers.errors import missing_name
-from renderers.options import LLAMA_3_DATE
 
 
 def load_target(import_path: str) -> Any:
@@ -341,7 +340,7 @@ class Llama3RendererConfig(BaseRendererConfig):
     """`date_string` has a fixed default, so that the same conversation has the same tokens every day."""
 
     name: Literal["llama-3"] = "llama-3"
-    date_string: str = LLAMA_3_DATE
+    date_string: str = "26 Jul 2024"
     tools_in_user_message: bool = True
 
 
@@ -408,17 +407,18 @@ class CustomRendererConfig(BaseRendererConfig):
 
     @model_validator(mode="after")
     def _check_renderer(self) -> Self:
-        self.renderer_config()
+        custom_renderer_config(self)
         return self
 
-    def renderer_config(self) -> BaseRendererConfig:
-        """The configuration of the renderer's own class, made of the fields beside `name` and `import_path`."""
-        fields = self.model_dump(exclude_unset=True, exclude={"name", "import_path"})
-        validated: BaseRendererConfig = custom_renderer_class(self.import_path).config_class.model_validate(fields)
-        return validated
+
+def custom_renderer_config(config: CustomRendererConfig) -> BaseRendererConfig:
+    """The configuration of the renderer's own class, made of the fields beside `name` and `import_path`."""
+    fields = config.model_dump(exclude_unset=True, exclude={"name", "import_path"})
+    validated: BaseRendererConfig = load_custom_renderer(config.import_path).config_class.model_validate(fields)
+    return validated
 
 
-def custom_renderer_class(import_path: str) -> Any:
+def load_custom_renderer(import_path: str) -> Any:
     """The renderer class of an import path. Raises `TypeError` if it has no `config_class`."""
     renderer_class = load_target(import_path)
     config_class = getattr(renderer_class, "config_class", None)

@@ -13,9 +13,8 @@ from renderers.configs import (
     GptOssRendererConfig,
     Llama3RendererConfig,
     config_class,
-    custom_renderer_class,
+    load_custom_renderer,
 )
-from renderers.errors import ConfigError
 from renderers.model_files import MODEL_RENDERER_MAP
 from renderers.options import DEFAULT_FAMILY, RendererOptions
 
@@ -29,8 +28,6 @@ def merge_chat_template_kwargs(config: BaseRendererConfig, variables: Mapping[st
     """The configuration with template variables added. Raises `ValueError` for one that the family does not have."""
     if not variables:
         return config
-    if not isinstance(variables, Mapping):
-        raise TypeError(f"chat_template_kwargs is a dict of variable to value, not {type(variables).__name__}")
     fields = _fields_class(config)
     allowed = fields.template_field_names()
     any_name = fields._allow_opaque_template_kwargs
@@ -64,10 +61,13 @@ def options_of(config: BaseRendererConfig) -> RendererOptions:
 
     Template variables are those that are set; the others are left to the template, whose defaults they are.
     """
-    if isinstance(config, (AutoRendererConfig, CustomRendererConfig)):
-        raise ConfigError("config", config, ("a configuration that `resolve_config` returned",))
-    if isinstance(config, GptOssRendererConfig):
-        _check_harmony(config)
+    if isinstance(config, GptOssRendererConfig) and (
+        not config.use_system_prompt or config.knowledge_cutoff is not None
+    ):
+        raise ValueError(
+            "use_system_prompt=False and knowledge_cutoff change what the model's template prints; pass the changed "
+            "template as RendererOptions(chat_template=...)"
+        )
     variables = {
         name: value
         for name, value in config.model_dump(exclude={"name", "thinking_retention"}).items()
@@ -90,16 +90,8 @@ def _is_template_variable(config: BaseRendererConfig, name: str) -> bool:
     return name in config.model_fields_set or (isinstance(config, Llama3RendererConfig) and name == "date_string")
 
 
-def _check_harmony(config: GptOssRendererConfig) -> None:
-    if not config.use_system_prompt or config.knowledge_cutoff is not None:
-        raise ValueError(
-            "use_system_prompt=False and knowledge_cutoff change what the model's template prints; pass the changed "
-            "template as RendererOptions(chat_template=...)"
-        )
-
-
 def _fields_class(config: BaseRendererConfig) -> type[BaseRendererConfig]:
     if isinstance(config, CustomRendererConfig):
-        fields: type[BaseRendererConfig] = custom_renderer_class(config.import_path).config_class
+        fields: type[BaseRendererConfig] = load_custom_renderer(config.import_path).config_class
         return fields
     return type(config)

@@ -50,7 +50,9 @@ def create_renderer(
     without a `tokenizers` backend or without a template, `ConfigError` for the configuration of another family than the
     template's, `ValueError` for a template variable that the family does not have.
     """
-    settings = Settings.of_tokenizer(model_of_tokenizer(tokenizer), config, chat_template_kwargs)
+    from renderers.configs import AutoRendererConfig  # pydantic would take a third of the time of `import renderers`
+
+    settings = Settings.of(model_of_tokenizer(tokenizer), config or AutoRendererConfig(), chat_template_kwargs)
     if settings.custom_class is not None:
         return settings.custom_class(tokenizer, settings.config)
     media: dict[str, Any] = {"media_policy": media_policy, "media_store": media_store, "now": now}
@@ -90,14 +92,13 @@ class FamilyRenderer(TemplateRenderer):
         media_store: MediaStore | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        if config is None:
-            settings = Settings.of_family(self.family)
-        else:
-            settings = Settings.of(model_of_tokenizer(tokenizer), config, None)
-            if settings.family != self.family:
-                raise ConfigError(
-                    f"config of {type(self).__name__}", config, (f"the configuration {self.family!r}", "None")
-                )
+        from renderers.configs import config_class
+
+        settings = Settings.of(model_of_tokenizer(tokenizer), config or config_class(self.family)(), None)
+        if settings.family != self.family:
+            raise ConfigError(
+                f"config of {type(self).__name__}", config, (f"the configuration {self.family!r}", "None")
+            )
         super().__init__(
             **arguments_of_tokenizer(
                 tokenizer,

@@ -10,7 +10,6 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import NoneType
 from typing import TYPE_CHECKING, Any, TypedDict, get_args
 from weakref import WeakValueDictionary
 
@@ -61,7 +60,6 @@ class RendererArguments(TypedDict):
     thinking_retention: ThinkingRetention
     history: HistoryPolicy
     cache_bytes: int
-    family: str | None
     config: Any
     files: ModelFiles | None
 
@@ -90,11 +88,14 @@ def load_renderer(
     `processors` are used in place of all those that the directory describes; other media are then refused. Each has a
     policy and a store of its own, so `media_policy` and `media_store` must be None with them.
 
-    Raises a `LoadError` that names the file or token, and `ConfigError` for arguments of other types.
+    Raises a `LoadError` that names the file or token, and `ConfigError` for options with other values.
     """
+    settings = Settings.of(str(name_or_dir), config, chat_template_kwargs)
+    overriding: dict[str, Any] = {"chat_template": chat_template, "format": format}
+    given = {name: value for name, value in overriding.items() if value is not None}
     arguments = _arguments_of_files(
         ModelFiles.of(name_or_dir, revision),
-        Settings.of(str(name_or_dir), config, chat_template_kwargs).overridden(chat_template, format),
+        settings._replace(options=replace(settings.options, **given)),
         processor=None,
         media_policy=media_policy,
         media_store=media_store,
@@ -227,8 +228,6 @@ def _media(
     )
     if processor is None:
         return load(directory) if directory.is_dir() else None
-    if not hasattr(processor, "save_pretrained"):
-        raise ConfigError("processor", processor, ("a processor of transformers", "None"))
     with TemporaryDirectory() as saved:
         processor.save_pretrained(saved)
         return load(Path(saved))
@@ -299,8 +298,6 @@ def _arguments(
 ) -> RendererArguments:
     options = settings.options
     format = options.format
-    if not isinstance(format, (Format, str, NoneType)):
-        raise ConfigError("format", format, ("a Format", "the name of a family"))
     if isinstance(format, str):
         format = by_name(format)
     if format is None:
@@ -322,7 +319,6 @@ def _arguments(
         thinking_retention=options.thinking_retention,
         history=options.history,
         cache_bytes=options.cache_bytes,
-        family=settings.family,
         config=options if settings.family is None else settings.config,
         files=files,
     )
@@ -376,8 +372,6 @@ def _chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None
 
 
 def _chosen_source(model: str, names: Collection[str], chosen: str | Path) -> str:
-    if not isinstance(chosen, (str, Path)):
-        raise ConfigError("chat_template", chosen, ("text", "a path", "the name of one of the model's templates"))
     # A template is code with braces or line breaks; a path has neither.
     if isinstance(chosen, str) and ("{" in chosen or "\n" in chosen):
         return chosen

@@ -1,11 +1,12 @@
 """Conversations as plain data: OpenAI chat shapes, checked before anything is rendered.
 
-A message is a dict with a `role`, a `content` (text, a list of parts, or None beside tool calls) and, for the
-assistant, `tool_calls` and `reasoning_content`. Parts are `{"type": "text", "text": ...}` and
-`{"type": "image", "image": ...}` or OpenAI's `{"type": "image_url", "image_url": {"url": "data:..."}}`; videos and
-sounds likewise, and `{"type": "input_audio", "input_audio": {"data": "<base64>", "format": "wav"}}`. A part without a
-`type` has the type that its keys say. A part `{"type": "thinking", "thinking": ...}` of the assistant is reasoning.
-A tool call is `{"function": {"name": ..., "arguments": ...}}`, the inner dict alone, or a parsed call.
+A message is a dict with a `role`, a `content` (text, a list of parts, or None beside tool calls) and, for
+the assistant, `tool_calls` and `reasoning_content`. Parts are `{"type": "text", "text": ...}` and `{"type":
+"image", "image": ...}` or OpenAI's `{"type": "image_url", "image_url": {"url": "data:..."}}`; videos and
+sounds likewise, and `{"type": "input_audio", "input_audio": {"data": "<base64>", "format": "wav"}}`. A part
+without a `type` has the type that its keys say. A part `{"type": "thinking", "thinking": ...}` of the
+assistant is reasoning. A tool call is `{"function": {"name": ..., "arguments": ...}}`, the inner dict
+alone, or a parsed call.
 """
 
 from __future__ import annotations
@@ -132,9 +133,10 @@ class Message(_RequiredKeys, total=False):
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the conversation as new dicts without None-valued keys; raise a `MessageError` that names the place.
 
-    Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are dropped here, so
-    that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` may be None and is dropped too, as
-    in `apply_chat_template` of transformers: templates would print the word None.
+    Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are
+    dropped here, so that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` may
+    be None and is dropped too, as in `apply_chat_template` of transformers: templates would print the word
+    None.
     """
     # The usual types are compared first: asking an abstract class takes as long as the rest of the check of a message.
     if type(messages) is not list and (
@@ -151,12 +153,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
         raise MessageError(f"tools are a list of dicts, not {type(tools).__name__}")
     for index, tool in enumerate(tools):
-        if not isinstance(tool, Mapping) or not isinstance(tool.get("function", tool), Mapping):
-            shape = '{"type": "function", "function": {"name": ...}}'
-            raise MessageError(f"tools[{index}] is not of the shape {shape}: {type(tool).__name__}")
-        name = tool.get("function", tool).get("name")
-        if name is not None and not isinstance(name, str):
-            raise MessageError(f"the name of tools[{index}] is text, not {short_repr(name)}")
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name", ""), str | None):
+            shape = '{"type": "function", "function": {"name": "..."}}'
+            raise MessageError(f"tools[{index}] is not of the shape {shape}: {short_repr(tool)}")
 
 
 def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -180,7 +180,8 @@ def media_value(part: Mapping[str, Any]) -> Any:
     """The medium in a media part of any form: `{"image": ...}`, `{"image_url": {"url": ...}}`, `{"url": ...}`,
     `{"path": ...}`, `{"base64": ...}`, `{"input_audio": {"data": ...}}`; None if there is none.
 
-    A sound may be a dict with its array and sampling rate, or with bytes and path, as rows of `datasets` have it.
+    A sound may be a dict with its array and sampling rate, or with bytes and path, as rows of `datasets`
+    have it.
     """
     for name in _MEDIA_KEYS:
         value = part.get(name)
@@ -223,14 +224,11 @@ def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     for message in messages:
         content = message.get("content")
         if isinstance(content, list) and any(part["type"] != "text" for part in content):
-            replaced.append({**message, "content": [_part_without_media(part) for part in content]})
+            parts = [dict(part) if part["type"] == "text" else with_medium(part, "<media>") for part in content]
+            replaced.append({**message, "content": parts})
         else:
             replaced.append(dict(message))
     return replaced
-
-
-def _part_without_media(part: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(part) if part["type"] == "text" else with_medium(part, "<media>")
 
 
 def with_medium(part: Mapping[str, Any], medium: object) -> dict[str, Any]:
@@ -273,13 +271,11 @@ def _check_any_message(message: Mapping[str, Any], index: int) -> dict[str, Any]
         checked["content"] = _check_content(checked["content"], index)
         if role == "assistant" and not isinstance(checked["content"], str):
             _move_thinking_parts(checked, index)
-    for key in ("tool_call_id", "name"):
+    for key in ("tool_call_id", "name", *_REASONING_NAMES):
         if not isinstance(checked.get(key, ""), str):
             raise MessageError(f"{key} is text, not {type(checked[key]).__name__}", message_index=index)
     reasoning = next((checked[name] for name in _REASONING_NAMES if name in checked), None)
     if reasoning is not None:
-        if not isinstance(reasoning, str):
-            raise MessageError("reasoning_content is text or absent", message_index=index)
         # Both names that templates read, in the order in which transformers puts them.
         checked = {"thinking": reasoning, **checked, "reasoning_content": reasoning}
     if "tool_calls" in checked:
@@ -368,14 +364,13 @@ def _check_tool_call(call: Any, message_index: int) -> dict[str, Any]:
     function = checked.get("function")
     if function is None and "name" in checked:  # the call without OpenAI's wrapping
         function = {key: checked.pop(key) for key in ("name", "arguments") if key in checked}
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name or not isinstance(checked.get("id", ""), str):
         raise MessageError(
-            'a tool call is {"function": {"name": ..., "arguments": ...}} with a name', message_index=message_index
+            f'a tool call is {{"id": "...", "function": {{"name": "...", "arguments": ...}}}}, not {short_repr(call)}',
+            message_index=message_index,
         )
-    if not isinstance(checked.get("id", ""), str):
-        raise MessageError(
-            f"the id of a tool call is text, not {type(checked['id']).__name__}", message_index=message_index
-        )
+    assert isinstance(function, Mapping)
     return {**checked, "function": {**function, "arguments": function.get("arguments", {})}}
 
 

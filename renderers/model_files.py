@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import tokenizers
 
-from renderers.errors import ConfigError, LoadError, ModelNotFoundError, short_repr
+from renderers.errors import LoadError, ModelNotFoundError, short_repr
 from renderers.process.files import read_json, read_text
 from renderers.tokens.added_tokens import TOKEN_ID_LIMIT, is_token_entry
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -68,8 +68,8 @@ class ModelFiles(NamedTuple):
     def copy_to(self, directory: Path) -> None:
         """Write the files into another directory, in place of those of the same names.
 
-        A chosen template is written as `chat_template.jinja`, without the templates that it replaces. config.json,
-        which belongs to the weights, is not written. Raises `OSError`.
+        A chosen template is written as `chat_template.jinja`, without the templates that it replaces.
+        config.json, which belongs to the weights, is not written. Raises `OSError`.
         """
         shutil.copyfile(self.tokenizer_path, directory / self.tokenizer_path.name)  # an error where it is gone
         for path in sorted(path for pattern in _FILES for path in self.directory.glob(pattern)):
@@ -99,18 +99,15 @@ class ModelFiles(NamedTuple):
 
 
 def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
-    if not isinstance(name_or_dir, (str, Path)):
-        raise ConfigError("name_or_dir", name_or_dir, ("a directory", "the name of a repository"))
     directory = Path(name_or_dir)
     name = str(name_or_dir)
     try:
         if directory.is_dir():
             return directory
-        if directory.is_file():
-            raise ModelNotFoundError(name, "it is a file, and not the directory of a model")
+        is_file = directory.is_file()
     except OSError as error:  # invalid as a path, for example too long
         raise ModelNotFoundError(f"{name[:80]}...", str(error.strerror)) from error
-    if isinstance(name_or_dir, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if is_file or isinstance(name_or_dir, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelNotFoundError(name, "there is no such directory")
     # Imported here, because the hub client takes 0.3 s to import and a local directory does not need it.
     from huggingface_hub import snapshot_download
@@ -261,9 +258,9 @@ MODEL_RENDERER_MAP: Final = {model: family for family, models in _MODELS_OF_FAMI
 class ModelTokenizer:
     """What programs use of a tokenizer of transformers; `create_renderer` takes it in place of one.
 
-    `name_or_path` is the name that it was loaded by. `chat_template` is the text of the model's template, None if there
-    is none; `special_tokens_map` maps `eos_token` and the like to their text. Tokens that a model does not have are
-    None, and so are their ids.
+    `name_or_path` is the name that it was loaded by. `chat_template` is the text of the model's template,
+    None if there is none; `special_tokens_map` maps `eos_token` and the like to their text. Tokens that a
+    model does not have are None, and so are their ids.
     """
 
     def __init__(self, name_or_dir: str | Path, *, revision: str | None = None) -> None:
@@ -332,8 +329,8 @@ _OPEN_COPIES = {
 def load_tokenizer(model_name_or_path: str) -> ModelTokenizer:
     """The tokenizer of a directory or a repository. Needs neither transformers nor code of the repository.
 
-    Raises a `LoadError` that names the missing file. For a Llama 3.2 repository that cannot be read, the tokenizer
-    comes from an open repository with the same files; `name_or_path` keeps the given name.
+    Raises a `LoadError` that names the missing file. For a Llama 3.2 repository that cannot be read, the
+    tokenizer comes from an open repository with the same files; `name_or_path` keeps the given name.
     """
     try:
         return ModelTokenizer(model_name_or_path)

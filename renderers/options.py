@@ -72,16 +72,11 @@ class RendererOptions:
         for name in _SOUND_OF_VIDEO:
             if not isinstance(self.chat_template_kwargs.get(name, False), bool):
                 raise ConfigError(f"chat_template_kwargs[{name!r}]", self.chat_template_kwargs[name], ("True", "False"))
-        if not isinstance(self.body_policies, Mapping):
-            raise ConfigError("body_policies", self.body_policies, ("a dict of role to policy",))
         for role, policy in self.body_policies.items():
-            if role not in ROLES:
-                raise ConfigError("body_policies", role, ROLES)
+            _check_choice("body_policies", role, ROLES)
             _check_choice(f"body_policies[{role!r}]", policy, get_args(BodyPolicy))
         if self.image_backend is not None:
             _check_choice("image_backend", self.image_backend, get_args(ImageBackend))
-        if isinstance(self.cache_bytes, bool) or not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
-            raise ConfigError("cache_bytes", self.cache_bytes, ("a number of bytes, 0 for no cache",))
 
     @property
     def sound_of_videos(self) -> str | None:
@@ -98,16 +93,13 @@ def _check_choice(option: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigError(option, value, allowed)
 
 
-# What a family's name stands for where no configuration changes it: formats, rules of parsing, default options.
+# What a family's name stands for: formats and rules of parsing.
 #
 # `renderers.family_options` adds what the fields of a typed configuration change. This module does not need pydantic.
 
 
 #: The family of a model that `MODEL_RENDERER_MAP` does not have.
 DEFAULT_FAMILY: Final = "default"
-
-#: Llama's template prints a date. A fixed one gives the same conversation the same tokens every day.
-LLAMA_3_DATE: Final = "26 Jul 2024"
 
 #: Family -> the formats that its models' templates may have.
 _FORMATS_OF_FAMILY: Final[dict[str, tuple[str, ...]]] = {
@@ -141,15 +133,6 @@ _FORMATS_OF_FAMILY: Final[dict[str, tuple[str, ...]]] = {
 }
 _FORMATS_OF_NO_FAMILY: Final = ("generic", "chatml")
 
-#: Family -> how long a bridge keeps reasoning by default, where that is not `tool_cycle`.
-_DEFAULT_RETENTION: Final[dict[str, ThinkingRetention]] = {
-    DEFAULT_FAMILY: "template",
-    "deepseek-r1": "template",
-    "glm-5.3": "all",
-    "inkling": "all",
-    "qwen3.8": "all",
-}
-
 #: With the configuration of these, a call inside open reasoning stays reasoning unless it ends the turn.
 _CALLS_STAY_IN_REASONING: Final = (
     "deepseek-r1",
@@ -162,15 +145,6 @@ _CALLS_STAY_IN_REASONING: Final = (
     "laguna-xs.2",
     DEFAULT_FAMILY,
 )
-
-
-def default_options(family: str) -> RendererOptions:
-    """The options that the configuration of a family stands for when none of its fields is set."""
-    return RendererOptions(
-        chat_template_kwargs={"date_string": LLAMA_3_DATE} if family == "llama-3" else {},
-        thinking_retention=_DEFAULT_RETENTION.get(family, "tool_cycle"),
-        tool_arguments="auto",
-    )
 
 
 def with_parsing_rules(format: Format, family: str) -> Format:

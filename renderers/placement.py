@@ -40,7 +40,8 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
             return Misplacement(
                 index, f"has a placeholder at {start}:{end}, before the end of the previous one at {previous_end}"
             )
-        if placeholder.embed_runs is not None and not _are_ascending(start, placeholder.runs, end):
+        edges = [start, *itertools.chain.from_iterable(placeholder.runs), end]
+        if edges != sorted(edges):
             return Misplacement(
                 index,
                 f"has embed_runs {short_repr(placeholder.embed_runs)}, not ascending runs inside its placeholder of "
@@ -48,11 +49,6 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
             )
         previous_end = end
     return None
-
-
-def _are_ascending(start: int, runs: Iterable[tuple[int, int]], end: int) -> bool:
-    edges = [start, *itertools.chain.from_iterable(runs), end]
-    return edges == sorted(edges)
 
 
 def item_placement_error(placed: Sequence[PlacedItem], num_tokens: int) -> str | None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from renderers.errors import ConfigError, RendererError
+from renderers.errors import RendererError
 from renderers.parsing.response import ParsedResponse
 from renderers.process.threads import DaemonThreads, available_cores
 from renderers.protocol import Messages, Renderer, Tools, is_multimodal
@@ -23,7 +23,6 @@ T = TypeVar("T")
 # Rendering holds the interpreter's lock for a large part of its time, so that more threads than this gain nothing.
 _MAX_THREADS = 8
 _CLOSED = "this RendererPool is closed; make calls before close(), or inside its `with` block"
-_RENDERER_METHODS = ("render", "render_ids", "parse_response", "get_stop_token_ids", "bridge_to_next_turn")
 
 
 def _on_threads(
@@ -49,25 +48,24 @@ class RendererPool:
         async with RendererPool(load_renderer("Qwen/Qwen3-8B")) as pool:
             prompt = await pool.render_async(messages, add_generation_prompt=True)
 
-    As in PyPI's `renderers`, a function that makes a renderer can be given with the `size` of the pool: it is called
-    `size` times, and each renderer is used by one call at a time, which suits those that threads must not share.
-    `checkout` gives one of them for several calls; `size` is how many calls run at a time.
+    As in PyPI's `renderers`, a function that makes a renderer can be given with the `size` of the pool: it
+    is called `size` times, and each renderer is used by one call at a time, which suits those that threads
+    must not share. `checkout` gives one of them for several calls; `size` is how many calls run at a time.
 
-    `threads` defaults to `size`, and without it to the number of cores; at most 8. Calls wait for a thread in the order
-    in which they were made. A call that is cancelled before a thread begins it never runs. Errors are raised by the
-    call that caused them. Once the pool is closed, `_async` calls raise `RendererError`.
+    `threads` defaults to `size`, and without it to the number of cores; at most 8. Calls wait for a thread
+    in the order in which they were made. A call that is cancelled before a thread begins it never runs.
+    Errors are raised by the call that caused them. Once the pool is closed, `_async` calls raise
+    `RendererError`.
     """
 
     def __init__(
         self, renderer: Renderer | Callable[[], Renderer], size: int | None = None, *, threads: int | None = None
     ) -> None:
         if size is None:
-            if not _is_renderer(renderer):
-                raise ConfigError("size", size, ("a number of renderers, for a function that makes them",))
-            self.renderer = renderer
+            self.renderer = cast("Renderer", renderer)
             self._free: queue.LifoQueue[Renderer] | None = None
         else:
-            made = _renderers(renderer, size)
+            made = _renderers(cast("Callable[[], Renderer]", renderer), size)
             self.renderer = made[0]
             self._free = queue.LifoQueue()
             for one in reversed(made):
@@ -221,18 +219,10 @@ class RendererPool:
             raise
 
 
-def _renderers(make: Renderer | Callable[[], Renderer], size: int) -> list[Renderer]:
+def _renderers(make: Callable[[], Renderer], size: int) -> list[Renderer]:
     """`size` renderers. Loading a tokenizer takes long, so that threads make them."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError("size", size, ("a number of renderers, 1 or more",))
-    if _is_renderer(make) or not callable(make):
-        raise ConfigError("renderer", make, ("a function that makes a renderer", "a renderer without size"))
     with ThreadPoolExecutor(min(_MAX_THREADS, size)) as threads:
-        made = list(threads.map(lambda _: make(), range(size)))
-    for renderer in made:
-        if not _is_renderer(renderer):
-            raise ConfigError("renderer", renderer, ("a function that makes a renderer",))
-    return made
+        return list(threads.map(lambda _: make(), range(size)))
 
 
 @contextmanager
@@ -242,12 +232,6 @@ def _checked_out(free: queue.LifoQueue[Renderer]) -> Iterator[Renderer]:
         yield renderer
     finally:
         free.put(renderer)
-
-
-def _is_renderer(value: object) -> TypeGuard[Renderer]:
-    # A class has the methods of its instances, but it is a function that makes one. `isinstance` does not see methods
-    # that a renderer gets by `__getattr__` from one that it wraps, from Python 3.12 on.
-    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in _RENDERER_METHODS)
 
 
 def _unprocessed(process_multimodal: bool) -> dict[str, Any]:

@@ -126,7 +126,10 @@ class MultiModalData:
         joined = MultiModalData(
             {modality: list(hashes) for modality, hashes in self.mm_hashes.items()},
             {modality: list(ranges) for modality, ranges in self.mm_placeholders.items()},
-            {modality: list(map(_processor_output, items)) for modality, items in self.mm_items.items()},
+            {
+                modality: [ProcessorOutput(_media_item(item)) for item in items]
+                for modality, items in self.mm_items.items()
+            },
         )
         for item, placeholder in items:
             joined._append(item, placeholder)
@@ -171,10 +174,6 @@ class MultiModalData:
         }
         items = {modality: [dict(entry) for entry in entries] for modality, entries in self.mm_items.items()}
         return {"mm_hashes": self.mm_hashes, "mm_placeholders": ranges, "mm_items": items}
-
-
-def _processor_output(entry: Mapping[str, Any]) -> ProcessorOutput:
-    return entry if isinstance(entry, ProcessorOutput) else ProcessorOutput(_media_item(entry))
 
 
 def _media_item(entry: Mapping[str, Any]) -> MediaItem:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
-from types import NoneType
 from typing import Any
 
 from renderers.attribution import TokenLayout, attribute
@@ -56,12 +55,12 @@ _log = logging.getLogger("renderers")
 class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
-    `media` loads the media; without processors, the model only reads text. `unprocessed_markers` are the tokens
-    that the template prints for media without a processor, which are rendered with `process_multimodal=False` only.
-    Messages go to `template` as they are: `load_renderer` and `create_renderer` pass a template that converts their
-    content. `config` is what the renderer was made of: `RendererOptions`, or the resolved configuration of a family;
-    where it is None, it is made of the name of the `family` when it is first read. `files` are those that it was read
-    from; None for a renderer of objects.
+    `media` loads the media; without processors, the model only reads text. `unprocessed_markers` are the
+    tokens that the template prints for media without a processor, which are rendered with
+    `process_multimodal=False` only. Messages go to `template` as they are: `load_renderer` and
+    `create_renderer` pass a template that converts their content. `config` is what the renderer was made
+    of: `RendererOptions`, or the resolved typed configuration of a family. `files` are those that it was
+    read from; None for a renderer of objects.
     """
 
     def __init__(
@@ -76,12 +75,10 @@ class TemplateRenderer:
         thinking_retention: ThinkingRetention = "template",
         history: HistoryPolicy = "template",
         cache_bytes: int = 64 * 2**20,
-        family: str | None = None,
         config: Any = None,
         files: ModelFiles | None = None,
     ) -> None:
-        self._family = family
-        self._config = config
+        self.config = config
         self.files = files
         self.template = template
         self.tokenizer = tokenizer
@@ -138,7 +135,8 @@ class TemplateRenderer:
         """Render a whole conversation.
 
         With `process_multimodal=False` no medium is loaded: each has one placeholder token, as in
-        `RenderedTokens.logical_ids`, and `multi_modal_data` is None. It is the prompt of a server that loads media.
+        `RenderedTokens.logical_ids`, and `multi_modal_data` is None. It is the prompt of a server that
+        loads media.
 
         Raises `MessageError` for a malformed conversation, `MediaError` for a medium that cannot be
         accepted, `TemplateError` with the template's own message if the template refuses.
@@ -198,11 +196,10 @@ class TemplateRenderer:
     ) -> ParsedResponse:
         """Parse a completion into a message. `prompt_ids` tell whether the prompt ends inside reasoning.
 
-        Raises `TokenizerError` for a negative id. An id beyond the tokenizer's is valid: models pad their embedding,
-        and may sample such a row, which reads as U+FFFD.
+        Raises `TokenizerError` for a negative id. An id beyond the tokenizer's is valid: models pad their
+        embedding, and may sample such a row, which reads as U+FFFD.
         """
-        if tools is not None:
-            check_tools(tools)
+        check_tools(tools)
         token_ids = _plain_ids(token_ids)
         reasoning_open = self._reasoning_open(prompt_ids, token_ids)
         parsed = None if reasoning_open else plain_response(token_ids, self._grammar)
@@ -230,7 +227,8 @@ class TemplateRenderer:
     def _reasoning_open(self, prompt_ids: Sequence[int] | None, token_ids: Sequence[int] | None = None) -> bool:
         """Whether the prompt opened reasoning; without a prompt, whether the template's generation prompt does.
 
-        `token_ids` is the completion, which decides for a format that does not assume it (None: not known yet).
+        `token_ids` is the completion, which decides for a format that does not assume it (None: not known
+        yet).
         """
         if prompt_ids is None:
             opened = self.format.reasoning is not None and self.format.reasoning.opened_by_prompt
@@ -258,9 +256,9 @@ class TemplateRenderer:
     ) -> RenderedTokens | None:
         """The next prompt, starting with prompt + completion verbatim, or None where that cannot be proven right.
 
-        With `process_multimodal=False` the prompt and the result have one placeholder token for each medium, as
-        `render` returns them then; whether the prompt's placeholders belong to images is not checked.
-        Refusals are counted with their reason in `bridge_stats`; `try_bridge` returns the reason.
+        With `process_multimodal=False` the prompt and the result have one placeholder token for each
+        medium, as `render` returns them then; whether the prompt's placeholders belong to images is not
+        checked. Refusals are counted with their reason in `bridge_stats`; `try_bridge` returns the reason.
         """
         outcome = self.try_bridge(
             previous_prompt_ids,
@@ -288,13 +286,7 @@ class TemplateRenderer:
         process_multimodal: bool = True,
     ) -> RenderedTokens | BridgeRefusal:
         """As `bridge_to_next_turn`, but a refusal returns its reason in place of None."""
-        if tools is not None:
-            check_tools(tools)
-        if not isinstance(previous_multi_modal_data, (MultiModalData, NoneType)):
-            raise MessageError(
-                "previous_multi_modal_data is the multi_modal_data of the RenderedTokens of the prompt, not "
-                f"{short_repr(previous_multi_modal_data)}"
-            )
+        check_tools(tools)
         request = BridgeRequest(
             _plain_ids(previous_prompt_ids),
             _plain_ids(previous_completion_ids),
@@ -325,17 +317,7 @@ class TemplateRenderer:
         media = self._media.load(request.new_messages)
         return self._bridge.extend(request, turn, [entry.slot() for entry in media], [entry.item for entry in media])
 
-    # What the renderer was made of, and what it supports.
-
-    @property
-    def config(self) -> Any:
-        """`RendererOptions`, or the resolved typed configuration of the family."""
-        if self._config is None and self._family is not None:
-            # Imported here: pydantic would take a third of the time of `import renderers`.
-            from renderers.configs import config_class
-
-            self._config = config_class(self._family)()
-        return self._config
+    # What the renderer supports.
 
     @property
     def supports_tools(self) -> bool:
@@ -381,7 +363,8 @@ class TemplateRenderer:
     def prefetch(self, messages: Messages) -> Future[list[MediaItem]]:
         """Start to load and process the media of messages on threads; a later `render` or bridge uses the results.
 
-        Returns at once. The future's result is the items, in order; `await asyncio.wrap_future(...)` waits for it.
+        Returns at once. The future's result is the items, in order; `await asyncio.wrap_future(...)` waits
+        for it.
         """
         return self._media.prefetch(check_messages(messages))
 

@@ -1,13 +1,14 @@
 """Supervised training samples: a rendered conversation and which of its tokens carry loss.
 
-`build_training_sample` uses the whole conversation as the template prints it. `build_training_samples` puts each turn
-behind the prompt that the model would have seen, and makes several samples where the template rewrites history:
+`build_training_sample` uses the whole conversation as the template prints it. `build_training_samples` puts
+each turn behind the prompt that the model would have seen, and makes several samples where the template
+rewrites history:
 
     user: a / assistant: <think>r</think>b / user: c / assistant: <think>s</think>d
 
-Qwen3's template prints the first turn without its reasoning once another user message follows. One sample of the whole
-conversation would never train `r`, and would train `b` behind a prompt that no model ever gets. Two samples train each
-turn as it was sampled:
+Qwen3's template prints the first turn without its reasoning once another user message follows. One sample
+of the whole conversation would never train `r`, and would train `b` behind a prompt that no model ever
+gets. Two samples train each turn as it was sampled:
 
     user: a / assistant: [<think>r</think>b]
     user: a / assistant: b / user: c / assistant: [<think>s</think>d]
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import ConfigError, RendererError, short_repr
+from renderers.errors import RendererError, short_repr
 from renderers.messages import check_messages
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, check_roles
@@ -96,10 +97,6 @@ class RenderedTrainingSample:
         """Per token 0 for text, 1 for an image placeholder, 2 for a video placeholder; None without media."""
         return None if self.multi_modal_data is None else self.rendered.mm_token_type_ids
 
-    @property
-    def num_trained_tokens(self) -> int:
-        return sum(end - start for start, end in self.loss_ranges)
-
     def __len__(self) -> int:
         return len(self.token_ids)
 
@@ -123,8 +120,8 @@ def build_training_sample(
     - `ensure_final_stop`: if the conversation ends with a trained turn that the template does not close (GLM closes it
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
-    The sample may have no token with loss (`num_trained_tokens`). Raises `RendererError`, `MessageError`,
-    `ConfigError` for a `role_to_mask` that is no function, and the errors of rendering.
+    The sample may have no token with loss. Raises `RendererError`, `MessageError`, and the errors of
+    rendering.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
@@ -145,11 +142,12 @@ def build_training_samples(
 ) -> list[RenderedTrainingSample]:
     """As few samples as possible in which every trained turn follows exactly the prompt that the model would have seen.
 
-    That prompt is the conversation before the turn, rendered with the generation prompt; the turn follows as the
-    template prints it at the end of a conversation. Where the whole conversation, rendered once, has the same tokens
-    for every trained turn, the result is that one sample. Otherwise a turn shares a sample with a later one if the
-    later one's prompt continues it token for token; a sample then ends with its last trained turn. Each trained turn,
-    and each body of `content_sft_roles`, carries loss in exactly one sample. Samples are ordered by their last turns.
+    That prompt is the conversation before the turn, rendered with the generation prompt; the turn follows
+    as the template prints it at the end of a conversation. Where the whole conversation, rendered once, has
+    the same tokens for every trained turn, the result is that one sample. Otherwise a turn shares a sample
+    with a later one if the later one's prompt continues it token for token; a sample then ends with its
+    last trained turn. Each trained turn, and each body of `content_sft_roles`, carries loss in exactly one
+    sample. Samples are ordered by their last turns.
 
     Options and errors are those of `build_training_sample`; `ensure_final_stop` applies to the last turn of each
     sample. Raises `RendererError` if no token of any sample carries loss, and `UnreachableTurnError` for a
@@ -169,7 +167,13 @@ def build_training_samples(
         sample = _sample(rendered, trained, bodies)
         bodies.difference_update(sample.trained_messages)
         samples.append(sample)
-    return _with_loss(samples, messages, plan)
+    with_loss = [sample for sample in samples if sample.loss_ranges]
+    if not with_loss:
+        raise RendererError(
+            "no token of this conversation carries loss: the template prints nothing to be trained for messages "
+            f"{sorted(plan.turns | plan.bodies)}, which are those that the options choose"
+        )
+    return with_loss
 
 
 # Which messages carry loss.
@@ -190,9 +194,6 @@ class _LossPlan(NamedTuple):
         message_loss_mask: Sequence[bool | int] | None,
     ) -> _LossPlan:
         check_messages(messages)
-        if role_to_mask is not None and not callable(role_to_mask):
-            allowed = ("a function that returns for a message whether it carries loss", "None")
-            raise ConfigError("role_to_mask", role_to_mask, allowed)
         chosen = _chosen_messages(messages, message_loss_mask)
         body_roles = check_roles(content_sft_roles or ())
         # The body of an assistant message is its sampled tokens.
@@ -209,13 +210,10 @@ class _LossPlan(NamedTuple):
 def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> set[int]:
     if mask is None:
         return set(range(len(messages)))
-    if len(mask) != len(messages):
+    if len(mask) != len(messages) or not all(value in (0, 1) for value in mask):
         raise RendererError(
-            f"message_loss_mask has {len(mask)} entries for {len(messages)} messages; give one bool per message"
+            f"message_loss_mask is one bool, 0 or 1 for each of the {len(messages)} messages, not {short_repr(mask)}"
         )
-    for index, value in enumerate(mask):
-        if value not in (0, 1):
-            raise RendererError(f"message_loss_mask[{index}] is {short_repr(value)}; an entry is a bool, 0 or 1")
     return {index for index, value in enumerate(mask) if value}
 
 
@@ -244,23 +242,6 @@ def _runs(mask: np.ndarray) -> tuple[TokenRange, ...]:
     return tuple((start, end) for start, end in edges.tolist())
 
 
-def _with_loss(
-    samples: Sequence[RenderedTrainingSample], messages: Messages, plan: _LossPlan
-) -> list[RenderedTrainingSample]:
-    """The samples with a token that carries loss. Raises `RendererError` if there is none."""
-    trained = [sample for sample in samples if sample.loss_ranges]
-    if not trained:
-        chosen = sorted(plan.turns | plan.bodies)
-        if chosen:
-            reason = f"the template prints nothing to be trained for messages {chosen}"
-        elif any(message["role"] == "assistant" for message in messages):
-            reason = "the options take the loss away from every assistant message"
-        else:
-            reason = "it has no assistant message, and content_sft_roles names no role of it"
-        raise RendererError(f"no token of this conversation carries loss: {reason}")
-    return trained
-
-
 # Which turns share a sample.
 
 
@@ -269,8 +250,8 @@ def _shared_sequences(
 ) -> list[tuple[RenderedTokens, list[int]]]:
     """The fewest token sequences that hold every turn, each with the turns that it trains.
 
-    A sequence is left out where another one continues it. `whole` is one of them if it continues the last turn, if a
-    trained body comes after that turn, or if there is no turn.
+    A sequence is left out where another one continues it. `whole` is one of them if it continues the last
+    turn, if a trained body comes after that turn, or if there is no turn.
     """
     remaining = list(turns)
     candidates = [turn.rendered for turn in turns]

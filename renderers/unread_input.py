@@ -60,8 +60,8 @@ class UnreadInput:
     ) -> tuple[UnprintedField, ...]:
         """The contents, parts of contents and tool calls of which the template prints nothing.
 
-        `printed` is the print of `messages`; those before message `first` are not looked at. Names and reasoning that
-        are not read, and content that is printed as data, are logged only.
+        `printed` is the print of `messages`; those before message `first` are not looked at. Names and
+        reasoning that are not read, and content that is printed as data, are logged only.
         """
         paths: dict[int, set[str]] = {}
         for segment in printed.segments:

@@ -1,9 +1,9 @@
 """Extending sampled tokens to the next turn's prompt, without changing any of them.
 
-The extension comes from a traced print of (a history, the assistant's turn, new messages): everything that the template
-prints behind the token that ends the assistant's turn. Only those characters are tokenised; the sampled prefix is taken
-verbatim. What may be printed in place of the real history, and how the template changes the history, is found once for
-each shape of conversation (`renderers.bridging.continuation`).
+The extension comes from a traced print of (a history, the assistant's turn, new messages): everything that
+the template prints behind the token that ends the assistant's turn. Only those characters are tokenised;
+the sampled prefix is taken verbatim. What may be printed in place of the real history, and how the template
+changes the history, is found once for each shape of conversation (`renderers.bridging.continuation`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from renderers.placement import item_placement_error
 from renderers.process.caches import LayoutCache
 from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
-from renderers.template.chat_template import Printed
 from renderers.unread_input import UnreadInput
 from renderers.vision.media_markers import MediaSlot
 
@@ -46,8 +45,8 @@ _MARKER = (ExpansionPiece("", embed=True),)
 class BridgeRequest(NamedTuple):
     """A sampled turn and the checked messages that follow it.
 
-    `previous_messages` is the history, with or without the turn, if it is known; `prompt_media` are the media of the
-    prompt.
+    `previous_messages` is the history, with or without the turn, if it is known; `prompt_media` are the
+    media of the prompt.
     """
 
     prompt_ids: list[int]
@@ -81,8 +80,8 @@ class _NoExtension(NamedTuple):
 class Bridge:
     """Extends a sampled turn to the next prompt. Safe to share between threads.
 
-    `markers` are the tokens that the template prints for media, `embed_ids` those that stand for features. `stats`
-    counts each bridge that `retention` or `history` allowed. `layouts` caches extensions.
+    `markers` are the tokens that the template prints for media, `embed_ids` those that stand for features.
+    `stats` counts each bridge that `retention` or `history` allowed. `layouts` caches extensions.
     """
 
     printer: TurnPrinter
@@ -118,7 +117,8 @@ class Bridge:
     ) -> RenderedTokens | BridgeRefusal:
         """Prompt + completion + what the template prints behind the turn for the new messages.
 
-        `new_slots` are the places of the media in the new messages, `new_items` the media; None if not loaded.
+        `new_slots` are the places of the media in the new messages, `new_items` the media; None if not
+        loaded.
         """
         new_messages, tools = request.new_messages, request.tools
         if not turn.reasoning_complete and turn.stopped:
@@ -183,7 +183,10 @@ class Bridge:
             unprinted = self.unread.of_messages(messages, continued.printed, tools, prompt=True, first=first)
             end = continued.end
             start = end.control.end if last_ids == [end.control.token_id] else continued.extension_start
-            if not names_are_real and _copies_from_history(continued.printed, start, len(history)):
+            if not names_are_real and any(
+                segment.end > start and segment.origin is not None and 0 <= segment.origin.message_index < first
+                for segment in continued.printed.segments
+            ):  # text was copied from a message before the new ones
                 return _NoExtension(BridgeRefusal.NEEDS_HISTORY)
             layout = attribute(
                 continued.printed,
@@ -378,14 +381,6 @@ def _call_names(turn: TurnSummary, new_messages: Messages) -> dict[str, str | No
     if turn.called_tools and not names:
         names = {next(unused_call_ids()): None}
     return names
-
-
-def _copies_from_history(printed: Printed, start: int, first_new_message: int) -> bool:
-    """Whether any text from character `start` on was copied from a message before the new ones."""
-    return any(
-        segment.end > start and segment.origin is not None and 0 <= segment.origin.message_index < first_new_message
-        for segment in printed.segments
-    )
 
 
 def _of_new_messages(layout: TokenLayout, first_new_message: int) -> TokenLayout:

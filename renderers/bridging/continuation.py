@@ -153,10 +153,6 @@ class TurnPrinter:
         end = turn_end(printed, controls, turn, region, begin, self.shape)
         return None if end is None else Continued(printed, controls, end)
 
-    def print_history(self, messages: Messages, tools: Tools | None) -> str:
-        """The text of a conversation that ends with these messages."""
-        return self.template.print(messages, tools=tools).text
-
     def print_prompt(self, messages: Messages, tools: Tools | None) -> str:
         """The text before an assistant's turn, without the generation prompt."""
         text = self.template.print(messages, tools=tools, add_generation_prompt=True).text
@@ -384,7 +380,7 @@ class Continuations:
         if continued is None:
             return Continuation(accepted=True)
         prompt = self._printer.print_prompt(history, tools)
-        ending = self._printer.print_history([*history, turn], tools)
+        ending = self._printer.template.print([*history, turn], tools=tools).text
         keeps_prompt, keeps_reasoning = self._keeps_reasoning(history, turn, new, tools)
         strip = self._without_reasoning
         return Continuation(
@@ -411,7 +407,7 @@ class Continuations:
         ways = (_with_field,) if self._reasoning is None else (_with_field, self._within_content)
         for add_reasoning in ways:
             reasoned = [add_reasoning(message) if message["role"] == "assistant" else message for message in history]
-            ending = self._printer.print_history([*reasoned, add_reasoning(turn)], tools)
+            ending = self._printer.template.print([*reasoned, add_reasoning(turn)], tools=tools).text
             prompt = self._printer.print_prompt(reasoned, tools)
             if _PROBE_REASONING in ending[len(prompt) :]:
                 continued = self._printer.print_continued([*reasoned, add_reasoning(turn), *new], len(reasoned), tools)

@@ -48,11 +48,8 @@ def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token
         question={"role": "user", "content": content("probe question", content_form_of(small.question))},
         answer={"role": "assistant", "content": content(_ANSWER, content_form_of(small.answer))},
     )
-    try:
-        history = template.print([*conversation.opening, conversation.answer], tools=conversation.tools)
-        prompt = template.print(conversation.opening, tools=conversation.tools, add_generation_prompt=True)
-    except TemplateError as error:
-        raise LoadError(f"the chat template refuses a plain question: {error.template_message}") from error
+    history = template.print([*conversation.opening, conversation.answer], tools=conversation.tools)
+    prompt = template.print(conversation.opening, tools=conversation.tools, add_generation_prompt=True)
     for printed in (history, prompt):
         _require_printed_tokens(printed, tokenizer)
 
@@ -124,7 +121,11 @@ class _Probe(NamedTuple):
         format = self._with_reasoning(format)
         reasoning = format.reasoning
         if reasoning is not None and format.channels is None:
-            reasoning = replace(reasoning, verbatim=self._prints_verbatim(reasoning))
+            # Whether it prints reasoning, line breaks at its ends included, directly between the markers; of layout,
+            # templates print one line break.
+            thought = f"\n\n{_REASONING}\n\n"
+            verbatim = f"{reasoning.start}{reasoning.label}{thought}{reasoning.end}" in self._print_reasoned(thought)
+            reasoning = replace(reasoning, verbatim=verbatim)
         return replace(
             format,
             stop_tokens=tuple(stops),
@@ -134,11 +135,6 @@ class _Probe(NamedTuple):
             if _ANSWER + format.trailing_newlines in self.history.text
             else "",
         )
-
-    def _prints_verbatim(self, reasoning: ReasoningMarkers) -> bool:
-        """Whether the template prints reasoning, line breaks at its ends included, directly between the markers."""
-        thought = f"\n\n{_REASONING}\n\n"  # of layout, templates print one line break
-        return f"{reasoning.start}{reasoning.label}{thought}{reasoning.end}" in self._print_reasoned(thought)
 
     def _print_reasoned(self, thought: str) -> str:
         """A conversation whose answer has this reasoning; "" if the template refuses it."""

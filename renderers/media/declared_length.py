@@ -23,7 +23,7 @@ def declared_bytes(data: bytes, media_type: str) -> int:
         case "video/webm" | "video/x-matroska":
             return _of_matroska(data)
         case "audio/mp4" | "video/mp4" | "video/quicktime":
-            return _of_iso_media(data)
+            return max(_iso_boxes(data).values(), default=0)
     return 0
 
 
@@ -93,10 +93,6 @@ def _of_matroska(data: bytes) -> int:
             break
         end += 4 + length + size
     return end
-
-
-def _of_iso_media(data: bytes) -> int:
-    return max(_iso_boxes(data).values(), default=0)
 
 
 def _iso_boxes(data: bytes) -> dict[int, int]:

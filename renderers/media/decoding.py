@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -18,7 +17,7 @@ from typing import Literal
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
-from renderers.errors import MediaDecodeError, MediaLimitError, short_repr
+from renderers.errors import MediaDecodeError, MediaLimitError
 from renderers.media.item import IMAGE_MAGIC, VIDEO_MAGIC, MediaSource
 from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
 
@@ -60,17 +59,18 @@ def is_raw(data: bytes | memoryview) -> bool:
     return bytes(data[:4]) == IMAGE_MAGIC
 
 
-def raw_size(data: bytes | memoryview) -> tuple[str, int, int]:
-    """(mode, width, height) of raw source bytes, checked against their length."""
+def raw_size(data: bytes | memoryview, *, digest: str | None = None) -> tuple[str, int, int]:
+    """(mode, width, height) of raw source bytes, checked against their length; `digest` is for errors."""
     if len(data) < _HEADER.size:
-        raise MediaDecodeError("raw pixels end inside their header")
+        raise MediaDecodeError("raw pixels end inside their header", digest=digest)
     _, mode_field, width, height = _HEADER.unpack_from(data)
     mode = mode_field.rstrip(b"\0").decode("ascii", "replace")
     expected = _CHANNELS.get(mode, 0) * width * height
     if not expected or len(data) - _HEADER.size != expected:
         raise MediaDecodeError(
             f"raw pixels of mode {mode!r} and size {width}x{height} hold {len(data) - _HEADER.size} bytes, not "
-            f"{expected}"
+            f"{expected}",
+            digest=digest,
         )
     return mode, width, height
 
@@ -171,29 +171,28 @@ def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
         raise MediaDecodeError(
             f"video frames are uint8 (time, height, width, 3) and at least one pixel, not {frames.dtype} {frames.shape}"
         )
-    if fps is not None and not 0 < fps <= sys.float_info.max:
-        raise MediaDecodeError(f"fps={short_repr(fps)} is not a positive number of frames per second")
     count, height, width, _ = frames.shape
     header = _VIDEO_HEADER.pack(VIDEO_MAGIC, count, width, height, fps or 0.0)
     return b"".join((header, np.ascontiguousarray(frames).data.cast("B")))
 
 
-def raw_video_size(data: bytes | memoryview) -> tuple[int, int, int, float | None]:
-    """(frames, width, height, fps) of raw source bytes, checked against their length."""
+def raw_video_size(data: bytes | memoryview, *, digest: str | None = None) -> tuple[int, int, int, float | None]:
+    """(frames, width, height, fps) of raw source bytes, checked against their length; `digest` is for errors."""
     if len(data) < _VIDEO_HEADER.size:
-        raise MediaDecodeError("raw video ends inside its header")
+        raise MediaDecodeError("raw video ends inside its header", digest=digest)
     _, count, width, height, fps = _VIDEO_HEADER.unpack_from(data)
     held, expected = len(data) - _VIDEO_HEADER.size, count * width * height * 3
-    if not expected or held != expected:
-        raise MediaDecodeError(f"raw video of {count} frames of {width}x{height} holds {held} bytes, not {expected}")
-    if not (fps == 0 or 1e-6 <= fps <= 1e6):
-        raise MediaDecodeError(f"raw video announces {fps} frames per second")
+    if not expected or held != expected or not (fps == 0 or 1e-6 <= fps <= 1e6):
+        raise MediaDecodeError(
+            f"raw video of {count} frames of {width}x{height}, {fps:g} a second, holds {held} bytes, not {expected}",
+            digest=digest,
+        )
     return count, width, height, fps or None
 
 
-def raw_video_frames(data: bytes | memoryview) -> tuple[np.ndarray, float | None]:
+def raw_video_frames(data: bytes | memoryview, *, digest: str | None = None) -> tuple[np.ndarray, float | None]:
     """Frames (time, height, width, 3), a read-only view of the bytes, and frames per second (None: unknown)."""
-    count, width, height, fps = raw_video_size(data)
+    count, width, height, fps = raw_video_size(data, digest=digest)
     frames = np.frombuffer(data, dtype=np.uint8, offset=_VIDEO_HEADER.size).reshape(count, height, width, 3)
     frames.flags.writeable = False
     return frames, fps
@@ -218,8 +217,8 @@ _LOSSY_DECODERS = ("jpg", "libjpeg_turbo", "jpg_2000", "webp", "avif")
 def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     """Decode to RGB, turned upright by the EXIF orientation, transparency composited on white.
 
-    The size is checked before anything is decompressed; reading and decoding may take `policy.timeout` seconds. Raises
-    `MediaLimitError`, `MediaDecodeError`.
+    The size is checked before anything is decompressed; reading and decoding may take `policy.timeout`
+    seconds. Raises `MediaLimitError`, `MediaDecodeError`.
     """
     if is_raw(source.data):
         _check_raw(source, policy)
@@ -337,10 +336,7 @@ def decode_planes(source: MediaSource, policy: MediaPolicy) -> np.ndarray:
 
 def _check_raw(source: MediaSource, policy: MediaPolicy) -> str:
     """Check that raw pixels are complete and within the limits; their mode."""
-    try:
-        mode, width, height = raw_size(source.data)
-    except MediaDecodeError as error:
-        raise MediaDecodeError(error.reason, digest=source.digest) from None
+    mode, width, height = raw_size(source.data, digest=source.digest)
     policy.check_size(width, height, digest=source.digest)
     return mode
 

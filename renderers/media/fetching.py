@@ -6,7 +6,6 @@ import functools
 import logging
 import re
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from renderers.errors import MediaError, MediaFetchError, MediaLimitError, Media
 from renderers.media.policy import Deadline, MediaPolicy
 from renderers.media.sniffing import check_type
 from renderers.media.urls import Target, allowed_target, public_addresses
+from renderers.process.threads import on_event_loop
 
 
 def client_tls_context() -> ssl.SSLContext:
@@ -54,8 +54,8 @@ class HttpResponse(NamedTuple):
 def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: Deadline) -> HttpResponse:
     """Request `target` from one of `addresses` and read the response.
 
-    The certificate is checked against the host name. No proxy, netrc or cookie is used, nothing is decompressed.
-    Raises `MediaFetchError`, `MediaLimitError`, and TimeoutError after the deadline.
+    The certificate is checked against the host name. No proxy, netrc or cookie is used, nothing is
+    decompressed. Raises `MediaFetchError`, `MediaLimitError`, and TimeoutError after the deadline.
     """
     backend = _PinnedBackend(addresses, deadline)
     headers = [
@@ -123,9 +123,10 @@ class _PinnedBackend(httpcore.NetworkBackend):
 class _DeadlineStream(httpcore.NetworkStream):
     """A connection with one deadline for everything that is read and written; it counts the bytes of the body.
 
-    httpcore limits the time of each single read, which a server that sends one byte now and then never exceeds. And it
-    does not report that a server sent more than Content-Length: until the head of the response is complete, the stream
-    returns one line at a time, so that everything read afterwards is exactly the body.
+    httpcore limits the time of each single read, which a server that sends one byte now and then never
+    exceeds. And it does not report that a server sent more than Content-Length: until the head of the
+    response is complete, the stream returns one line at a time, so that everything read afterwards is
+    exactly the body.
     """
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
@@ -235,10 +236,10 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     """Fetch an image, a video or a sound: the body of a 200, complete, uncompressed, of at most `max_bytes`.
 
     Scheme and host must be allowed, and every address that the host resolves to must be public (or in
-    `allowed_networks`); the connection goes to one of the addresses that were checked, and each redirect is checked
-    like the first URL. One deadline of `policy.timeout` seconds covers all of it. Each fetch makes a connection of its
-    own, which costs one more round trip than a kept one, two or three with TLS. Blocks; may be called from any thread
-    except that of a running event loop.
+    `allowed_networks`); the connection goes to one of the addresses that were checked, and each redirect is
+    checked like the first URL. One deadline of `policy.timeout` seconds covers all of it. Each fetch makes
+    a connection of its own, which costs one more round trip than a kept one, two or three with TLS. Blocks;
+    may be called from any thread except that of a running event loop.
 
     Errors and logs show URLs without credentials, query and fragment. Raises `MediaPolicyError`,
     `MediaLimitError`, `MediaDecodeError` for what is none of them, and `MediaFetchError` for the rest.
@@ -272,7 +273,6 @@ def _fetch(url: str, policy: MediaPolicy) -> bytes:
 
 
 def _fetch_with_redirects(url: str, target: Target, policy: MediaPolicy, deadline: Deadline) -> bytes:
-
     first = target.redacted_url
     for _ in range(policy.max_redirects + 1):
         addresses = public_addresses(
@@ -305,9 +305,3 @@ def _redirect_target(url: str, target: Target, location: str, policy: MediaPolic
             f"{target.redacted_url} redirects from https to {next_target.redacted_url}, which is not encrypted"
         )
     return next_url, next_target
-
-
-def on_event_loop() -> bool:
-    """Whether an event loop runs on this thread, which then must not wait for a network."""
-    asyncio = sys.modules.get("asyncio")  # a program without asyncio does not pay for importing it
-    return asyncio is not None and asyncio._get_running_loop() is not None

@@ -23,9 +23,9 @@ AUDIO_MAGIC = b"mmpa"
 class MediaSource:
     """Immutable source bytes and the sha256 (hex) of exactly those bytes.
 
-    `data` is an encoded file (PNG, JPEG, WAV...) or the form that `renderers.media` writes for pixels and samples
-    that were not given as a file. Two sources are equal when their digests are; the bytes are not compared. Raises
-    `MediaDecodeError` for a memoryview that is not contiguous.
+    `data` is an encoded file (PNG, JPEG, WAV...) or the form that `renderers.media` writes for pixels and
+    samples that were not given as a file. Two sources are equal when their digests are; the bytes are not
+    compared. Raises `MediaDecodeError` for a memoryview that is not contiguous.
     """
 
     digest: str
@@ -91,8 +91,8 @@ class TensorField(NamedTuple):
 class ExpansionPiece(NamedTuple):
     """A part of the expansion of a media marker: a control token `times` times, or text (once).
 
-    With `embed`, each of these tokens stands for one row of the output of the model's tower for the item's modality,
-    or for the modality that `embed` names: "audio" for the sound inside of a video.
+    With `embed`, each of these tokens stands for one row of the output of the model's tower for the item's
+    modality, or for the modality that `embed` names: "audio" for the sound inside of a video.
     """
 
     text: str
@@ -118,19 +118,19 @@ class PixelScale:
 class MediaItem(Mapping[str, np.ndarray]):
     """One image, video or sound: a read-only mapping from tensor name to array, and its source.
 
-    For Qwen-VL `item["pixel_values"]` holds canonical uint8 patches (after resize, before rescale and normalise) of
-    shape (t*h*w, 3 * temporal_patch * patch * patch), `item["image_grid_thw"]` is int64 of shape (3,); a video has
-    `pixel_values_videos` and `video_grid_thw`, a sound `input_features` and the mask of its frames, and a video that
-    was processed with its sound has both. `fields` describes for each tensor how items are combined in a batch.
-    `mm_hash` identifies exactly these tensors: the source's digest and the fingerprint of the processor that made them.
-    `scale` turns uint8 pixels into floats (`renderers.vision.patches`); None where the model takes the tensors
-    unchanged.
+    For Qwen-VL `item["pixel_values"]` holds canonical uint8 patches (after resize, before rescale and
+    normalise) of shape (t*h*w, 3 * temporal_patch * patch * patch), `item["image_grid_thw"]` is int64 of
+    shape (3,); a video has `pixel_values_videos` and `video_grid_thw`, a sound `input_features` and the
+    mask of its frames, and a video that was processed with its sound has both. `fields` describes for each
+    tensor how items are combined in a batch. `mm_hash` identifies exactly these tensors: the source's
+    digest and the fingerprint of the processor that made them. `scale` turns uint8 pixels into floats
+    (`renderers.vision.patches`); None where the model takes the tensors unchanged.
 
-    `sampling_rate` is the rate in hertz of the samples of which the tensors of a sound, or of the sound of a video,
-    were made; None for other media, and where a server made them.
+    `sampling_rate` is the rate in hertz of the samples of which the tensors of a sound, or of the sound of
+    a video, were made; None for other media, and where a server made them.
 
-    `num_tokens` is the number of tokens that stand for the item's features. `expansion` replaces the media marker; None
-    where the marker itself is repeated `num_tokens` times.
+    `num_tokens` is the number of tokens that stand for the item's features. `expansion` replaces the media
+    marker; None where the marker itself is repeated `num_tokens` times.
     """
 
     modality: Modality

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
@@ -21,42 +19,27 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
     Raises `MediaPolicyError` for other places, whether or not there is a file; `MediaFetchError` for a file that is
     missing, unreadable or not a regular one, `MediaLimitError` beyond `max_bytes`, `MediaDecodeError` for an empty one.
     """
-    with open_allowed(path, policy) as (descriptor, status):
-        if status.st_size > policy.max_bytes:
-            raise MediaLimitError(
-                f"{_quoted(path)}: {status.st_size} bytes, more than max_bytes={policy.max_bytes} of the policy"
-            )
-        try:
-            with open(descriptor, "rb", closefd=False) as file:
-                data = file.read(policy.max_bytes + 1)
-        except OSError as error:
-            raise MediaFetchError(f"{_quoted(path)}: {error.strerror}") from None
-    if len(data) > policy.max_bytes:  # the file has grown, or it is in /proc, where files report no size
-        raise MediaLimitError(f"{_quoted(path)}: more than max_bytes={policy.max_bytes} of the policy")
-    if not data:
-        raise MediaDecodeError(f"{_quoted(path)}: the file is empty")
-    return data
-
-
-@contextmanager
-def open_allowed(path: str | os.PathLike[str], policy: MediaPolicy) -> Iterator[tuple[int, os.stat_result]]:
-    """The descriptor and the status of the open file. Errors as `read_path`."""
     root, names = _split_at_allowed_directory(path, policy)
     try:
         descriptor = _open_below(root, names)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise MediaFetchError(f"{_quoted(path)}: not a regular file")
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(policy.max_bytes + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise MediaPolicyError(
                 f"{_quoted(path)}: a circular symbolic link, or one that was created while the path was checked"
             ) from None
         raise MediaFetchError(f"{_quoted(path)}: {error.strerror}") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise MediaFetchError(f"{_quoted(path)}: not a regular file")
-        yield descriptor, status
-    finally:
-        os.close(descriptor)
+    if len(data) > policy.max_bytes:
+        raise MediaLimitError(f"{_quoted(path)}: more than max_bytes={policy.max_bytes} of the policy")
+    if not data:
+        raise MediaDecodeError(f"{_quoted(path)}: the file is empty")
+    return data
 
 
 def path_of_url(url: str) -> str:
@@ -76,8 +59,6 @@ def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolic
     No error depends on which files exist outside the allowed directories.
     """
     name = os.fspath(path)
-    if not isinstance(name, str):
-        raise MediaDecodeError(f"a path is text, not {type(name).__name__}")
     if not policy.allowed_directories:
         raise MediaPolicyError(
             "a file path or file URL is not followed under this media policy; name the directory in "

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from ipaddress import IPv6Address, ip_address, ip_network
 from numbers import Real
 from pathlib import Path
@@ -35,9 +35,9 @@ class Deadline:
 class TimedBytes(io.BytesIO):
     """A file in memory that ends at a deadline: `read` raises `TimeoutError`, and `readinto` returns no more bytes.
 
-    Decoders read a file in small pieces between their steps, so this bounds the time for files of very many parts
-    (chunks of a PNG, frames of a GIF, comments, runs) as well as for slow decoders. Pillow calls `read`, libsndfile
-    `readinto`, through which no error passes.
+    Decoders read a file in small pieces between their steps, so this bounds the time for files of very many
+    parts (chunks of a PNG, frames of a GIF, comments, runs) as well as for slow decoders. Pillow calls
+    `read`, libsndfile `readinto`, through which no error passes.
     """
 
     def __init__(self, data: bytes | memoryview, deadline: Deadline) -> None:
@@ -53,17 +53,6 @@ class TimedBytes(io.BytesIO):
 
 
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-_LIMITS = (
-    "max_bytes",
-    "max_pixels",
-    "max_frames",
-    "max_aspect_ratio",
-    "max_video_pixels",
-    "max_audio_seconds",
-    "max_audio_channels",
-    "timeout",
-    "max_redirects",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +74,8 @@ class MediaPolicy:
     timeout: seconds for one fetch, redirects and body included, and as many again for decoding one file.
     max_redirects: hops of one fetch.
 
-    Raises `ConfigError` for an impossible scheme, host, network or directory, for a text in place of a tuple, and for a
-    limit that is not a number of at least 0.
+    Raises `ConfigError` for an impossible scheme, host, network or directory, for a text in place of a
+    tuple, and for a limit that is not a number of at least 0.
     """
 
     allowed_schemes: frozenset[str] = frozenset()
@@ -109,7 +98,8 @@ class MediaPolicy:
             value = getattr(self, option)
             if isinstance(value, (str, bytes, Path)):
                 raise ConfigError(f"MediaPolicy.{option}", value, ("a tuple or a set",))
-        for option in _LIMITS:
+        limits = [field.name for field in fields(self) if field.name.startswith("max_")]
+        for option in (*limits, "timeout"):
             value = getattr(self, option)
             if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
                 raise ConfigError(f"MediaPolicy.{option}", value, ("a number of at least 0",))

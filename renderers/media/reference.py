@@ -24,11 +24,11 @@ from renderers.media.decoding import (
     raw_video_size,
 )
 from renderers.media.item import MediaSource
-from renderers.media.paths import open_allowed, path_of_url, read_path
+from renderers.media.paths import path_of_url, read_path
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import AUDIO, array_and_rate, check_holds_data, is_raw_audio, raw_samples, samples_source
 from renderers.media.sniffing import check_type, sniff
-from renderers.media.store import FileState, MediaStore
+from renderers.media.store import MediaStore
 from renderers.media.urls import allowed_target
 from renderers.messages import MEDIA_PART_TYPES, NOUNS, Modality, media_value
 from renderers.process.fork_reset import ProcessLock
@@ -59,9 +59,9 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
     (channels, samples), int16 or floats from -1 to 1, with `sampling_rate` beside it. As in OpenAI's parts, the value
     may be a dict with the key `url`; `url`, `path` and `base64` beside the type are read as transformers reads them.
 
-    Raises `MediaPolicyError` for URLs and paths that are not allowed, `MediaFetchError` for those that cannot be read,
-    `MediaLimitError` for what is too large, before it is copied, decoded or read where its size is known by then,
-    `MediaDecodeError` for anything that is no such medium.
+    Raises `MediaPolicyError` for URLs and paths that are not allowed, `MediaFetchError` for those that
+    cannot be read, `MediaLimitError` for what is too large, before it is copied, decoded or read where its
+    size is known by then, `MediaDecodeError` for anything that is no such medium.
     """
     (value, rate), modality = _value_and_rate(part), _modality(part)
     if value is None:
@@ -111,7 +111,7 @@ def _value_and_rate(part: Mapping[str, Any]) -> tuple[Any, Any]:
 def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:
     """The source of a part, from the store if it was loaded before. Raises the errors of `source_of_part`."""
     value, rate = _value_and_rate(part)
-    key = _reference_key(value, policy)  # for a file: its state before it is read
+    key = _reference_key(value, policy)
     source = _stored_source(part, key, rate, policy, store)
     if source is None:
         source = store.references.put(key, store.add_source(source_of_part(part, policy)))
@@ -121,8 +121,8 @@ def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore)
 def cached_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
     """The source that `load_source` has loaded before from an equal part; None if there is none.
 
-    Raises `MediaError` for a URL or path that the policy does not allow, a file that cannot be read, and for what was
-    loaded as a medium of another type.
+    Raises `MediaError` for a URL that the policy does not allow, and for what was loaded as a medium of
+    another type.
     """
     value, rate = _value_and_rate(part)
     return _stored_source(part, _reference_key(value, policy), rate, policy, store)
@@ -148,18 +148,14 @@ def _stored_source(
 
 
 def _reference_key(value: Any, policy: MediaPolicy) -> Any:
-    """What `ReferenceCache` finds a value by: a file by its state, other values by themselves; None for no key."""
+    """What `ReferenceCache` finds a value by; None for a file, which may have changed since it was read."""
     if type(value) is bytes or (type(value) is str and value[:5].lower() == "data:"):
         return value
     if isinstance(value, str) and _scheme(value) in ("http", "https"):
         allowed_target(value.strip(), policy)
         return value.strip()
     if isinstance(value, (str, os.PathLike)):
-        path = _path(value)
-        if path is None:
-            return None
-        with open_allowed(path, policy) as (_, status):
-            return FileState.from_status(path, status)
+        return None
     return value
 
 

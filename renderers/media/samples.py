@@ -1,8 +1,8 @@
 """Sounds that were given as samples, not as a file: their source form, and arrays that become one.
 
-The form is little-endian: magic `mmpa` (4 bytes), type of the samples (4 bytes ASCII, padded with NUL: `i2` or `f4`),
-channels and sampling rate in hertz (uint32 each), number of samples per channel (uint64), then the samples, interleaved
-by channel. It describes itself, so a digest of it covers everything in the header.
+The form is little-endian: magic `mmpa` (4 bytes), type of the samples (4 bytes ASCII, padded with NUL: `i2`
+or `f4`), channels and sampling rate in hertz (uint32 each), number of samples per channel (uint64), then
+the samples, interleaved by channel. It describes itself, so a digest of it covers everything in the header.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def raw_samples(source: MediaSource) -> Samples:
 def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> MediaSource:
     """The source of an array or a tensor of samples.
 
-    int16 is kept; floats of 16, 32 and 64 bits, from -1 to 1, become float32. Raises `MediaDecodeError` for another
-    type, shape or rate, and for samples that are no numbers or far beyond 1; `MediaLimitError` past the limits of the
-    policy, before anything is copied.
+    int16 is kept; floats of 16, 32 and 64 bits, from -1 to 1, become float32. Raises `MediaDecodeError` for
+    another type, shape or rate, and for samples that are no numbers or far beyond 1; `MediaLimitError` past
+    the limits of the policy, before anything is copied.
     """
     rate = check_rate(sampling_rate)
     is_tensor = not isinstance(value, np.ndarray)
@@ -138,15 +138,11 @@ def is_wav_in_mono(data: bytes | memoryview, sampling_rate: int) -> bool:
 
 def check_rate(sampling_rate: Any) -> int:
     """A sampling rate in hertz. Raises `MediaDecodeError` for a missing or impossible one."""
-    if sampling_rate is None:
-        raise MediaDecodeError(
-            "an array of samples without a sampling rate; put it beside the array: "
-            '{"type": "audio", "audio": array, "sampling_rate": 16000}'
-        )
     is_number = isinstance(sampling_rate, (int, float, np.number)) and not isinstance(sampling_rate, bool)
     if not is_number or not 1 <= sampling_rate <= MAX_RATE or int(sampling_rate) != sampling_rate:
         raise MediaDecodeError(
-            f"sampling_rate is a whole number of hertz from 1 to {MAX_RATE}, not {short_repr(sampling_rate)}"
+            f"sampling_rate is a whole number of hertz from 1 to {MAX_RATE}, not {short_repr(sampling_rate)}; put it "
+            'beside the array of samples: {"type": "audio", "audio": array, "sampling_rate": 16000}'
         )
     return int(sampling_rate)
 

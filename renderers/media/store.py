@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from renderers.media.item import MediaItem, MediaSource
 from renderers.process.caches import ByteLRU
@@ -18,30 +16,6 @@ from renderers.process.fork_reset import ProcessLock
 _REFERENCE_BYTES = 448
 # Data URLs up to this many characters are hashed as a whole.
 _MAX_FULLY_HASHED = 4096
-# The coarsest time stamps of file systems in use.
-_COARSEST_TIME_NS = 2_000_000_000
-
-
-class FileState(NamedTuple):
-    """The state of a file. Another file under the same path, or other contents, give another `FileState`."""
-
-    path: str
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int  # also changes when a program writes in place and then restores mtime
-
-    @classmethod
-    def from_status(cls, path: str | os.PathLike[str], status: os.stat_result) -> Self | None:
-        """Call it before the file is read: if the file changes in between, what was read is never found again.
-
-        None for a file that changed within the last two seconds: its next change may leave the same times.
-        """
-        if time.time_ns() - status.st_ctime_ns < _COARSEST_TIME_NS:
-            return None
-        times = (status.st_mtime_ns, status.st_ctime_ns)
-        return cls(os.fspath(path), status.st_dev, status.st_ino, status.st_size, *times)
 
 
 class _DataURL:
@@ -66,7 +40,7 @@ class _DataURL:
         return isinstance(other, _DataURL) and self.text == other.text
 
 
-_ReferenceKey = int | str | FileState | _DataURL
+_ReferenceKey = int | str | _DataURL
 
 
 class _Entry(NamedTuple):
@@ -82,16 +56,15 @@ class ReferenceCache:
     - data URLs are found by value; the string is kept and compared, which is quicker than hashing it.
     - `http:` and `https:` URLs are found by value and keep their source: a URL has the meaning of its first fetch until
       it is evicted, whatever the server would answer by then.
-    - a file is found by its `FileState` from before it was read.
 
     Other values (bytearray, arrays, PIL images, paths) can change and are never cached. Sources are referenced weakly,
     except those of URLs: a source that the store evicts is not kept alive here. The caller checks first whether the
     policy allows a reference. Safe for threads.
 
-    One half of `max_bytes` is for the references themselves, and for bytes that equal their source's but are another
-    object; the other half is for the sources of URLs. With `find` (digest -> source or None) a URL whose source was
-    evicted still has that source for as long as `find` finds it. `find` is a weak reference, because a cycle would hold
-    megabytes until garbage collection.
+    One half of `max_bytes` is for the references themselves, and for bytes that equal their source's but
+    are another object; the other half is for the sources of URLs. With `find` (digest -> source or None) a
+    URL whose source was evicted still has that source for as long as `find` finds it. `find` is a weak
+    reference, because a cycle would hold megabytes until garbage collection.
     """
 
     def __init__(
@@ -171,7 +144,7 @@ def _key(value: Any) -> _ReferenceKey | None:
     kind = type(value)
     if kind is bytes:
         return id(value)
-    if kind is FileState or _is_web_url(value):
+    if _is_web_url(value):
         return value  # type: ignore[no-any-return]
     return _DataURL(value) if kind is str and value[:5].lower() == "data:" else None
 
@@ -186,24 +159,12 @@ _ENTRY_BYTES = 1024
 _Key = tuple[Literal["item", "source"], str]
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """Counts of a store's operations so far.
-
-    hits, misses: look-ups (`get` and `source`) that found something and that did not. evictions: items and sources that
-    were evicted from memory.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-
-
 class MediaStore:
     """`mm_hash` -> `MediaItem` and digest -> `MediaSource`; the least recently used is evicted first. Safe for threads.
 
-    `max_bytes` bounds the bytes in memory, not the number of media: arrays, sources (each distinct source once, however
-    many processors made items of it), a kilobyte per entry, and `references`, which take a quarter of it at most.
+    `max_bytes` bounds the bytes in memory, not the number of media: arrays, sources (each distinct source
+    once, however many processors made items of it), a kilobyte per entry, and `references`, which take a
+    quarter of it at most.
     """
 
     def __init__(self, max_bytes: int = 256 * 2**20) -> None:
@@ -212,7 +173,6 @@ class MediaStore:
         # The source of an item counts as used after the item, so it is evicted later: an item in the store always has
         # an entry for its source, under which the source's bytes are counted.
         self._entries: ByteLRU[_Key, MediaItem | MediaSource] = ByteLRU(max_bytes)
-        self._items = self._hits = self._misses = self._evictions = 0
         self._lock = ProcessLock()
 
     def get(self, mm_hash: str) -> MediaItem | None:
@@ -220,17 +180,15 @@ class MediaStore:
         with self._lock:
             item = self._entries.get(("item", mm_hash))
             if not isinstance(item, MediaItem):
-                self._misses += 1
                 return None
-            self._entries.get(("source", item.source.digest))
-            self._hits += 1
+            self._entries.get(("source", item.source.digest))  # its source was used, too
             return item
 
     def put(self, item: MediaItem) -> MediaItem:
         """Store the item and its source; return the item to use.
 
-        That is the item already stored under the hash, if any, or this one with the source already stored under its
-        digest. An item that is larger than the store is returned and not stored.
+        That is the item already stored under the hash, if any, or this one with the source already stored
+        under its digest. An item that is larger than the store is returned and not stored.
         """
         if item.nbytes + item.source.nbytes + 2 * _ENTRY_BYTES > self._room():
             return item
@@ -239,34 +197,36 @@ class MediaStore:
             item = replace(item, source=source)
         with self._lock:
             cached = self._entries.get(("item", item.mm_hash))
-            if not isinstance(cached, MediaItem):
-                cached = item
-                self._items += 1
+            if isinstance(cached, MediaItem):
+                item = cached
+            else:
                 self._insert(("item", item.mm_hash), item)
             # Other threads may have evicted it since it was added.
             if self._entries.get(("source", source.digest)) is None:
                 self._insert(("source", source.digest), source)
-            self._evict()
-            return cached
+            self._entries.evict_to(self._room())
+            return item
 
     def add_source(self, source: MediaSource) -> MediaSource:
-        """Store a source; return the one already stored under its digest, if any.
+        """Store a source if it fits; return the one already stored under its digest, if any.
 
         A memoryview is copied: it would keep alive, or mapped, the memory that it views.
         """
         with self._lock:
             cached = self._entries.get(("source", source.digest))
-        if isinstance(cached, MediaSource):
-            return cached
-        return self._store_in_memory(source)
+            if isinstance(cached, MediaSource):
+                return cached
+            if not isinstance(source.data, bytes):
+                source = MediaSource(source.digest, bytes(source.data))
+            if source.nbytes + _ENTRY_BYTES <= self._room():
+                self._insert(("source", source.digest), source)
+                self._entries.evict_to(self._room())
+        return source
 
     def source(self, digest: str) -> MediaSource | None:
         """The source of this digest, or None if memory does not hold it."""
         with self._lock:
             cached = self._entries.get(("source", digest))
-            is_source = isinstance(cached, MediaSource)
-            self._hits += is_source
-            self._misses += not is_source
         return cached if isinstance(cached, MediaSource) else None
 
     @property
@@ -275,39 +235,8 @@ class MediaStore:
         with self._lock:  # an insertion is followed by an eviction
             return self._entries.nbytes
 
-    @property
-    def stats(self) -> StoreStats:
-        with self._lock:
-            return StoreStats(self._hits, self._misses, self._evictions)
-
-    def __len__(self) -> int:
-        """The number of items."""
-        return self._items
-
-    def _store_in_memory(self, source: MediaSource) -> MediaSource:
-        """Store a source in memory if it fits; return the source to use."""
-        if not isinstance(source.data, bytes):
-            source = MediaSource(source.digest, bytes(source.data))
-        with self._lock:
-            cached = self._entries.get(("source", source.digest))
-            if isinstance(cached, MediaSource):
-                return cached
-            if source.nbytes + _ENTRY_BYTES <= self._room():
-                self._insert(("source", source.digest), source)
-                self._evict()
-        return source
-
     def _room(self) -> int:
         return self.max_bytes - self.references.nbytes
 
-    # The callers of these hold the lock.
-
     def _insert(self, key: _Key, medium: MediaItem | MediaSource) -> None:
-        self._count_evicted(self._entries.put(key, medium, medium.nbytes + _ENTRY_BYTES))
-
-    def _evict(self) -> None:
-        self._count_evicted(self._entries.evict_to(self._room()))
-
-    def _count_evicted(self, evicted: list[tuple[_Key, MediaItem | MediaSource]]) -> None:
-        self._items -= sum(kind == "item" for (kind, _), _ in evicted)
-        self._evictions += len(evicted)
+        self._entries.put(key, medium, medium.nbytes + _ENTRY_BYTES)

@@ -89,7 +89,7 @@ def _resolve(host: str, port: int, deadline: Deadline, url: str) -> list[str]:
 
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+_CONTROL = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")  # and halves of surrogate pairs
 # Characters that a path or query may contain unquoted (RFC 3986), and % because quoted ones are quoted already.
 _UNQUOTED = "%/?:@!$&'()*+,;=-._~"
 _MAX_URL_LENGTH = 200
@@ -121,13 +121,11 @@ def redact_url(url: str) -> str:
     if not parts.scheme or not parts.netloc:
         return "<unreadable URL>"
     redacted = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    return quote(redacted, safe=_UNQUOTED + "[]")[:_MAX_URL_LENGTH]
+    return quote(redacted, safe=_UNQUOTED + "[]", errors="replace")[:_MAX_URL_LENGTH]
 
 
 def allowed_target(url: str, policy: MediaPolicy) -> Target:
     """Parse an http or https URL. Raises `MediaPolicyError` unless its scheme and host are allowed."""
-    if any("\ud800" <= character <= "\udfff" for character in url):
-        raise MediaPolicyError("a URL with a lone surrogate (half of a character) cannot be read")
     redacted = redact_url(url)
     try:
         parts = urlsplit(url.strip())
@@ -144,7 +142,9 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
             f"{redacted}: credentials in a URL are not sent anywhere. Fetch the medium yourself and pass the bytes"
         )
     if _CONTROL.search(url.strip()):
-        raise MediaPolicyError(f"{redacted}: a URL with control characters or backslashes is not followed")
+        raise MediaPolicyError(
+            f"{redacted}: a URL with control characters, backslashes or half a character is not followed"
+        )
     try:
         host, port = normal_host(parts.hostname or ""), parts.port
     except ValueError:  # UnicodeError too

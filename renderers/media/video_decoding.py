@@ -145,10 +145,7 @@ def _open_video(source: MediaSource, policy: MediaPolicy, deadline: Deadline) ->
 
 
 def _raw_video(source: MediaSource, policy: MediaPolicy) -> _Video:
-    try:
-        frames, fps = raw_video_frames(source.data)
-    except MediaDecodeError as error:
-        raise MediaDecodeError(error.reason, digest=source.digest) from None
+    frames, fps = raw_video_frames(source.data, digest=source.digest)
 
     def read(wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
         for index, frame in enumerate(frames):

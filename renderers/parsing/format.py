@@ -13,9 +13,9 @@ from renderers.parsing.syntaxes.syntax import ToolCallSyntax
 class ReasoningMarkers:
     """The markers around reasoning, and whether the generation prompt already opens it.
 
-    `start` and `end` are single tokens where the tokenizer has them; `label` follows `start` and is not part of the
-    reasoning. `verbatim`: the template prints reasoning unchanged directly between the markers, so that line breaks
-    next to them belong to it; otherwise they are layout.
+    `start` and `end` are single tokens where the tokenizer has them; `label` follows `start` and is not
+    part of the reasoning. `verbatim`: the template prints reasoning unchanged directly between the markers,
+    so that line breaks next to them belong to it; otherwise they are layout.
     """
 
     start: str = "<think>"
@@ -40,22 +40,25 @@ class Format:
     """How one model family writes a turn.
 
     `stop_tokens` end a turn; the canonical one, which a template prints at the end of a turn, comes first.
-    `history_ends` are tokens that a template prints in place of a stop token for earlier turns. `tool_calls` is the
-    syntax of calls in a turn of one stream; in a turn of several messages (`channels`) calls are messages. `arguments`
-    is the form of tool-call arguments that the template reads, `call_id` the id of a call for which the model writes
-    none (`{name}` and `{index}` are filled in). `leading_newlines` are those that the template prints between the
-    generation prompt and the model's text, `trailing_newlines` those that it prints between content and the stop token.
-    `one_call`: the template refuses a turn with several tool calls (Llama 3.1), so only the first is a call of the
-    message and further ones are `surplus_call`; a renderer finds it by asking its template.
+    `history_ends` are tokens that a template prints in place of a stop token for earlier turns.
+    `tool_calls` is the syntax of calls in a turn of one stream; in a turn of several messages (`channels`)
+    calls are messages. `arguments` is the form of tool-call arguments that the template reads, `call_id`
+    the id of a call for which the model writes none (`{name}` and `{index}` are filled in).
+    `leading_newlines` are those that the template prints between the generation prompt and the model's
+    text, `trailing_newlines` those that it prints between content and the stop token. `one_call`: the
+    template refuses a turn with several tool calls (Llama 3.1), so only the first is a call of the message
+    and further ones are `surplus_call`; a renderer finds it by asking its template.
 
-    Typed configurations (`renderers.configs`) set five rules of parsing. `calls_end_reasoning`: a tool-call marker
-    inside open reasoning ends it, also where the call is cut off, unless the end marker of reasoning follows.
-    `drops_repeated_start`: a start marker at the very start of reasoning that the prompt has opened is dropped. Without
-    `assumes_open_reasoning`, a completion whose prompt is not given begins inside reasoning only if it ends reasoning
-    that it has not begun. Without `reports_unknown_tools`, a call of a tool that is not offered is `ok`; without
-    `reports_noncanonical`, so is a call in another form than the template's.
+    Typed configurations (`renderers.configs`) set five rules of parsing. `calls_end_reasoning`: a tool-call
+    marker inside open reasoning ends it, also where the call is cut off, unless the end marker of reasoning
+    follows. `drops_repeated_start`: a start marker at the very start of reasoning that the prompt has
+    opened is dropped. Without `assumes_open_reasoning`, a completion whose prompt is not given begins
+    inside reasoning only if it ends reasoning that it has not begun. Without `reports_unknown_tools`, a
+    call of a tool that is not offered is `ok`; without `reports_noncanonical`, so is a call in another form
+    than the template's.
 
-    Raises `ConfigError` for values of other types, and for a syntax without a marker, which would read no call.
+    Raises `ConfigError` for a text in place of a tuple of texts, for a format without a stop token, which
+    would never end, and for a syntax without a marker, which would read no call.
     """
 
     name: str
@@ -76,36 +79,22 @@ class Format:
     reports_noncanonical: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigError("the name of a Format", self.name, ("text that is not empty",))
-        if not _is_tuple_of_text(self.stop_tokens) or not self.stop_tokens:
-            raise ConfigError("stop_tokens of a Format", self.stop_tokens, ("a tuple of one or more tokens",))
-        if not _is_tuple_of_text(self.history_ends):
-            raise ConfigError("history_ends of a Format", self.history_ends, ("a tuple of tokens",))
-        if not isinstance(self.reasoning, ReasoningMarkers | None):
-            raise ConfigError("reasoning of a Format", self.reasoning, ("ReasoningMarkers", "None"))
-        if not isinstance(self.channels, MessageChannels | None):
-            raise ConfigError("channels of a Format", self.channels, ("MessageChannels", "None"))
-        self._check_tool_calls()
+        syntax, tuples = self.tool_calls, {"stop_tokens": self.stop_tokens, "history_ends": self.history_ends}
+        if syntax is not None:
+            tuples |= {"start_markers": syntax.start_markers, "end_markers": syntax.end_markers}
+        for name, value in tuples.items():  # a text would be read letter by letter
+            is_tuple_of_text = isinstance(value, tuple) and all(isinstance(text, str) and text for text in value)
+            if not is_tuple_of_text or not self.stop_tokens:
+                allowed = ("a tuple of texts, of which stop_tokens needs one",)
+                raise ConfigError(f"{name} of the Format {self.name}", value, allowed)
+        if syntax is not None and not (syntax.start_markers or syntax.unmarked_starts):
+            # A subclass without @dataclass has the fields of its base, which are empty.
+            cure = "not empty unless unmarked_starts is given, in a class with @dataclass(frozen=True)"
+            raise ConfigError(f"start_markers of {type(syntax).__name__}", (), (cure,))
 
     def __hash__(self) -> int:
         # Equal formats have equal names and stop tokens; a hash of all fields would take several times as long.
         return hash((self.name, self.stop_tokens))
-
-    def _check_tool_calls(self) -> None:
-        syntax = self.tool_calls
-        if syntax is None:
-            return
-        if not isinstance(syntax, ToolCallSyntax):
-            raise ConfigError("tool_calls of a Format", syntax, ("a ToolCallSyntax", "None"))
-        if not _is_tuple_of_text(syntax.start_markers) or not (syntax.start_markers or syntax.unmarked_starts):
-            # A subclass without @dataclass has the fields of its base, which are empty.
-            cure = (
-                "a tuple of texts, not empty unless unmarked_starts is given, in a class with @dataclass(frozen=True)"
-            )
-            raise ConfigError(f"start_markers of {type(syntax).__name__}", syntax.start_markers, (cure,))
-        if not _is_tuple_of_text(syntax.end_markers):
-            raise ConfigError(f"end_markers of {type(syntax).__name__}", syntax.end_markers, ("a tuple of texts",))
 
     @property
     def sampled_markers(self) -> tuple[str, ...]:
@@ -126,7 +115,3 @@ class Format:
         else:
             parts.append("no tool calls")
         return f"{self.name}: {'; '.join(parts)}"
-
-
-def _is_tuple_of_text(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(text, str) and text for text in value)

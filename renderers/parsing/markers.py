@@ -1,8 +1,9 @@
 """Encodes markers: each control token of a marker becomes one character that no decoded text contains.
 
-The parsers read a completion as a string in which a control token of a marker is a lone surrogate. `<tool_call>` is
-then a single character where the tokenizer has that token, and the same letters sampled as text stay ordinary text;
-where the tokenizer has no such token, the marker is its text. `re` does the searching.
+The parsers read a completion as a string in which a control token of a marker is a lone surrogate.
+`<tool_call>` is then a single character where the tokenizer has that token, and the same letters sampled as
+text stay ordinary text; where the tokenizer has no such token, the marker is its text. `re` does the
+searching.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Parses turns written as several messages, each with a header: harmony (gpt-oss).
 
-The prompt ends with `<|start|>assistant`, so a completion begins inside a header. Channel `analysis` is reasoning, a
-message to a tool is a call, everything else is content. Words that are no part of a header, as where the model has left
-out `<|message|>`, are text of the message; they make a call malformed. A marker inside a JSON string of a call is text
-of it if the call is then well-formed; if not, the first such marker has ended the message.
+The prompt ends with `<|start|>assistant`, so a completion begins inside a header. Channel `analysis` is
+reasoning, a message to a tool is a call, everything else is content. Words that are no part of a header, as
+where the model has left out `<|message|>`, are text of the message; they make a call malformed. A marker
+inside a JSON string of a call is text of it if the call is then well-formed; if not, the first such marker
+has ended the message.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def parse_response(
 ) -> ParsedResponse:
     """Parse a completion of any ids. `reasoning_open`: the prompt ended inside reasoning.
 
-    With `tools` (as given to the template), calls of other names are `unknown_tool` and untyped arguments get the types
-    that the schemas declare.
+    With `tools` (as given to the template), calls of other names are `unknown_tool` and untyped arguments
+    get the types that the schemas declare.
     """
     parser = ResponseParser(format, tokenizer, reasoning_open=reasoning_open, tools=tools)
     parser.feed(token_ids)
@@ -60,8 +60,8 @@ def plain_response(token_ids: list[int], grammar: Grammar) -> ParsedResponse | N
 class ResponseParser:
     """Parses a completion while it is sampled; the deltas, joined, are the content and reasoning of the response.
 
-    The first stop token ends the turn; ids behind it are ignored. Text that may be layout or the beginning of a marker
-    is held back until that is decided.
+    The first stop token ends the turn; ids behind it are ignored. Text that may be layout or the beginning
+    of a marker is held back until that is decided.
     """
 
     def __init__(
@@ -123,17 +123,12 @@ class ResponseParser:
         )
 
 
-def ends_in_reasoning(prompt_ids: Sequence[int], format: Format, tokenizer: TemplateTokenizer) -> bool:
+def leaves_reasoning_open(prompt_ids: Sequence[int], grammar: Grammar) -> bool:
     """Whether the completion of a prompt continues reasoning that the prompt has opened.
 
-    Where both markers are control tokens, the last one in the prompt decides. Otherwise any content may contain their
-    text, so only a prompt that ends with the start marker counts.
+    Where both markers are control tokens, the last one in the prompt decides. Otherwise any content may
+    contain their text, so only a prompt that ends with the start marker counts.
     """
-    return leaves_reasoning_open(prompt_ids, grammar_of(format, tokenizer))
-
-
-def leaves_reasoning_open(prompt_ids: Sequence[int], grammar: Grammar) -> bool:
-    """As `ends_in_reasoning`, for the grammar of a format and a tokenizer."""
     if not grammar.has_reasoning:
         return False
     if grammar.reasoning_start_id is not None:

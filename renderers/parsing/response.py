@@ -37,7 +37,8 @@ class ToolCallParseStatus(StrEnum):
     def is_well_formed(self) -> bool:
         """Whether the attempt is a call of the message: name and arguments were read, whether or not there is the tool.
 
-        Other servers return a call of a tool that is not offered, too. Any other attempt is text of the message.
+        Other servers return a call of a tool that is not offered, too. Any other attempt is text of the
+        message.
         """
         return self.is_call or self is ToolCallParseStatus.UNKNOWN_TOOL
 
@@ -46,9 +47,9 @@ class ToolCallParseStatus(StrEnum):
 class ParsedToolCall:
     """One attempt: `raw` is its text, `token_span` the half-open range of its tokens, markers included.
 
-    Several calls in one block have their own texts and ranges, without the markers of the block. `id` is the id that
-    the model wrote, None where the format has none. `arguments` are text where they are not valid JSON
-    (`INVALID_JSON`), and None where the attempt has none.
+    Several calls in one block have their own texts and ranges, without the markers of the block. `id` is
+    the id that the model wrote, None where the format has none. `arguments` are text where they are not
+    valid JSON (`INVALID_JSON`), and None where the attempt has none.
     """
 
     raw: str
@@ -77,8 +78,8 @@ class ContentDelta:
 class ToolCallDelta:
     """A piece of the text of tool calls, or, with `call`, the finished call.
 
-    Text has the index of the first call of its block, markers included; when the block ends, each call in it gets a
-    delta with an empty text under its own index (its place in `ParsedResponse.tool_calls`).
+    Text has the index of the first call of its block, markers included; when the block ends, each call in
+    it gets a delta with an empty text under its own index (its place in `ParsedResponse.tool_calls`).
     """
 
     index: int

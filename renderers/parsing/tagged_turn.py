@@ -1,8 +1,8 @@
 """Parses turns that mark reasoning and tool calls by tags within one stream of text.
 
-A turn begins as content. The start marker of reasoning, or a prompt that ends behind it, makes it reasoning until the
-end marker; after that, markers of reasoning are literal content. The start marker of tool calls makes it a block until
-the end marker.
+A turn begins as content. The start marker of reasoning, or a prompt that ends behind it, makes it reasoning
+until the end marker; after that, markers of reasoning are literal content. The start marker of tool calls
+makes it a block until the end marker.
 
 A tool-call marker inside open reasoning is ambiguous: models draft calls while they reason, and models forget to close
 their reasoning before they call. It is a draft if the reasoning is closed later or continues behind the block, and if
@@ -10,9 +10,9 @@ the completion was cut off. If the turn *ends* (a stop token was sampled) with c
 space behind them, they are calls, and the first of them ended the reasoning. A format with `calls_end_reasoning`
 decides as inference servers do: it is a draft only if the reasoning is closed later.
 
-An end marker inside a value of a block is passed over. If the block then ends well-formed, the marker was text of the
-value; if not, the value has lost its end, the first marker passed over has ended the block, and what follows is read
-again.
+An end marker inside a value of a block is passed over. If the block then ends well-formed, the marker was
+text of the value; if not, the value has lost its end, the first marker passed over has ended the block, and
+what follows is read again.
 """
 
 from __future__ import annotations

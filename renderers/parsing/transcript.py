@@ -23,8 +23,8 @@ from renderers.parsing.syntaxes.syntax import Attempt, CallText
 class TextBuffer:
     """Text that grows piece by piece, without the newlines at its edges that belong to the layout of the template.
 
-    Of the newlines before the first other text, `layout_newlines` are dropped, or all of them if `strip_leading`; of
-    those at the end, `layout_newlines_at_end`.
+    Of the newlines before the first other text, `layout_newlines` are dropped, or all of them if
+    `strip_leading`; of those at the end, `layout_newlines_at_end`.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ _NEVER = r"(?!)"
 class Value(NamedTuple):
     """One way in which a syntax writes values: patterns, without groups, of an encoded text.
 
-    `skipped` is text that is not the end although it looks like it (an escaped quote). A value in which `broken` comes
-    before `end` has lost its end, so that the delimiters behind `begin` count. `holds_json`: the value may be a JSON
-    object or list, in whose strings nothing ends it.
+    `skipped` is text that is not the end although it looks like it (an escaped quote). A value in which
+    `broken` comes before `end` has lost its end, so that the delimiters behind `begin` count. `holds_json`:
+    the value may be a JSON object or list, in whose strings nothing ends it.
     """
 
     begin: str
@@ -58,8 +58,8 @@ def find_outside(text: str, start: int, end: int, values: tuple[Value, ...], del
 class _Scan:
     """Tells of a text that is still growing whether it ends inside a value.
 
-    `stray` is what stands in no well-formed text outside of values. Behind it, and behind a value that has lost its
-    end, nothing is inside a value.
+    `stray` is what stands in no well-formed text outside of values. Behind it, and behind a value that has
+    lost its end, nothing is inside a value.
     """
 
     def __init__(self, values: tuple[Value, ...], stray: str) -> None:
@@ -105,8 +105,9 @@ def _compiled(values: tuple[Value, ...], stray: str) -> tuple[re.Pattern[str], d
 class OpenBlock:
     """A block of calls that has not ended: its text, from position `at` on, and the markers that may be its text.
 
-    `passed` is the length of the text if the first marker that stands inside a value ended it, `passed_closes` whether
-    that marker closes it; None if there is no such marker. That marker has ended a block that is not well-formed.
+    `passed` is the length of the text if the first marker that stands inside a value ended it,
+    `passed_closes` whether that marker closes it; None if there is no such marker. That marker has ended a
+    block that is not well-formed.
     """
 
     def __init__(self, values: tuple[Value, ...], at: int, start: str = "", stray: str = _NEVER) -> None:

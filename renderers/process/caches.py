@@ -36,29 +36,30 @@ class ByteLRU(Generic[K, V]):
             self._entries.move_to_end(key)
             return entry[0]
 
-    def put(self, key: K, value: V, nbytes: int) -> list[tuple[K, V]]:
-        """Set the value of `key`, which counts as `nbytes` bytes; the (key, value) pairs evicted for it, oldest first.
+    def put(self, key: K, value: V, nbytes: int) -> None:
+        """Set the value of `key`, which counts as `nbytes` bytes; others are evicted for it.
 
         A value larger than `max_bytes` is not kept, and neither is the value that `key` had before.
         """
         with self._lock:
-            self._pop(key)
-            if nbytes > self.max_bytes:
-                return []
-            evicted = self._evict_to(self.max_bytes - nbytes)
-            self._entries[key] = value, nbytes
-            self._nbytes += nbytes
-            return evicted
+            self.pop(key)
+            if nbytes <= self.max_bytes:
+                self.evict_to(self.max_bytes - nbytes)
+                self._entries[key] = value, nbytes
+                self._nbytes += nbytes
 
-    def pop(self, key: K) -> V | None:
-        """Remove the entry of `key`; its value, or None if there is no entry."""
+    def pop(self, key: K) -> None:
+        """Remove the entry of `key`, if there is one."""
         with self._lock:
-            return self._pop(key)
+            _, nbytes = self._entries.pop(key, (None, 0))
+            self._nbytes -= nbytes
 
-    def evict_to(self, max_bytes: int) -> list[tuple[K, V]]:
-        """Evict until at most `max_bytes` are held; the (key, value) pairs evicted, oldest first."""
+    def evict_to(self, max_bytes: int) -> None:
+        """Evict until at most `max_bytes` are held."""
         with self._lock:
-            return self._evict_to(max_bytes)
+            while self._nbytes > max_bytes:
+                _, (_, nbytes) = self._entries.popitem(last=False)
+                self._nbytes -= nbytes
 
     def clear(self) -> None:
         with self._lock:
@@ -81,21 +82,6 @@ class ByteLRU(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    # The callers of these hold the lock.
-
-    def _pop(self, key: K) -> V | None:
-        value, nbytes = self._entries.pop(key, (None, 0))
-        self._nbytes -= nbytes
-        return value
-
-    def _evict_to(self, max_bytes: int) -> list[tuple[K, V]]:
-        evicted = []
-        while self._nbytes > max_bytes:
-            key, (value, nbytes) = self._entries.popitem(last=False)
-            self._nbytes -= nbytes
-            evicted.append((key, value))
-        return evicted
 
 
 # A cache key for plain data: equal keys for equal values of equal types only.

@@ -46,10 +46,8 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{path!s}: not readable as JSON: {error}") from error
-    except RecursionError as error:
-        raise LoadError(f"{path!s}: nested too deeply to be read as JSON; reduce the nesting") from error
     if not isinstance(content, dict):
         raise LoadError(f"{path!s}: holds no JSON object")
     return content

@@ -25,6 +25,11 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def on_event_loop() -> bool:
+    """Whether an event loop runs on this thread, which then must not wait for a network."""
+    return asyncio._get_running_loop() is not None
+
+
 # Threads for calls that may take for ever, such as a method of an environment or the fetching of an image.
 #
 # `concurrent.futures.ThreadPoolExecutor` waits at the end of the process for every call that has begun, and
@@ -115,7 +120,8 @@ class _Workers:
         self._closed = False
         self.reset_after_fork()
         register_fork_reset(self)
-        _register(self)
+        _register_end()
+        _all_workers.add(self)
 
     def reset_after_fork(self) -> None:
         """A forked process has none of the threads, and their calls belong to its parent."""
@@ -192,11 +198,6 @@ class _Workers:
 
 
 _all_workers: WeakSet[_Workers] = WeakSet()
-
-
-def _register(workers: _Workers) -> None:
-    _register_end()
-    _all_workers.add(workers)
 
 
 @functools.cache

@@ -16,9 +16,6 @@ from renderers.template.syntax_rewriting import RUN
 from renderers.template.traced import Origin, TracedMessage, TracedStr, loop_mark, plain, traced_message, traced_tools
 from renderers.template.work_limit import InputDict, InputList, TemplateRun
 
-# A compiled chat template: turns messages into text with the origin of each character.
-
-
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -58,8 +55,8 @@ class Template(Protocol):
 class ChatTemplate:
     """One Jinja chat template, compiled once and safe to run from many threads.
 
-    `model` names the model in errors; `variables` are the template's variables beside the conversation (`bos_token`,
-    `eos_token`, `enable_thinking`...); `now` is the clock of `strftime_now`.
+    `model` names the model in errors; `variables` are the template's variables beside the conversation
+    (`bos_token`, `eos_token`, `enable_thinking`...); `now` is the clock of `strftime_now`.
     """
 
     def __init__(
@@ -89,7 +86,8 @@ class ChatTemplate:
     ) -> Printed:
         """Run the template over checked messages without their media.
 
-        Raises `TemplateError` with the template's own message, `TemplateLimitError` if the run exceeds its work limit.
+        Raises `TemplateError` with the template's own message, `TemplateLimitError` if the run exceeds its
+        work limit.
         """
         run = TemplateRun(len(messages), (messages, tools))
         try:
@@ -130,8 +128,8 @@ class ChatTemplate:
 class TemplateWithTools:
     """Two templates of one model: `default`, and `tool_use` for conversations with tools.
 
-    As in transformers, `tool_use` is used for an empty list of tools too, and without `default` a conversation needs
-    tools. `model` names the model in errors.
+    As in transformers, `tool_use` is used for an empty list of tools too, and without `default` a
+    conversation needs tools. `model` names the model in errors.
     """
 
     def __init__(self, default: Template | None, tool_use: Template, *, model: str) -> None:
@@ -200,9 +198,6 @@ def segments_of(text: str) -> list[Segment]:
 
 # Prompts that a vendor prints with Python code instead of a Jinja template.
 #
-# `PythonTemplate` runs a prompt function where `ChatTemplate` runs Jinja: it takes the same traced messages and returns
-# the same `Printed`, so encoding, attribution and bridging work alike for both.
-#
 # A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options>) -> str`. It joins its pieces with
 # `traced_join` (an f-string would drop the spans), puts a `message_mark` before the text of each message, and raises
 # `PromptRefusedError` for a conversation that its format cannot express.
@@ -216,8 +211,8 @@ def message_mark(index: int | None) -> TracedStr:
 class PythonTemplate:
     """A prompt function with the interface of `ChatTemplate`. Safe to run from many threads.
 
-    `source` is a stable description of the format with the markers that it prints; `model` names the model in errors;
-    `variables` are values for the function's options; a single `print` may override them.
+    `source` is a stable description of the format with the markers that it prints; `model` names the model
+    in errors; `variables` are values for the function's options; a single `print` may override them.
     """
 
     def __init__(
@@ -241,7 +236,8 @@ class PythonTemplate:
     ) -> Printed:
         """Run the prompt function over checked messages without their media.
 
-        Raises `TemplateError` with the function's reason and cure, also for a variable that it has no option for.
+        Raises `TemplateError` with the function's reason and cure, also for a variable that it has no
+        option for.
         """
         chosen = {**self._variables, **self._checked(variables)}
         try:

@@ -215,16 +215,10 @@ def _json_object(text: str) -> Any:
 
 # Content in the form that a template reads: a string, or a list of parts.
 #
-# A template of a multimodal model often loops over the parts of a message and prints nothing of a string (Idefics3), or
-# fails on a string (LLaVA-NeXT); a template of a text model fails on a list, or prints it as data. Servers detect the
-# form and convert content before they print, so the prompt of an unconverted conversation would differ from the
-# server's.
-#
-# vLLM detects the form from the syntax tree of the template: one form for all roles, "openai" if some loop iterates
-# over a variable named `content`. Here a message of each role is printed in either form, under trace, and the output
-# shows which forms are read. This is exact for the printed conversations, differs by role (Pixtral's template reads
-# parts of a user, but of an assistant only a string; one version of Gemma 4's prints a system message in parts as data,
-# which the syntax tree does not show), and works for templates in Python.
+# A template of a multimodal model often prints nothing of a string or fails on it; one of a text model fails on a list,
+# or prints it as data. Servers convert content before they print. vLLM finds one form for all roles in the syntax tree
+# of the template; here a message of each role is printed in either form, under trace, and the output shows which forms
+# are read. This differs by role, and works for templates in Python.
 
 
 _FORMS: tuple[ContentForm, ...] = ("text", "parts")
@@ -268,8 +262,8 @@ class ContentForms:
     def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checked message in a form that the template reads; unchanged if it is read or cannot be converted.
 
-        Several texts are joined by a line break, as in vLLM. Content with a medium stays a list of parts: a string
-        cannot hold one.
+        Several texts are joined by a line break, as in vLLM. Content with a medium stays a list of parts: a
+        string cannot hold one.
         """
         if not _is_convertible(message):
             return message
@@ -282,9 +276,10 @@ class ContentForms:
     ) -> list[Mapping[str, Any]]:
         """All messages of a conversation `converted`; each to a form that the template reads at the message's position.
 
-        Llama 3.2 reads the parts of a user, but prints those of the first user as data once tools are given. So where
-        the form depends on the position, this conversation is printed with probe texts in those contents, and once more
-        with those contents converted that were not read. `prompt`: whether the generation prompt is printed.
+        Llama 3.2 reads the parts of a user, but prints those of the first user as data once tools are
+        given. So where the form depends on the position, this conversation is printed with probe texts in
+        those contents, and once more with those contents converted that were not read. `prompt`: whether
+        the generation prompt is printed.
         """
         result = [self.converted(message) for message in messages]
         forms = {

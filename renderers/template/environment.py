@@ -46,8 +46,8 @@ def traced_json(
 ) -> str:
     """The `tojson` filter of transformers: the same text, with spans.
 
-    The quotes around a string count as template text; a list or a dict counts as content from bracket to bracket,
-    because it is the caller's data, and is written by `json` in one call.
+    The quotes around a string count as template text; a list or a dict counts as content from bracket to
+    bracket, because it is the caller's data, and is written by `json` in one call.
     """
     text = _counted_dump(value, ensure_ascii, indent, separators, sort_keys)
     if not isinstance(value, TracedStr):
@@ -89,14 +89,11 @@ def _counted_dump(
 
 # The Jinja environment in which chat templates run: that of transformers, made to keep provenance and count work.
 #
-# Settings and helpers follow `transformers.utils.chat_template_utils` (trim_blocks, lstrip_blocks, loop controls,
-# tojson without ASCII escaping, raise_exception, strftime_now, the `{% generation %}` tag). Six operations of Jinja
-# would silently drop spans, and each is replaced here or in `syntax_rewriting`: the `concat` that joins a template's
-# output, the text of a printed list or dict, the operators `~` and `%`, methods called on string literals (`',
-# '.join(items)`), and filters that build new strings.
-#
-# A template must also end. Its work is counted (`work_limit`) in loops, calls, filters and the operators whose result
-# is larger than their operands: `+`, `*`, `**`, `~` and `%`.
+# Settings and helpers follow `transformers.utils.chat_template_utils`. Six operations of Jinja would silently drop
+# spans, and each is replaced here or in `syntax_rewriting`: the `concat` that joins a template's output, the text of a
+# printed list or dict, the operators `~` and `%`, methods called on string literals (`', '.join(items)`), and filters
+# that build new strings. The work of loops, calls, filters and of the operators whose result is larger than their
+# operands is counted (`work_limit`).
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -174,8 +171,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """As in the sandbox; also forbids the attributes of a traced string that `str` does not have, and `encode`.
 
-        Content that a template encodes and decodes again would count as text of the template and could become control
-        tokens.
+        Content that a template encodes and decodes again would count as text of the template and could
+        become control tokens.
         """
         if isinstance(obj, TracedStr) and (attr == "encode" or not hasattr(str, attr)):
             return False

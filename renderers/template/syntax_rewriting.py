@@ -58,8 +58,8 @@ def _rewritten(child: Any, loops: Iterator[int]) -> list[Any]:
 def _marked(loop: nodes.For, number: nodes.Const) -> list[nodes.Node]:
     """The loop with `_enter_loop_body(n, run, target)` at the start of its body, then `_leave_loop(n, run)`.
 
-    The mark at the start names the message that the body prints for. It holds until the next mark, so a body left
-    early (`continue`, `break`) needs no further mark.
+    The mark at the start names the message that the body prints for. It holds until the next mark, so a
+    body left early (`continue`, `break`) needs no further mark.
     """
     target, run = loop.target, nodes.Name(RUN, "load")
     names = [target] if isinstance(target, nodes.Name) else list(target.find_all(nodes.Name))

@@ -1,7 +1,8 @@
 """Strings that record the origin of their characters.
 
-A chat template is a program that concatenates strings. If its inputs are `TracedStr`, its output is one too: every
-slice, join or strip keeps the spans. Characters without a span were written by the template itself.
+A chat template is a program that concatenates strings. If its inputs are `TracedStr`, its output is one
+too: every slice, join or strip keeps the spans. Characters without a span were written by the template
+itself.
 
 Where the result of an operation cannot be mapped back character by character (`%`-formatting with width, `title()`
 where the length changes...), the *whole* result is marked as content of the first origin involved. This is the safe
@@ -134,8 +135,9 @@ class TracedStr(str):
     def _cut(self, start: int, stop: int, *, all_marks: bool = False) -> TracedStr:
         """The characters `start:stop` with their spans, and the marks before any of these characters.
 
-        With `all_marks`, marks outside the range move to its nearer edge: removing white space around text must not
-        change which loop is running at a character, or that the loop has ended behind the last one.
+        With `all_marks`, marks outside the range move to its nearer edge: removing white space around text
+        must not change which loop is running at a character, or that the loop has ended behind the last
+        one.
         """
         # `plain(self)[start:stop]` would copy the whole text for every piece.
         text = str.__getitem__(self, slice(start, stop))

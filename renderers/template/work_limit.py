@@ -1,12 +1,12 @@
 """The work limit of one run of a template.
 
-A chat template comes with a model, and its author may be anybody. Jinja's sandbox forbids access to Python; it does not
-prevent endless loops, or a text of a terabyte. So work is counted: each pass through a loop, each call, and the
-characters and items that an operation makes, before it makes them.
+A chat template comes with a model, and its author may be anybody. Jinja's sandbox forbids access to Python;
+it does not prevent endless loops, or a text of a terabyte. So work is counted: each pass through a loop,
+each call, and the characters and items that an operation makes, before it makes them.
 
-One unit is about the cost of copying one byte; slower operations cost more. A run starts with far more units than any
-conversation of its size needs, so the limit only stops runs that would not end. Work that is not counted (the
-comparison of two long texts) is bounded by the processor time that the units stand for.
+One unit is about the cost of copying one byte; slower operations cost more. A run starts with far more
+units than any conversation of its size needs, so the limit only stops runs that would not end. Work that is
+not counted (the comparison of two long texts) is bounded by the processor time that the units stand for.
 """
 
 from __future__ import annotations

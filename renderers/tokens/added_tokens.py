@@ -103,7 +103,8 @@ class ControlPattern:
             flags = self._flags.get(found.group())
             if flags is None:
                 return ControlMatch(*found.span(), self.id_of[found.group()], found.span())
-            if not (flags.get("single_word") and _touches_a_word(text, found.start(), found.end())):
+            around = text[max(0, found.start() - 1) : found.start()] + text[found.end() : found.end() + 1]
+            if not flags.get("single_word") or re.search(r"\w", around) is None:
                 return self._stripped(found, flags, text, start, end)
             start = found.end()
         return None
@@ -117,11 +118,6 @@ class ControlPattern:
         if flags.get("rstrip"):
             last = end - len(text[last:end].lstrip())
         return ControlMatch(first, last, self.id_of[found.group()], found.span())
-
-
-def _touches_a_word(text: str, start: int, end: int) -> bool:
-    around = text[max(0, start - 1) : start] + text[end : end + 1]
-    return re.search(r"\w", around) is not None
 
 
 def _alternatives(words: Sequence[str]) -> str:

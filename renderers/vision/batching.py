@@ -28,13 +28,13 @@ def batch_tensors(items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
             raise MediaError(f"{name}: the modalities of a batch lay it out differently; make batches of one of them")
         try:
             tensors[name] = combine([item[name] for item in holders], field)
-        except MediaError as error:
-            raise MediaError(f"{name}: {error.reason}") from error
+        except (MediaError, ValueError) as error:
+            raise MediaError(f"{name}: {error}") from error
     return tensors
 
 
 def combine(arrays: Sequence[np.ndarray], field: TensorField) -> np.ndarray:
-    """The tensor of a batch from those of its items, as in `TensorField`. Raises `MediaError` where they do not fit.
+    """The tensor of a batch from those of its items. Raises `MediaError` or `ValueError` where they do not fit.
 
     flat: (n_i, ...) -> (sum of n_i, ...); batched: (...) -> (items, ...), padded to the largest; shared: as it is.
     """
@@ -45,8 +45,6 @@ def combine(arrays: Sequence[np.ndarray], field: TensorField) -> np.ndarray:
             raise MediaError("a tensor that all items share has different values: they come from different processors")
         return arrays[0]
     if field.kind == "flat":
-        if len({array.shape[1:] for array in arrays}) > 1:
-            raise MediaError(f"rows of different shapes cannot be concatenated: {_shapes(arrays)}")
         return np.concatenate(arrays)
     return _stacked(arrays, field.pad)
 
@@ -54,9 +52,7 @@ def combine(arrays: Sequence[np.ndarray], field: TensorField) -> np.ndarray:
 def _stacked(arrays: Sequence[np.ndarray], pad: float | None) -> np.ndarray:
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)
-    if len({array.ndim for array in arrays}) > 1:
-        raise MediaError(f"tensors of different ranks cannot be stacked: {_shapes(arrays)}")
-    if pad is None:
+    if pad is None or len({array.ndim for array in arrays}) > 1:
         raise MediaError(
             f"tensors of different shapes in one batch ({_shapes(arrays)}), and the processor was not seen to pad "
             "them; make batches of equal shapes"

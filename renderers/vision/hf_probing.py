@@ -47,9 +47,9 @@ Masks = Mapping[str, tuple[str, np.dtype[Any]]]
 class Layout:
     """How the tensors of single items become those of a batch, and which token stands for a row of features.
 
-    `example` is the text that the processor puts in place of the marker of one probe. `scales` turn the processor's
-    output without rescale and normalise into its floats, bit for bit, for the tensors that they name. `masks` are those
-    that the processor makes only for several sounds.
+    `example` is the text that the processor puts in place of the marker of one probe. `scales` turn the
+    processor's output without rescale and normalise into its floats, bit for bit, for the tensors that they
+    name. `masks` are those that the processor makes only for several sounds.
     """
 
     fields: Mapping[str, TensorField]
@@ -66,7 +66,8 @@ class Layout:
 def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[str]) -> Layout:
     """Find the layout of a processor. Raises a `LoadError` that names the tensor without a layout.
 
-    `min_frames` is the number of frames that the processor needs; `embed_tokens` are those that config.json names.
+    `min_frames` is the number of frames that the processor needs; `embed_tokens` are those that config.json
+    names.
     """
     media: list[Medium]
     if runner.modality == "image":
@@ -98,9 +99,9 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
 def layout_with_sound(videos: Layout, sounds: Layout, runner: ProcessorRunner, of_sounds: ProcessorRunner) -> Layout:
     """The layout of a processor's videos together with their sound.
 
-    `videos` and `runner` are the layout and the runner of its videos, `sounds` and `of_sounds` those of its sounds.
-    Raises `LoadError` for a processor that makes other tensors of a video with its sound than of both apart, or does
-    not put tokens of both in its place.
+    `videos` and `runner` are the layout and the runner of its videos, `sounds` and `of_sounds` those of its
+    sounds. Raises `LoadError` for a processor that makes other tensors of a video with its sound than of
+    both apart, or does not put tokens of both in its place.
     """
     clip, own = _clip(*_CLIPS[0], 2 * _CLIP_FRAMES), sound(round(_SOUNDS[1] * runner.sampling_rate))
     try:
@@ -207,7 +208,7 @@ def _field(single: Sequence[np.ndarray], batch: np.ndarray) -> TensorField | Non
     for field in _candidates(single, batch):
         try:
             combined = combine([item_tensor("", array, field) for array in single], field)
-        except MediaError:
+        except (MediaError, ValueError):
             continue
         if same_bits(combined, batch):
             return field

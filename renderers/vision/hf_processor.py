@@ -1,8 +1,9 @@
 """Media items from any processor of transformers, run on one image, video or sound at a time.
 
-The model's own code decides pixels, tensors and placeholder text; nothing is imitated. Which tensors it returns, and
-how those of several items become one, is found at load by running it on probes (`vision.hf_probing`). torch and
-transformers (the extra `processors`) are imported only here, when a processor is loaded.
+The model's own code decides pixels, tensors and placeholder text; nothing is imitated. Which tensors it
+returns, and how those of several items become one, is found at load by running it on probes
+(`vision.hf_probing`). torch and transformers (the extra `processors`) are imported only here, when a
+processor is loaded.
 """
 
 from __future__ import annotations
@@ -55,8 +56,12 @@ _FILES = (
     "config.json",
 )
 _CODE = ("AutoProcessor", "AutoImageProcessor", "AutoVideoProcessor", "AutoFeatureExtractor", "AutoTokenizer")
-# Keys of the files that name a class for one modality.
-_TYPE_KEYS = ("image_processor_type", "video_processor_type")
+# What can be done where transformers does not have, or cannot make, the processor that the files describe.
+_CURE = (
+    "Install a package that this names, complete the files of the directory, or take a newer transformers. Code of "
+    "the model's own repository (auto_map) is never run: load a checkpoint that was converted for transformers (often "
+    f"named -hf), {WITHOUT_PROCESSOR}"
+)
 _EMBED_IDS = (
     "image_token_id",
     "image_token_index",
@@ -83,7 +88,8 @@ class HFProcessor(StoringProcessor):
     same names and types (bfloat16 as the float32 of equal value), `scale` None. Where the floats are exactly uint8
     patches after rescale and normalise, the patches are kept (`ScaledPixels`) for servers that normalise.
 
-    `layout` is the result of probing, or the error of a probing that failed, for which media are then refused.
+    `layout` is the result of probing, or the error of a probing that failed, for which media are then
+    refused.
     """
 
     #: Whether the model hears sounds, and is not given those inside of videos.
@@ -199,9 +205,9 @@ _first_film: Final = {"unlogged": True}
 class VideosWithSound(HFProcessor):
     """Turns videos into `MediaItem`s together with the sound inside of them, as the processors of omni models do it.
 
-    An item has the tensors of the video and those of its sound, and its expansion has the tokens of both, in the order
-    of time. A video file without a sound is processed as a video alone. Raises `LoadError` for a processor that does
-    not read videos with their sound.
+    An item has the tensors of the video and those of its sound, and its expansion has the tokens of both,
+    in the order of time. A video file without a sound is processed as a video alone. Raises `LoadError` for
+    a processor that does not read videos with their sound.
     """
 
     reads_sound = True
@@ -236,24 +242,22 @@ class VideosWithSound(HFProcessor):
 def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: MediaStore) -> dict[Modality, HFProcessor]:
     """The processors for images, videos and sounds of a model directory, as far as its own processor accepts them.
 
-    Only processor classes of transformers itself are run, never code of the directory, and nothing is fetched.
-    Raises `MissingExtraError` where a package is missing, else a `LoadError` that names file or class and the cure.
+    Only processor classes of transformers itself are run, never code of the directory, and nothing is
+    fetched. Raises `MissingExtraError` where a package is missing, else a `LoadError` that names file or
+    class and the cure.
     """
     directory = Path(directory)
     configs = {name: read_json(directory / name) for name in _FILES}
     for name, config in configs.items():
         _refuse_code(directory / name, config)
-    processor = _load_processor(directory, configs)
+    processor = _load_processor(directory)
     name = type(processor).__name__
     parts = {modality: part_of(processor, modality) for modality in get_args(Modality)}
     if not hasattr(processor, "tokenizer") or not any(parts.values()):
-        named = sorted(_processor_classes(configs))
-        cause = _foreign_code(configs)
-        cure = "Correct processor_class in processor_config.json if transformers has the model's processor; else"
+        named = sorted({str(config["processor_class"]) for config in configs.values() if "processor_class" in config})
         raise LoadError(
             f"transformers {metadata.version('transformers')} loads {directory} as {name}, which is not a "
-            f"processor of text and media; its files name {' and '.join(named) or 'no processor_class'}. "
-            f"{cause or f'{cure} {WITHOUT_PROCESSOR}'}"
+            f"processor of text and media; its files name {' and '.join(named) or 'no processor_class'}. {_CURE}"
         )
     lock = ProcessLock()
     loaded: dict[Modality, HFProcessor] = {}
@@ -287,40 +291,7 @@ def _layout(runner: ProcessorRunner, part: Any, config: Mapping[str, Any]) -> La
         return error  # a model whose videos or sounds cannot be read still reads images
 
 
-def _processor_classes(configs: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    return {str(config["processor_class"]) for config in configs.values() if config.get("processor_class")}
-
-
-def _foreign_code(configs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why transformers cannot have the processor that the files describe, and the cure; None if it may have it.
-
-    The files name classes that this transformers lacks, or no processor at all beside code of the model (`auto_map`).
-    """
-    parts = [value for config in configs.values() for value in (config, *config.values()) if isinstance(value, dict)]
-    types = {str(part[key]) for part in parts for key in _TYPE_KEYS if part.get(key)}
-    classes = _processor_classes(configs)
-    lacking = sorted(name for name in classes | types if not _is_of_transformers(name))
-    code = next((f"auto_map in {name}" for name, config in configs.items() if config.get("auto_map")), None)
-    cures = f"Load a checkpoint that was converted for transformers (often named -hf), {WITHOUT_PROCESSOR}"
-    if code is not None and (lacking or not classes):
-        return f"The model needs code of its own repository ({code}), which is never run here. {cures}"
-    if lacking:
-        return (
-            f"transformers {metadata.version('transformers')} has no {' and no '.join(lacking)}: unless a newer one "
-            f"has it, it is code of the model's own repository, which is never run here. {cures}"
-        )
-    return None
-
-
-def _is_of_transformers(name: str) -> bool:
-    """Whether transformers has a class; it takes an image processor's name with and without `Fast` for the same."""
-    import transformers
-
-    base = name.removesuffix("Fast")
-    return hasattr(transformers, base) or hasattr(transformers, f"{base}Fast")
-
-
-def _load_processor(directory: Path, configs: Mapping[str, Mapping[str, Any]]) -> Any:
+def _load_processor(directory: Path) -> Any:
     what = f"the processor of {directory}"
     # torchvision is required even for classes that run without it: they then resample differently, and the pixels would
     # depend on the installation.
@@ -335,15 +306,9 @@ def _load_processor(directory: Path, configs: Mapping[str, Mapping[str, Any]]) -
         # tokenizers raises a plain Exception for a definition that it cannot read.
         if not isinstance(error, PROCESSOR_ERRORS) and type(error) is not Exception:
             raise
-        text = " ".join(str(error).split())
-        if isinstance(error, ImportError) and "torchaudio" in text:  # those of Granite Speech and Fun-ASR ask for it
-            cure = "Install the torchaudio that belongs to this torch, or " + WITHOUT_PROCESSOR
-        elif isinstance(error, ImportError) and find_spec("num2words") is None:  # SmolVLM's asks for it
-            raise MissingExtraError(what, "processors", "num2words") from error
-        else:
-            cure = _foreign_code(configs) or "Complete or correct the files of the directory"
+        reason = " ".join(str(error).split())
         raise LoadError(
-            f"transformers {metadata.version('transformers')} cannot load {what}: {text}. {cure}"
+            f"transformers {metadata.version('transformers')} cannot load {what}: {reason}. {_CURE}"
         ) from error
 
 
@@ -366,8 +331,8 @@ def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
 def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Layout | LoadError) -> str:
     """16 hex digits of a hash of everything that decides the items.
 
-    `layout.example` is the text that the processor printed for one probe. It is included because the tokenizer, and not
-    the processor's settings, defines the tokens around the features.
+    `layout.example` is the text that the processor printed for one probe. It is included because the
+    tokenizer, and not the processor's settings, defines the tokens around the features.
     """
     of_others = frozenset[str]().union(*(names for name, names in _OF_MODALITY.items() if name != runner.modality))
     settings = {name: value for name, value in processor.to_dict().items() if name not in of_others | _NOT_MEDIA}

@@ -161,14 +161,15 @@ class ProcessorRunner:
         with self._lock, self._recorded_replacements() as offsets:
             _threads.prepare()
             output = self._processor(text=texts, **options)
-        if len(offsets) != len(media):
+        replaced = [[(each["type"], each["text"]) for each in sample] for sample in offsets]
+        if replaced != [[(self.modality, self.marker)]] * len(media):
             raise NotImplementedError(
                 f"{self.name} does not replace {self.marker!r} by get_text_with_replacements of transformers, so the "
                 f"text that it puts there is not known. A newer transformers may do so; else {WITHOUT_PROCESSOR}"
             )
         return ProcessorOutput(
-            {name: _array(name, value) for name, value in output.items() if name not in self._text_tensors},
-            [self._replacement(sample) for sample in offsets],
+            {name: _array(value) for name, value in output.items() if name not in self._text_tensors},
+            [str(sample[0]["replacement"]) for sample in offsets],
         )
 
     def _audio_options(self, sounds: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -194,11 +195,6 @@ class ProcessorRunner:
             yield offsets
         finally:
             del self._processor.get_text_with_replacements
-
-    def _replacement(self, offsets: Sequence[Mapping[str, Any]]) -> str:
-        if [(each["type"], each["text"]) for each in offsets] != [(self.modality, self.marker)]:
-            raise ValueError(f"{self.name} replaces other text than one {self.marker!r}: {offsets}")
-        return str(offsets[0]["replacement"])
 
     def pieces(self, replacement: str) -> list[ExpansionPiece]:
         """Split at control tokens; runs of one token become one piece. No piece has `embed` yet."""
@@ -232,14 +228,12 @@ def part_of(processor: Any, modality: Modality) -> Any:
     return getattr(processor, "feature_extractor", None) if part is None and modality == "audio" else part
 
 
-def _array(name: str, value: Any) -> np.ndarray:
+def _array(value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, list) and value and all(type(number) in (int, float) for number in value):
         # One number for each medium (the seconds of a frame in Omni models): int64 or float32, as torch reads it.
         return np.asarray(value, np.int64 if all(type(number) is int for number in value) else np.float32)
-    if not hasattr(value, "numpy"):
-        raise TypeError(f"{name} is a {type(value).__name__}, not a tensor or a list of numbers")
     # numpy has no bfloat16; float32 represents each of its values.
     tensor = value.float() if str(value.dtype) == "torch.bfloat16" else value
     return np.asarray(tensor.numpy())

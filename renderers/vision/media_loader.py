@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
-from renderers.errors import MediaError, MediaFetchError, MessageError
+from renderers.errors import MediaError, MessageError
 from renderers.media.item import MediaItem, MediaSource
-from renderers.messages import MEDIA_PART_TYPES, PLURALS, Modality, media_parts, media_value
+from renderers.messages import MEDIA_PART_TYPES, PLURALS, Modality, media_parts
 from renderers.process.fork_reset import register_fork_reset
-from renderers.process.threads import DaemonThreads, available_cores
+from renderers.process.threads import DaemonThreads, available_cores, on_event_loop
 from renderers.vision.media_markers import LocatedItem
 from renderers.vision.processor import MediaProcessor
 
@@ -64,9 +64,8 @@ class MediaLoader:
         items = [self._cached_item(part) for part in parts]
         missing = [part for part, item in zip(parts, items, strict=True) if item is None]
         if missing:
-            self._check_may_wait(missing)
-            if len(missing) == 1:
-                made = iter([self._item(missing[0])])
+            if len(missing) == 1 or on_event_loop():  # an event loop may not wait for a fetch on another thread either
+                made = iter([self._item(part) for part in missing])
             else:
                 futures = [self._pool().submit(self._item, part) for part in missing]
                 wait(futures)  # so that all have ended before the first error, in the order of the parts, is raised
@@ -145,22 +144,6 @@ class MediaLoader:
             raise error.at(part.message_index, part.part_index) from error.__cause__
         return None if source is None else part.processor.store.get(part.processor.mm_hash(source))
 
-    def _check_may_wait(self, parts: Sequence[_Part]) -> None:
-        """Raise `MediaFetchError` where a URL would be fetched on the thread of a running event loop."""
-        from renderers.media.fetching import on_event_loop
-        from renderers.media.reference import cached_source
-
-        for part in parts:
-            value = media_value(part.part)
-            if not _holds_url(value) or not on_event_loop():
-                continue
-            if not _is_url(value) or cached_source(part.part, part.processor.policy, part.processor.store) is None:
-                raise MediaFetchError(
-                    "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
-                    "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
-                    "asyncio.wrap_future(renderer.prefetch(messages)) first"
-                ).at(part.message_index, part.part_index)
-
     def _item(self, part: _Part) -> MediaItem:
         from renderers.media.reference import load_source
 
@@ -194,14 +177,3 @@ class MediaLoader:
             if self._threads is None:
                 self._threads = DaemonThreads(min(8, available_cores()), "media")
             return self._threads
-
-
-def _is_url(value: Any) -> bool:
-    return isinstance(value, str) and value[:40].lstrip()[:8].lower().startswith(("http://", "https://"))
-
-
-def _holds_url(value: Any) -> bool:
-    """Whether the value is a URL, or a list of frames with a URL."""
-    if isinstance(value, (list, tuple)):
-        return any(_is_url(frame.get("url") if isinstance(frame, Mapping) else frame) for frame in value)
-    return _is_url(value)

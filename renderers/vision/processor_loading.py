@@ -40,8 +40,6 @@ def load_media(
     Raises `LoadError` for invalid settings of a Qwen-VL, `ConfigError` for that option where a model does not read
     both together.
     """
-    if not isinstance(policy, MediaPolicy | None):
-        raise ConfigError("media_policy", policy, ("a MediaPolicy", "None"))
     model = tokenizer.model
     joint = read_json(directory / _JOINT_FILE)
     # As in transformers, the joint file takes precedence over the older separate files.

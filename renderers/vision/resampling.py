@@ -6,10 +6,10 @@ weights: a window of the filter for each output pixel, the weights rounded to in
 the largest one leaves room for (Pillow keeps 22 bits), sums in integers, rounded and clamped after each direction.
 (On x86 processors without AVX2, torch resizes bilinearly in floats; everywhere else in fixed point.)
 
-Here each direction is a product with a banded matrix, computed block by block in BLAS. Floats are exact: all terms and
-sums are multiples of the last fractional bit, fewer than 2**24 of it for float32, than 2**53 for float64, and the type
-is selected by that bound. A process that has loaded torch resizes with torch's kernel, where that has AVX2: the pixels
-are the same, in a third of the time.
+Here each direction is a product with a banded matrix, computed block by block in BLAS. Floats are exact:
+all terms and sums are multiples of the last fractional bit, fewer than 2**24 of it for float32, than 2**53
+for float64, and the type is selected by that bound. A process that has loaded torch resizes with torch's
+kernel, where that has AVX2: the pixels are the same, in a third of the time.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _resize_in_blas(pixels: np.ndarray, height: int, width: int, resample: int) 
 class _Run:
     """Neighbouring outputs, in blocks whose windows of inputs follow each other at the distance `stride`.
 
-    `weights` (blocks, inputs of a window, outputs of a block) and `offset` (outputs) make pixels of pixels - 128.
-    Without weights, the outputs are the inputs. `inputs` counts from the start of the padded inputs.
+    `weights` (blocks, inputs of a window, outputs of a block) and `offset` (outputs) make pixels of pixels
+    - 128. Without weights, the outputs are the inputs. `inputs` counts from the start of the padded inputs.
     """
 
     outputs: slice
@@ -183,8 +183,8 @@ def _direction(inputs: int, outputs: int, resample: int) -> _Direction:
 def _run_bounds(lows: np.ndarray, highs: np.ndarray, stride: int, size: int) -> list[tuple[slice, int, int]]:
     """Divide blocks into runs: the blocks, the first input of the first window, and the inputs of each window.
 
-    `lows` and `highs` are the inputs that the blocks depend on. Where these are not `stride` apart, windows are wider
-    than needed, by 8 inputs at most.
+    `lows` and `highs` are the inputs that the blocks depend on. Where these are not `stride` apart, windows
+    are wider than needed, by 8 inputs at most.
     """
     widest = int((highs - lows).max()) + 8
     bounds = []

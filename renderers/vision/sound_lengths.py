@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from renderers.errors import MediaError
 from renderers.messages import PLURALS, Modality
 from renderers.vision.batching import same_bits
@@ -12,8 +10,6 @@ from renderers.vision.hf_runner import ProcessorRunner, Sound
 
 # Seconds: the longest end of a sound that a processor may leave out because it fills no frame.
 _END = 0.1
-# Seconds: the window of most models.
-_WINDOW = 30
 # Seconds: shorter sounds are looked at in twice their length, so that one look is enough for many.
 _SHORT = 60
 
@@ -55,12 +51,7 @@ class SoundLengths:
             return
         if all(self._is_read(end + more, 1) for more in (1, 58, 112, 160)):
             end = 1  # this processor uses every sample
-        tokens_of_10_s = self._tokens(10 * rate)
-        likely = (_WINDOW * rate, round(10 * self._tokens(longer) / tokens_of_10_s) * rate)
         read, cut = self._read, longer
-        for guess in likely:
-            if read < guess < cut and self._is_read(guess, end) and not self._is_read(guess + end, end):
-                read = cut = guess
         while cut - read > end:
             middle = (read + cut) // 2
             if self._is_read(middle, end):
@@ -78,10 +69,3 @@ class SoundLengths:
         return one.replacements != two.replacements or any(
             not same_bits(tensor, two.tensors[name]) for name, tensor in one.tensors.items()
         )
-
-    def _tokens(self, count: int) -> int:
-        """How often the most frequent token stands in place of a sound."""
-        times: Counter[str] = Counter()
-        for piece in self._runner.pieces(self._runner.run([sound(count)]).replacements[0]):
-            times[piece.text] += piece.times
-        return max(times.values())

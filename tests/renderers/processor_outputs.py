@@ -18,7 +18,6 @@ from renderers.media.decoding import image_to_raw
 from renderers.media.item import ExpansionPiece, MediaItem
 from renderers.vision.hf_processor import HFProcessor, load_hf_processors
 
-BY_NAME = {family.name: family for family in FAMILIES}
 TEXT_KEYS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 SIZES = [(210, 60), (70, 420)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import signal
@@ -25,7 +24,7 @@ from transformers.audio_utils import load_audio
 
 from renderers import MediaPolicy, MediaSource, MediaStore, load_renderer
 from renderers.errors import LoadError, MediaError
-from renderers.media.item import MediaItem, TensorField
+from renderers.media.item import MediaItem
 from renderers.media.samples import samples_source
 from renderers.process.fork_reset import ProcessLock
 from renderers.vision.batching import batch_tensors
@@ -203,17 +202,6 @@ def test_features_that_depend_on_another_sound_of_the_same_length_are_refused() 
         layout_with(fault)
 
 
-def test_sounds_without_a_mask_of_their_frames_make_batches_of_one_length_only() -> None:
-    """Padding in front of a sound is marked, too, but not where a batch of items would have it."""
-
-    def fault(output: dict[str, Any]) -> None:
-        output["feature_attention_mask"] = output["feature_attention_mask"].flip(-1)
-
-    assert layout_with(lambda output: None).fields["input_features"] == TensorField("batched", 0.0)
-    fields = layout_with(fault).fields
-    assert fields["input_features"] == fields["feature_attention_mask"] == TensorField("batched", None)
-
-
 @pytest.mark.slow
 def test_the_fingerprint_of_sounds_follows_the_settings_of_the_extractor(tmp_path: Path) -> None:
     def fingerprint(name: str, **changes: Any) -> str:
@@ -282,21 +270,3 @@ def test_the_error_of_a_directory_for_mistral_common_names_the_server_as_the_cur
         (tmp_path / name).write_text(text)
     with pytest.raises(LoadError, match=r"holds no tokenizer.json.*tekken.json is for mistral.*inference server"):
         load_renderer(tmp_path)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torchaudio") is not None, reason="torchaudio is installed")
-def test_a_processor_that_needs_torchaudio_says_so(tmp_path: Path) -> None:
-    audio_families.save("qwen2_audio", tmp_path)
-    named = {"processor_class": "GraniteSpeechProcessor"}
-    extractor = {"feature_extractor_type": "GraniteSpeechFeatureExtractor"}
-    (tmp_path / "processor_config.json").write_text(json.dumps({**named, "audio_processor": extractor}))
-    tokenizer_file = tmp_path / "tokenizer_config.json"
-    tokenizer_file.write_text(json.dumps({**json.loads(tokenizer_file.read_text()), **named}))
-    with pytest.raises(LoadError, match=r"requires the torchaudio library.*Install the torchaudio that belongs to"):
-        load_hf_processors(tmp_path, policy=MediaPolicy(), store=MediaStore())
-
-
-def test_a_processor_that_takes_no_text_with_sounds_is_refused(families: Any) -> None:
-    """Voxtral's makes prompts by mistral_common, from messages."""
-    with pytest.raises(LoadError, match="VoxtralProcessor does not process sounds one at a time"):
-        families("voxtral")

@@ -17,8 +17,8 @@ from processor_outputs import TEXT_KEYS, check_equal
 from test_client import Client, run
 from transformers import AutoProcessor
 
-from renderers import RendererOptions, RendererPool, TemplateRenderer, build_training_sample, load_renderer
-from renderers.errors import MediaError, MessageError, PlaceholderCountError
+from renderers import RendererOptions, TemplateRenderer, load_renderer
+from renderers.errors import MediaError, PlaceholderCountError
 from renderers.vision.batching import batch_tensors
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -167,47 +167,6 @@ def test_bridges_carry_sounds_forward_and_go_on_counting_them(name: str, family:
         assert lost is None  # the prefix holds sounds, and none were handed over
 
 
-def test_audio_tokens_that_a_user_typed_or_a_policy_sampled_are_no_sounds(family: Any) -> None:
-    renderer, _ = family("qwen2_audio")
-    marker_id = next(iter(renderer.mm_token_type_id_map))
-    typed = [user(said("<|AUDIO|>"), hear(sound(0.5)))]
-    rendered = renderer.render(typed, add_generation_prompt=True)
-    assert rendered.token_ids.count(marker_id) == rendered.multi_modal_data.media_items["audio"][0].num_tokens
-    sampled = [marker_id, *renderer.get_stop_token_ids()[:1]]
-    bridged = renderer.bridge_to_next_turn(
-        rendered.token_ids,
-        sampled,
-        [user(said("What?"))],
-        previous_multi_modal_data=rendered.multi_modal_data,
-    )
-    assert bridged is not None
-    at = len(rendered.token_ids)
-    assert bridged.token_ids[at] == marker_id
-    assert bridged.mm_token_type_ids[at] == 0
-    assert len(bridged.multi_modal_data.mm_placeholders["audio"]) == 1
-
-
-@pytest.mark.slow
-def test_the_same_sound_twice_is_processed_once(family: Any) -> None:
-    renderer, _ = family("qwen2_audio")
-    one, two = renderer.render([user(hear(sound(0.5)), hear(sound(0.5)))]).multi_modal_data.media_items["audio"]
-    assert one is two
-
-
-@pytest.mark.slow
-def test_a_sound_in_a_tool_message_is_in_the_range_of_that_message(family: Any) -> None:
-    renderer, _ = family("qwen2_5_omni")
-    call = {"id": "c0", "type": "function", "function": {"name": "record", "arguments": {}}}
-    messages = [
-        {"role": "user", "content": "Record."},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c0", "content": [hear(sound(0.5)), said("done")]},
-    ]
-    rendered = renderer.render(messages, add_generation_prompt=True)
-    place = rendered.multi_modal_data.mm_placeholders["audio"][0]
-    assert {rendered.message_indices[at] for at in range(place.offset, place.offset + place.length)} == {2}
-
-
 def test_a_template_that_prints_nothing_for_a_sound_is_an_error_with_its_place(tmp_path: Any) -> None:
     directory = audio_families.save("qwen2_audio", tmp_path)
     template = audio_families.chatml(audio="", image="", video="")
@@ -215,12 +174,6 @@ def test_a_template_that_prints_nothing_for_a_sound_is_an_error_with_its_place(t
     with pytest.raises(PlaceholderCountError, match=r"message 0, part 1 .*does not show audio parts there") as caught:
         renderer.render([user(said("Hear:"), hear(sound(0.5)))])
     assert (caught.value.message_index, caught.value.modality) == (0, "audio")
-
-
-def test_media_that_the_model_does_not_read_are_refused_with_what_it_reads(family: Any) -> None:
-    renderer, _ = family("qwen2_audio")
-    with pytest.raises(MessageError, match=r"message 0, part 0: a part of type 'image', but .* reads only sounds\."):
-        renderer.render([user(see(64))])
 
 
 def test_a_sound_without_a_token_is_an_error_with_its_place(family: Any) -> None:
@@ -244,23 +197,3 @@ def test_a_client_that_leaves_sounds_to_the_server_sends_their_files_in_order(fa
     ]
     logical = result["renderer_prompt_ids"]
     assert logical.count(next(iter(renderer.mm_token_type_id_map))) == 2  # one token for each sound
-
-
-@pytest.mark.slow
-def test_a_pool_renders_sounds_as_its_renderer_does(tmp_path: Any) -> None:
-    directory = audio_families.save("qwen2_audio", tmp_path)
-    messages = [user(hear(sound(0.5)), said("What?"))]
-    with RendererPool(lambda: load_renderer(directory), size=1) as pool:
-        assert pool.mm_token_type_id_map == {next(iter(pool.mm_token_type_id_map)): 3}
-        pooled, alone = pool.render(messages), load_renderer(directory).render(messages)
-    assert pooled.token_ids == alone.token_ids
-    assert pooled.multi_modal_data.mm_hashes == alone.multi_modal_data.mm_hashes
-
-
-def test_the_sounds_of_a_training_sample_are_those_of_the_prompt(family: Any) -> None:
-    renderer, _ = family("qwen2_audio")
-    messages = [user(hear(sound(0.5)), said("What?")), {"role": "assistant", "content": "A bell."}]
-    sample = build_training_sample(renderer, messages)
-    rendered = renderer.render(messages)
-    assert list(sample.token_ids) == rendered.token_ids
-    assert sample.multi_modal_data.mm_placeholders == rendered.multi_modal_data.mm_placeholders

@@ -12,7 +12,6 @@ from spelling import ids_of
 
 from renderers import (
     BridgeRefusal,
-    MultiModalData,
     RenderedTokens,
     TemplateRenderer,
 )
@@ -154,26 +153,6 @@ def test_attribution_of_a_bridge(renderer: TemplateRenderer) -> None:
     assert result.message_roles == ["user", "tool"]
 
 
-def test_a_completion_cut_off_by_a_length_limit_is_closed_with_scaffold(renderer: TemplateRenderer) -> None:
-    prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
-    cut = ids_of(renderer, "A")
-    closed = bridged(renderer.bridge_to_next_turn(prompt, [*cut, *ids_of(renderer, "<|im_end|>")], REPLY))
-    result = bridged(renderer.bridge_to_next_turn(prompt, cut, REPLY))
-    assert result.token_ids == closed.token_ids
-    close = len(prompt) + len(cut)
-    assert result.token_ids[close] == ids_of(renderer, "<|im_end|>")[0]
-    assert result.sampled_mask[close - 1 : close + 1] == [True, False]
-    assert closed.sampled_mask[close - 1 : close + 1] == [True, True]
-    assert result.is_content[close] is False
-
-
-def test_an_empty_completion_is_closed(renderer: TemplateRenderer) -> None:
-    prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
-    result = bridged(renderer.bridge_to_next_turn(prompt, [], REPLY))
-    assert not any(result.sampled_mask)
-    assert result.token_ids[len(prompt)] == ids_of(renderer, "<|im_end|>")[0]
-
-
 @settings(max_examples=30)
 @given(
     text=st.text(max_size=4).map(lambda text: f"<|im_end|>{text}<|image_pad|><think>"),
@@ -216,23 +195,6 @@ def test_images_keep_their_offsets_and_new_ones_follow(renderer: TemplateRendere
     assert prompt.multi_modal_data.mm_placeholders["image"] == before  # the caller's own data is not touched
 
 
-def test_three_turns_keep_every_image(renderer: TemplateRenderer) -> None:
-    messages: list[dict[str, Any]] = [{"role": "user", "content": [image_part(0)]}]
-    rendered = renderer.render(messages, add_generation_prompt=True)
-    for turn in range(3):
-        completion = ids_of(renderer, f"A{turn}", "<|im_end|>")
-        new = [{"role": "user", "content": [{"type": "text", "text": str(turn)}, image_part(turn)]}]
-        rendered = bridged(
-            renderer.bridge_to_next_turn(
-                rendered.token_ids, completion, new, previous_multi_modal_data=rendered.multi_modal_data
-            )
-        )
-        messages += [{"role": "assistant", "content": f"A{turn}"}, *new]
-    whole = renderer.render(messages, add_generation_prompt=True)
-    assert rendered.token_ids == whole.token_ids
-    check_media(rendered, whole)
-
-
 def test_a_sampled_placeholder_is_not_an_image(renderer: TemplateRenderer) -> None:
     prompt = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
     completion = ids_of(renderer, "look: ", "<|image_pad|>", "<|vision_start|>", "<|image_pad|>", "<|im_end|>")
@@ -253,19 +215,6 @@ def test_a_sampled_placeholder_is_not_an_image(renderer: TemplateRenderer) -> No
     )
     assert second.multi_modal_data is not None
     assert [where.length for where in second.multi_modal_data.mm_placeholders["image"]] == [4, 6]
-
-
-def test_a_placeholder_sampled_in_an_episode_without_images_does_not_stop_it(renderer: TemplateRenderer) -> None:
-    prompt = renderer.render(QUESTION, add_generation_prompt=True)
-    completion = ids_of(renderer, "<|image_pad|>", "<|im_end|>")
-    media = prompt.multi_modal_data
-    first = bridged(renderer.bridge_to_next_turn(prompt.token_ids, completion, REPLY, previous_multi_modal_data=media))
-    assert first.multi_modal_data == MultiModalData()
-    bridged(
-        renderer.bridge_to_next_turn(
-            first.token_ids, completion, REPLY, previous_multi_modal_data=first.multi_modal_data
-        )
-    )
 
 
 @pytest.fixture(scope="module")
@@ -295,24 +244,3 @@ def test_the_extension_is_equal_for_a_history_with_or_without_the_sampled_turn_o
     ]
     assert results[0].token_ids == results[1].token_ids == results[2].token_ids
     assert results[0].spans == results[1].spans == results[2].spans
-
-
-def test_the_prompt_and_the_completion_of_the_caller_are_not_changed(
-    renderer: TemplateRenderer, prompt: list[int], completion: list[int]
-) -> None:
-    before = (list(prompt), list(completion))
-    result = bridged(renderer.bridge_to_next_turn(prompt, completion, REPLY))
-    result.token_ids.append(0)
-    assert (prompt, completion) == before
-
-
-@pytest.mark.parametrize("arguments", ['{"a": ' + "[" * 480 + "]" * 480 + "}", '{"a": "\\ud800"}', '{"a": NaN}'])
-def test_a_tool_call_with_arguments_that_are_no_object_is_bridged(
-    renderer: TemplateRenderer, prompt: list[int], arguments: str
-) -> None:
-    block = f'{{"name": "look", "arguments": {arguments}}}'
-    completion = ids_of(renderer, "<tool_call>", block, "</tool_call>", "<|im_end|>")
-    result = bridged(
-        renderer.bridge_to_next_turn(prompt, completion, [{"role": "tool", "content": "T"}], previous_messages=QUESTION)
-    )
-    assert result.token_ids[: len(prompt) + len(completion)] == prompt + completion

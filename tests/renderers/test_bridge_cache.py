@@ -89,20 +89,6 @@ def test_an_equal_observation_with_another_image_of_the_same_size_is_not_printed
     assert len(printed) == 2
 
 
-def test_a_caller_that_changes_the_result_of_a_bridge_does_not_change_the_next(renderer: TemplateRenderer) -> None:
-    prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
-    stop = renderer.get_stop_token_ids()[:1]
-    new = [{"role": "user", "content": "Once more."}]
-    first = renderer.bridge_to_next_turn(prompt, stop, new)
-    assert first is not None
-    expected = list(first.token_ids)
-    first.token_ids.clear()
-    first.message_roles.clear()
-    second = renderer.bridge_to_next_turn(prompt, stop, new)
-    assert second is not None
-    assert (second.token_ids, second.message_roles) == (expected, ["user"])
-
-
 def schema(kind: str) -> list[dict[str, Any]]:
     parameters = {"type": "object", "properties": {"a": {"type": kind}}, "required": ["a"]}
     return [{"type": "function", "function": {"name": "get", "parameters": parameters}}]

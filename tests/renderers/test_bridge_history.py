@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from renderers import BridgeRefusal, RenderedTokens, RendererOptions, TemplateRenderer, load_renderer
-from renderers.errors import ConfigError
 
 # Mistral's habits. Pixtral: a system message stands in the user's turn if that is the last message; a user may send
 # parts, the others strings. Mistral 7B v0.3: the tools stand before the last user's turn.
@@ -47,7 +46,6 @@ MISTRAL_V3 = """\
     {%- else %}{{- message.content + eos_token }}{%- endif %}
 {%- endfor %}"""
 WITH_SYSTEM = [system("Be brief."), user("a"), says("b"), user("c")]
-WITHOUT = WITH_SYSTEM[1:]
 
 
 @functools.cache
@@ -68,44 +66,6 @@ def histories(messages: list[Any], turn: int) -> list[list[Any]]:
 
 
 # The template's own history.
-
-
-@pytest.mark.parametrize("length", [3, 5, 7])
-def test_a_history_without_a_system_message_is_bridged(length: int) -> None:
-    renderer = loaded(PIXTRAL)
-    messages = [user("a") if index % 2 == 0 else says("b") for index in range(length)]
-    prompt, completion = sampled(renderer, messages, length - 2)
-    for previous in histories(messages, length - 2):
-        outcome = renderer.try_bridge(prompt, completion, messages[-1:], previous_messages=previous)
-        assert isinstance(outcome, RenderedTokens)
-        assert outcome.token_ids == renderer.render(messages, add_generation_prompt=True).token_ids
-
-
-def test_a_bridge_is_refused_where_the_template_moves_the_system_message() -> None:
-    renderer = loaded(PIXTRAL)
-    prompt, completion = sampled(renderer, WITH_SYSTEM, 2)
-    full = renderer.render(WITH_SYSTEM, add_generation_prompt=True).token_ids
-    assert full[: len(prompt)] != prompt
-    for previous in histories(WITH_SYSTEM, 2):
-        outcome = renderer.try_bridge(prompt, completion, WITH_SYSTEM[3:], previous_messages=previous)
-        assert outcome is BridgeRefusal.REWRITES_HISTORY
-
-
-def test_a_bridge_that_depends_on_a_missing_history_is_refused_with_needs_history() -> None:
-    renderer = loaded(PIXTRAL)
-    prompt, completion = sampled(renderer, WITHOUT, 1)
-    assert renderer.try_bridge(prompt, completion, WITHOUT[2:]) is BridgeRefusal.NEEDS_HISTORY
-
-
-@pytest.mark.parametrize("new", [[user("c")], [user("c"), user("d")]])
-def test_a_template_that_rewrites_every_history_is_refused_with_rewrites_history(new: list[Any]) -> None:
-    source = "{% for m in messages %}{{ '[NEW]' if loop.last else '[OLD]' }}{{ m.content }}[DONE]{% endfor %}"
-    renderer = load_renderer(graft("rewriting", source), chat_template=source)
-    prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
-    completion = renderer.tokenizer.encode_scaffold("[NEW]b[DONE]")
-    for previous in (None, [user("a")]):
-        outcome = renderer.try_bridge(prompt, completion, new, previous_messages=previous)
-        assert outcome is BridgeRefusal.REWRITES_HISTORY
 
 
 CALLING = [user("Weather?"), says("", None, [call("run", {})]), answer("22 °C"), says("Warm."), user("And now?")]
@@ -176,40 +136,6 @@ def test_as_sampled_extends_the_tokens_that_the_policy_saw_and_is_counted() -> N
     assert renderer.bridge_stats.overridden[BridgeRefusal.REWRITES_HISTORY] == kept + 1
 
 
-def test_as_sampled_counts_nothing_where_the_history_is_not_rewritten() -> None:
-    renderer = load_renderer(graft("mistral", PIXTRAL), config=RendererOptions(history="as_sampled"))
-    prompt, completion = sampled(renderer, WITHOUT, 1)
-    outcome = renderer.try_bridge(prompt, completion, WITHOUT[2:], previous_messages=WITHOUT[:1])
-    assert isinstance(outcome, RenderedTokens)
-    assert outcome.token_ids == renderer.render(WITHOUT, add_generation_prompt=True).token_ids
-    assert renderer.bridge_stats.bridged == 1
-    assert not renderer.bridge_stats.overridden
-
-
-def test_as_sampled_bridges_many_turns() -> None:
-    renderer = loaded(PIXTRAL, "as_sampled")
-    messages: list[Any] = [system("S"), user("q0")]
-    ids = renderer.render(messages, add_generation_prompt=True).token_ids
-    seen = renderer.tokenizer.decode(ids)
-    for turn in range(4):
-        completion = renderer.tokenizer.encode_scaffold(f"a{turn}</s>")
-        reply = renderer.parse_response(completion, prompt_ids=ids).to_message()
-        new = [user(f"q{turn + 1}")]
-        bridged = renderer.bridge_to_next_turn(ids, completion, new, previous_messages=messages)
-        assert bridged is not None
-        assert bridged.token_ids[: len(ids) + len(completion)] == [*ids, *completion]
-        messages += [reply, *new]
-        ids = bridged.token_ids
-        seen += f"a{turn}</s>[INST]S\n\nq{turn + 1}[/INST]"
-        assert renderer.tokenizer.decode(ids) == seen
-
-
-def test_as_sampled_still_needs_the_history_if_the_new_text_depends_on_it() -> None:
-    renderer = loaded(PIXTRAL, "as_sampled")
-    prompt, completion = sampled(renderer, WITH_SYSTEM, 2)
-    assert renderer.try_bridge(prompt, completion, WITH_SYSTEM[3:]) is BridgeRefusal.NEEDS_HISTORY
-
-
 THINKING = """\
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
 {%- if m.role == 'assistant' and m.reasoning_content and loop.last %}
@@ -235,6 +161,10 @@ def test_reasoning_is_kept_by_its_own_option_and_counted_by_its_own_reason() -> 
     assert dict(stats.overridden) == {BridgeRefusal.DROPS_REASONING: 1}
 
 
-def test_an_unknown_history_policy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="as_sampled"):
-        RendererOptions(history="sampled")  # type: ignore[arg-type]
+WITHOUT = WITH_SYSTEM[1:]
+
+
+def test_a_bridge_that_depends_on_a_missing_history_is_refused_with_needs_history() -> None:
+    renderer = loaded(PIXTRAL)
+    prompt, completion = sampled(renderer, WITHOUT, 1)
+    assert renderer.try_bridge(prompt, completion, WITHOUT[2:]) is BridgeRefusal.NEEDS_HISTORY

@@ -83,23 +83,6 @@ def test_reasoning_cut_off_by_a_length_limit_is_closed_with_scaffold(
     assert extended.sampled_mask[sampled_end - 1 : sampled_end + 2] == [True, False, False]
 
 
-def test_a_completion_that_does_not_close_the_reasoning_of_the_prompt_is_refused(
-    renderer: TemplateRenderer, prompt: list[int], completion: list[int]
-) -> None:
-    opened = [*prompt, *ids_of(renderer, "<think>", "\n")]
-    assert refusal(renderer, opened, completion, REPLY) is BridgeRefusal.OPEN_REASONING
-    closed = ids_of(renderer, "hm", "</think>", "A", "<|im_end|>")
-    assert bridged(renderer.bridge_to_next_turn(opened, closed, REPLY)).token_ids[: len(opened)] == opened
-
-
-def test_closed_reasoning_is_bridged_by_a_template_that_keeps_it(renderer: TemplateRenderer, prompt: list[int]) -> None:
-    thought = ids_of(renderer, "<think>", "hm", "</think>", "A", "<|im_end|>")
-    assert (
-        bridged(renderer.bridge_to_next_turn(prompt, thought, REPLY)).token_ids[len(prompt) :][: len(thought)]
-        == thought
-    )
-
-
 FORGETFUL = """{%- set ns = namespace(last=0) -%}
 {%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
 {%- for m in messages -%}
@@ -266,14 +249,6 @@ def test_every_refusal_reason_is_covered_above() -> None:
     assert [reason for reason in BridgeRefusal if f"is BridgeRefusal.{reason.name}" not in source] == []
 
 
-def test_successes_are_counted(renderer: TemplateRenderer, prompt: list[int], completion: list[int]) -> None:
-    before, refused = renderer.bridge_stats.bridged, renderer.bridge_stats.refused.copy()
-    renderer.bridge_to_next_turn(prompt, completion, REPLY)
-    renderer.try_bridge(prompt, completion, REPLY)
-    assert renderer.bridge_stats.bridged == before + 2
-    assert renderer.bridge_stats.refused == refused
-
-
 def with_markers(start: str, end: str) -> str:
     """FORGETFUL with other markers around reasoning."""
     return FORGETFUL.replace("<think>", start).replace("</think>", end)
@@ -289,15 +264,3 @@ def test_reasoning_between_unknown_tags_is_found_in_the_print_of_the_template(ti
     assert refusal(forgetful, prompt, thought, REPLY) is BridgeRefusal.DROPS_REASONING
     plain = forgetful.bridge_to_next_turn(prompt, ids_of(forgetful, "A", "<|im_end|>"), REPLY)
     assert bridged(plain).token_ids[: len(prompt)] == prompt
-
-
-def test_a_template_that_drops_reasoning_without_known_markers_is_never_bridged_before_a_user_message(
-    tiny_model_dir: Path,
-) -> None:
-    forgetful = load_renderer(tiny_model_dir, chat_template=with_markers("Thought: ", "Said: "))
-    assert forgetful.format.reasoning is None
-    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
-    thought = ids_of(forgetful, "Thought: \nhm\nSaid: \n\nA", "<|im_end|>")
-    assert refusal(forgetful, prompt, thought, REPLY) is BridgeRefusal.DROPS_REASONING
-    kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": "tool", "content": "T"}])
-    assert bridged(kept).token_ids[: len(prompt) + len(thought)] == prompt + thought

@@ -7,7 +7,6 @@ import base64
 import io
 import itertools
 import json
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -148,21 +147,6 @@ def test_the_client_of_openai_is_one(renderer: TemplateRenderer, answer: list[in
             server.shutdown()
 
 
-def test_no_http_library_is_imported_for_a_client_of_the_caller(
-    renderer: TemplateRenderer, answer: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("httpx", "httpx2", "openai"):
-        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
-    assert run(Client(answer), renderer)["content"] == "A"
-
-
-def test_given_ids_are_sent_and_nothing_is_rendered(renderer: TemplateRenderer, answer: list[int]) -> None:
-    client = Client(answer)
-    result = run(client, renderer, messages=[], prompt_ids=[1, 2, 3])
-    assert client.posted[0][1]["token_ids"] == [1, 2, 3]
-    assert (result["prompt_ids"], result["prompt_attribution"]) == ([1, 2, 3], None)
-
-
 def test_a_stop_after_a_valid_call_is_a_finish_for_tool_calls(renderer: TemplateRenderer) -> None:
     called = ids_of(renderer, "<tool_call>", '{"name": "look", "arguments": {}}', "</tool_call>", "<|im_end|>")
     assert run(Client(called), renderer)["finish_reason"] == "tool_calls"
@@ -185,43 +169,6 @@ def test_a_prompt_longer_than_the_limit_is_refused_before_it_is_sent(
     limited.max_model_len = length - 1
     with pytest.raises(OverlongPromptError):
         run(limited, renderer)
-
-
-class UnreachableError(OSError):
-    """What the `get` of a client raises, whether `openai` is loaded in this process or not."""
-
-    def __init__(self, status_code: int | None = None) -> None:
-        self.status_code = status_code
-
-
-@pytest.mark.parametrize("status", [None, 503])
-def test_a_limit_that_could_not_be_asked_for_is_asked_for_again(
-    renderer: TemplateRenderer, answer: list[int], status: int | None
-) -> None:
-    client = Client(answer)
-    client.listings = [UnreachableError(status), {"data": [{"id": MODEL, "max_model_len": 2}]}]
-    assert run(client, renderer)["content"] == "A"
-    for _ in range(2):  # the second time without a request
-        with pytest.raises(OverlongPromptError) as caught:
-            run(client, renderer)
-        assert caught.value.max_prompt_len == 2
-    assert client.listings == []
-
-
-@pytest.mark.parametrize(
-    "listing",
-    [UnreachableError(404), {}, {"data": None}, {"data": ["m"]}, {"data": [{"id": MODEL}]}, {"data": [{"id": "o"}]}, 7,
-     {"data": [{"id": MODEL, "max_model_len": "2"}]}, {"data": [{"id": MODEL, "max_model_len": True}]}],
-    ids=repr,
-)  # fmt: skip
-def test_a_server_that_publishes_no_limit_is_asked_once(
-    renderer: TemplateRenderer, answer: list[int], listing: Any
-) -> None:
-    client = Client(answer)
-    client.listings = [listing]
-    for _ in range(2):
-        assert run(client, renderer)["content"] == "A"
-    assert client.listings == []
 
 
 BROKEN: dict[str, Any] = {
@@ -308,3 +255,26 @@ def test_a_tokenizer_without_transformers_makes_the_same_renderer(
     assert tokenizer.decode(ids) == "Q<|im_end|>"
     assert tokenizer.convert_tokens_to_ids(["<|im_end|>"]) == ids[-1:]
     assert tokenizer.convert_ids_to_tokens(ids)[-1] == "<|im_end|>"
+
+
+class UnreachableError(OSError):
+    """What the `get` of a client raises, whether `openai` is loaded in this process or not."""
+
+    def __init__(self, status_code: int | None = None) -> None:
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [UnreachableError(404), {}, {"data": None}, {"data": ["m"]}, {"data": [{"id": MODEL}]}, {"data": [{"id": "o"}]}, 7,
+     {"data": [{"id": MODEL, "max_model_len": "2"}]}, {"data": [{"id": MODEL, "max_model_len": True}]}],
+    ids=repr,
+)  # fmt: skip
+def test_a_server_that_publishes_no_limit_is_asked_once(
+    renderer: TemplateRenderer, answer: list[int], listing: Any
+) -> None:
+    client = Client(answer)
+    client.listings = [listing]
+    for _ in range(2):
+        assert run(client, renderer)["content"] == "A"
+    assert client.listings == []

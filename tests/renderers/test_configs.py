@@ -8,9 +8,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import corpus
 import pytest
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from training_conversations import renderer_of
 
 import renderers
@@ -22,19 +21,15 @@ from renderers import (
     GLM5RendererConfig,
     GptOssRendererConfig,
     Llama3RendererConfig,
-    MultiModalData,
-    PlaceholderRange,
     Qwen3RendererConfig,
     Qwen3VLRendererConfig,
     Qwen36RendererConfig,
     Qwen38RendererConfig,
     RenderedTokens,
     RendererConfig,
-    RendererOptions,
     config_from_name,
     create_renderer,
     load_renderer,
-    load_tokenizer,
 )
 from renderers.configs import config_class
 from renderers.errors import ConfigError, MessageError
@@ -54,12 +49,6 @@ def test_every_family_has_a_configuration_that_its_name_selects(name: str) -> No
     assert pickle.loads(pickle.dumps(config)) == config
     assert type(config).template_field_names() <= set(type(config).model_fields)
     assert options_of(config).thinking_retention in ("template", "tool_cycle", "all")
-
-
-def test_auto_has_no_configuration_of_its_own_and_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    assert config_from_name("auto") is None
-    with pytest.raises(ValueError, match=r"'qwen9'.*qwen3\.5"):
-        config_from_name("qwen9")
 
 
 @pytest.mark.parametrize(
@@ -125,31 +114,9 @@ def test_template_variables_are_added_if_the_family_has_them() -> None:
         resolve_config("m", DefaultRendererConfig(), {"tool_parser": "x"})
 
 
-@pytest.mark.slow
-def test_the_variables_of_a_configuration_reach_the_template() -> None:
-    directory, switch = corpus.model_dir("qwen-3"), {"enable_thinking": False}
-    thinking = load_renderer(directory, config=Qwen3RendererConfig())
-    silent = load_renderer(directory, config=Qwen3RendererConfig(), chat_template_kwargs=switch)
-    plain = load_renderer(directory, config=RendererOptions(chat_template_kwargs=switch))
-    prompts = [each.render_ids(QUESTION, add_generation_prompt=True) for each in (thinking, silent, plain)]
-    assert prompts[1] == prompts[2] != prompts[0]
-    assert silent.config == Qwen3RendererConfig(enable_thinking=False)
-
-
 def test_the_configuration_of_another_family_than_the_template_is_refused_with_the_fitting_one() -> None:
     with pytest.raises(ConfigError, match=r"format 'qwen3'.*'glm-5'.*qwen3"):
         renderer_of("trl/qwen3", config=GLM5RendererConfig())
-
-
-def test_a_value_that_is_no_configuration_is_refused(tiny_model_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="RendererOptions"):
-        create_renderer(load_tokenizer(str(tiny_model_dir)), {"name": "qwen3"})  # type: ignore[arg-type]
-
-
-def test_options_that_the_template_cannot_express_are_refused() -> None:
-    with pytest.raises(ValueError, match="use_system_prompt"):
-        options_of(GptOssRendererConfig(use_system_prompt=False))
-    assert options_of(GptOssRendererConfig(model_identity="I")).chat_template_kwargs == {"model_identity": "I"}
 
 
 @pytest.mark.slow
@@ -162,39 +129,6 @@ def test_a_typed_configuration_reads_arguments_as_text_and_as_an_object(name: st
         for arguments in ({"city": "x", "n": 1}, '{"city": "x", "n": 1}')
     )  # fmt: skip
     assert as_object == as_text
-
-
-def test_a_call_is_read_bare_wrapped_and_as_the_parser_returns_it() -> None:
-    renderer = renderer_of("trl/qwen3")
-    call = {"name": "look", "arguments": {"n": 1}}
-    parsed = SimpleNamespace(id=None, raw="", status="ok", **call)
-    forms = [{"type": "function", "function": call}, call, parsed]
-    ids = [
-        renderer.render_ids([*QUESTION, {"role": "assistant", "content": None, "tool_calls": [form]}]) for form in forms
-    ]
-    assert ids[0] == ids[1] == ids[2]
-
-
-def test_a_thinking_part_is_reasoning_and_a_part_without_type_is_what_its_key_says() -> None:
-    renderer = renderer_of("trl/qwen3")
-    parts = [{"type": "thinking", "thinking": "T"}, {"text": "A"}]
-    as_parts = renderer.render_ids([*QUESTION, {"role": "assistant", "content": parts}])
-    assert as_parts == renderer.render_ids([*QUESTION, {"role": "assistant", "content": "A", "reasoning_content": "T"}])
-
-
-def test_a_field_of_a_configuration_is_a_template_variable_unless_it_is_internal() -> None:
-    class Own(BaseRendererConfig):
-        effort: int = 1
-        cache_size: int = 8
-        _template_fields = frozenset({"effort"})  # configurations that were written for PyPI's package list them, too
-        _internal_fields = frozenset({"cache_size"})
-
-    class Extended(Own):
-        more: int = 2
-        _internal_fields = frozenset({"more"})
-
-    assert Own.template_field_names() == Extended.template_field_names() == {"effort"}
-    assert Own(effort=2).model_dump(exclude_unset=True) == {"effort": 2}
 
 
 def test_a_custom_renderer_is_built_with_the_tokenizer_and_its_own_configuration(
@@ -228,20 +162,6 @@ def test_a_custom_renderer_is_built_with_the_tokenizer_and_its_own_configuration
             CustomRendererConfig(import_path=path)
     with pytest.raises(FileNotFoundError):
         CustomRendererConfig(import_path=f"{tmp_path}/absent.py:Renderer")
-
-
-def test_media_and_attribution_can_be_fields_of_a_pydantic_model() -> None:
-    class Step(BaseModel):
-        media: MultiModalData | None = None
-        placeholder: PlaceholderRange | None = None
-
-    data = MultiModalData({"image": ["h"]}, {"image": [PlaceholderRange(1, 2)]}, {"image": [{"pixel_values": [0.5]}]})
-    assert Step(media=data).media is data
-    dumped = Step(media=data, placeholder=PlaceholderRange(1, 2)).model_dump()
-    assert dumped["media"]["mm_placeholders"] == {"image": [{"offset": 1, "length": 2}]}
-    assert Step.model_validate(dumped).media == data
-    with pytest.raises(ValidationError, match="mm_hashes"):
-        Step(media={"pixels": 1})  # type: ignore[arg-type]
 
 
 def test_tokens_of_columns_equal_tokens_of_spans() -> None:
@@ -286,3 +206,9 @@ def test_media_without_a_processor_have_the_marker_that_is_printed(tiny_model_di
         typed.render(question)
     with pytest.raises(MessageError, match="reads only text"):
         load_renderer(tmp_path).render(question, **options)
+
+
+def test_options_that_the_template_cannot_express_are_refused() -> None:
+    with pytest.raises(ValueError, match="use_system_prompt"):
+        options_of(GptOssRendererConfig(use_system_prompt=False))
+    assert options_of(GptOssRendererConfig(model_identity="I")).chat_template_kwargs == {"model_identity": "I"}

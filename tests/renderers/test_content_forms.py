@@ -10,12 +10,12 @@ from typing import Any
 import corpus
 import numpy as np
 import pytest
-from corpus import TOOLS, answer, call, says, system, text, user
+from corpus import TOOLS, answer, call, says, text, user
 from grafted import graft
 from hf_families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaded import directory_of, renderer_of
+from loaded import directory_of
 from PIL import Image
 from tokenizers import Tokenizer, models
 from transformers import AutoProcessor, PreTrainedTokenizerFast
@@ -24,31 +24,19 @@ from renderers import (
     RenderedTokens,
     RendererOptions,
     TemplateRenderer,
-    build_training_sample,
-    build_training_samples,
     load_renderer,
 )
-from renderers.errors import ConfigError, PlaceholderCountError, TemplateError
+from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.messages import check_messages, without_media
 from renderers.template.chat_template import ChatTemplate
-from renderers.template.content_forms import ContentForms, ConvertingTemplate
+from renderers.template.content_forms import ConvertingTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# What is printed of a model that reads only strings, and of one that reads only parts.
-STRINGS = """\
-{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 PARTS = """\
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
 {%- for part in m.content %}{{- '<image>' if part.type == 'image' else part.text }}{%- endfor %}
 {{- '<|im_end|>\\n' }}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-# As in Pixtral's: a user may show images, an assistant and a system message are strings.
-MIXED = """\
-{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
-{%- if m.role == 'user' %}{%- for part in m.content %}{{- part.text }}{%- endfor %}
-{%- else %}{{- m.content }}{%- endif %}{{- '<|im_end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
@@ -164,35 +152,6 @@ def test_the_corpus_holds_templates_of_every_kind() -> None:
     assert kinds == {(True, True), (True, False), (False, True), (False, False)}
 
 
-@pytest.mark.parametrize(
-    ("template", "role", "forms"),
-    [
-        ("trl/llava_next", "user", {"parts"}),
-        ("trl/llava_next", "assistant", {"parts"}),
-        ("trl/idefics3", "system", {"parts"}),
-        ("trl/smolvlm", "tool", {"parts"}),
-        ("trl/qwen3_vl", "user", {"text", "parts"}),
-        ("trl/qwen3", "user", {"text"}),
-        ("trl/qwen2_5", "tool", {"text"}),  # it would print the list as data
-        ("own/glm-4.5v", "user", {"text", "parts"}),
-        ("own/glm-4.5v", "tool", {"text"}),
-        ("trl/gemma", "system", set()),  # refused in any form
-    ],
-)
-def test_forms_of_each_role(template: str, role: str, forms: set[str]) -> None:
-    source = corpus.templates()[template]
-    found = ContentForms(ChatTemplate(source, model=template, variables=SPECIAL)).of_role(role)
-    assert found == forms
-
-
-def test_forms_are_found_for_each_role_separately() -> None:
-    renderer = loaded(MIXED)
-    messages = [system(text("S", "T")), user("a"), says(text("b")), user(text("c", "d"))]
-    expected = [system("S\nT"), user(text("a")), says("b"), user(text("c", "d"))]
-    decoded = renderer.tokenizer.decode(renderer.render(messages).token_ids)
-    assert decoded == hugging_face(MIXED, expected)
-
-
 # What a template reads of one role in one place and not in another.
 
 # As in Llama 3.2's for images: with tools, the first question is printed by another line than the others.
@@ -277,26 +236,7 @@ def test_a_bridge_equals_the_full_render_where_the_forms_depend_on_the_position(
         assert outcome.token_ids == full
 
 
-def test_a_message_that_the_template_reads_is_not_converted() -> None:
-    forms = ContentForms(ChatTemplate(corpus.templates()["trl/qwen3_vl"], model="m"))
-    for message in (user("a"), user(text("a", "b")), says("b"), answer(text("c"))):
-        assert forms.converted(message) is message
-
-
 # What strangers saw.
-
-
-def test_llava_next_renders_a_second_turn_behind_an_assistant_string() -> None:
-    renderer = renderer_of("trl/llava_next")
-    rendered = renderer.render([user("Hi"), says("Hello!"), user("And?")])
-    assert renderer.tokenizer.decode(rendered.token_ids) == "[INST] Hi [/INST] Hello!</s> [INST] And? [/INST]"
-
-
-def test_idefics3_prints_a_system_string() -> None:
-    renderer = renderer_of("trl/idefics3")
-    rendered = renderer.render([system("Be brief."), user("Hi")], add_generation_prompt=True)
-    decoded = renderer.tokenizer.decode(rendered.token_ids)
-    assert decoded == ("<|begin_of_text|>System: Be brief.<end_of_utterance>\nUser: Hi<end_of_utterance>\nAssistant:")
 
 
 def test_as_given_prints_the_text_of_transformers_and_logs_lost_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -312,112 +252,7 @@ def test_as_given_prints_the_text_of_transformers_and_logs_lost_text(caplog: pyt
     assert "content_form" in caplog.text
 
 
-def test_an_unknown_content_form_is_refused() -> None:
-    with pytest.raises(ConfigError, match="as_given"):
-        RendererOptions(content_form="openai")  # type: ignore[arg-type]
-
-
-def test_an_image_never_becomes_a_string() -> None:
-    """A template of strings shows none; what it says of one is not to be dropped."""
-    shown = [{"type": "image", "image": "<media>"}, {"type": "text", "text": "?"}]
-    (message,) = check_messages([user(shown)])
-    assert ContentForms(ChatTemplate(STRINGS, model="m")).converted(message) is message
-
-
 # Attribution, bridges and parsing.
-
-
-@pytest.mark.parametrize("template", ["trl/idefics3", "trl/smolvlm", "trl/llava_next"])
-def test_the_tokens_of_a_converted_message_are_those_of_the_parts_that_it_became(template: str) -> None:
-    renderer = renderer_of(template)
-    strings = [system("S"), user("a b"), says("c"), user("d")]
-    parts = [{**message, "content": text(message["content"])} for message in strings]
-    rendered, expected = renderer.render(strings), renderer.render(parts)
-    assert rendered.token_ids == expected.token_ids
-    assert rendered.spans == expected.spans
-    body = [
-        i for i, (m, c) in enumerate(zip(rendered.message_indices, rendered.is_content, strict=True)) if c and m == 1
-    ]
-    assert renderer.tokenizer.decode([rendered.token_ids[i] for i in body]).endswith(
-        "b"
-    )  # "a" and the blank before it may be one token
-    assert any(rendered.sampled_mask)
-
-
-def test_the_texts_that_became_one_string_are_content_with_the_line_break_between_them() -> None:
-    renderer = loaded(STRINGS)
-    rendered = renderer.render([user(text("a b", "c")), says("d")])
-    body = [
-        t
-        for t, m, c in zip(rendered.token_ids, rendered.message_indices, rendered.is_content, strict=True)
-        if c and m == 0
-    ]
-    assert renderer.tokenizer.decode(body) == "a b\nc"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", [STRINGS, PARTS, MIXED], ids=["strings", "parts", "mixed"])
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_a_bridge_is_the_full_render_whatever_the_forms_of_the_messages(source: str, data: st.DataObject) -> None:
-    words = st.text("ab\n é", max_size=5)
-    contents = words | st.lists(words, max_size=3).map(lambda texts: text(*texts))
-    asked = st.builds(user, contents)
-    history = [*data.draw(st.lists(st.builds(system, contents), max_size=1)), data.draw(asked)]
-    turn = says(data.draw(contents))
-    new = data.draw(st.lists(asked, min_size=1, max_size=2))
-    renderer = loaded(source)
-    prompt = renderer.render(history, add_generation_prompt=True).token_ids
-    printed = renderer.render([*history, turn])
-    stop = [i for i, sampled in enumerate(printed.sampled_mask) if sampled][-1]
-    full = renderer.render([*history, turn, *new], add_generation_prompt=True).token_ids
-    for previous in (None, history, [*history, turn]):
-        outcome = renderer.try_bridge(
-            prompt, printed.token_ids[len(prompt) : stop + 1], new, previous_messages=previous
-        )
-        assert isinstance(outcome, RenderedTokens)
-        assert outcome.token_ids == full
-
-
-@pytest.mark.parametrize("template", ["trl/idefics3", "trl/llava_next"])
-def test_a_parsed_turn_goes_back_into_history_and_is_bridged(template: str) -> None:
-    renderer = renderer_of(template)
-    messages = [system("S"), user("Hi")]
-    prompt = renderer.render(messages, add_generation_prompt=True).token_ids
-    stop = renderer.get_stop_token_ids()[0]
-    completion = [*renderer.tokenizer.encode_scaffold(" Hello!"), stop]
-    turn = renderer.parse_response(completion, prompt_ids=prompt).to_message()
-    assert turn["content"].strip() == "Hello!"
-    conversation = [*messages, turn, user("And?")]
-    full = renderer.render(conversation, add_generation_prompt=True)
-    outcome = renderer.try_bridge(prompt, completion, conversation[3:], previous_messages=messages)
-    assert isinstance(outcome, RenderedTokens)
-    assert outcome.token_ids[: len(prompt) + len(completion)] == [*prompt, *completion]
-    behind = renderer.tokenizer.decode(outcome.token_ids[len(prompt) + len(completion) :])
-    assert renderer.tokenizer.decode(full.token_ids).endswith(behind)
-    assert "And?" in behind
-
-
-def test_the_text_of_a_marker_stays_text_in_a_converted_part() -> None:
-    renderer = renderer_of("trl/idefics3")
-    rendered = renderer.render([user("an <image> and <end_of_utterance>"), says("b")])
-    image, end = (renderer.tokenizer.control_id(token) for token in ("<image>", "<end_of_utterance>"))
-    assert rendered.token_ids.count(image or -1) == 0
-    assert rendered.token_ids.count(end or -1) == 2
-
-
-def test_a_training_sample_of_texts_that_became_one_string_trains_the_turn() -> None:
-    renderer = loaded(STRINGS)
-    sample = build_training_sample(renderer, [user(text("a", "b")), says(text("c", "d"))])
-    trained = [t for t, on in zip(sample.token_ids, sample.loss_mask, strict=True) if on]
-    assert renderer.tokenizer.decode(trained) == "c\nd<|im_end|>"
-
-
-def test_a_turn_of_two_texts_parses_back_behind_a_prompt_that_history_prints_differently() -> None:
-    renderer = loaded(STRINGS.replace("assistant\\n'", "assistant\\n\\n'"))
-    (sample,) = build_training_samples(renderer, [user("a"), says(text("c", "d"))])
-    trained = [t for t, on in zip(sample.token_ids, sample.loss_mask, strict=True) if on]
-    assert renderer.tokenizer.decode(trained) == "c\nd<|im_end|>"
 
 
 # Images.

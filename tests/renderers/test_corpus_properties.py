@@ -9,21 +9,16 @@ import threading
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import corpus
 import pytest
-from grafted import grafted_tokenizer_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaded import TODAY, directory_of, renderer_of
 from transformers import PreTrainedTokenizerFast
 
-from renderers import RenderedTokens, RendererOptions, TemplateRenderer, create_renderer, load_renderer
-from renderers.errors import RendererError
-from renderers.parsing.response import ContentDelta, ReasoningDelta, ToolCallDelta
+from renderers import RenderedTokens, RendererOptions, TemplateRenderer, create_renderer
 
 TEMPLATES = [
     "own/deepseek-v3.1",
@@ -261,122 +256,4 @@ def test_a_renderer_made_from_a_loaded_tokenizer_gives_the_ids_of_one_loaded_fro
         assert ids[0] == ids[1], name
 
 
-def small_model(folder: Path, settings: dict[str, Any]) -> Path:
-    """A model directory with the tokenizer of a ChatML template and no template yet."""
-    source = grafted_tokenizer_dir("trl/qwen3_vl_training")
-    folder.mkdir()
-    (folder / "tokenizer.json").symlink_to(source / "tokenizer.json")
-    known = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({**known, **settings}), encoding="utf-8")
-    return folder
-
-
-def named(word: str) -> str:
-    """A ChatML template that begins with a word."""
-    return (
-        f"{word} "
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-
-
-@pytest.mark.parametrize("place", ["tokenizer_config.json", "additional_chat_templates", "both", "create_renderer"])
-def test_of_two_named_templates_the_one_for_tools_is_used_when_tools_are_given(place: str, tmp_path: Path) -> None:
-    sources = {"default": named("plain"), "tool_use": named("tools")}
-    listed = [{"name": name, "template": source} for name, source in sources.items()]
-    if place == "both":  # the files win
-        listed = [{"name": name, "template": named("outdated")} for name in sources]
-    folder = small_model(tmp_path / "model", {} if place == "additional_chat_templates" else {"chat_template": listed})
-    if place in ("additional_chat_templates", "both"):
-        (folder / "chat_template.jinja").write_text(sources["default"], encoding="utf-8")
-        (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(sources["tool_use"], encoding="utf-8")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
-    renderer = create_renderer(tokenizer) if place == "create_renderer" else load_renderer(folder)
-    for tools in (None, corpus.TOOLS, []):
-        text = renderer.tokenizer.decode(renderer.render_ids([corpus.user("Q")], tools=tools))
-        # Transformers chooses by whether tools are given at all; an empty list is given.
-        assert text.startswith("plain " if tools is None else "tools ")
-        assert text == tokenizer.apply_chat_template([corpus.user("Q")], tools=tools, tokenize=False)
-
-
-def test_a_template_that_prints_the_date_reads_the_given_clock_on_every_render() -> None:
-    days = itertools.count()
-    renderer = load_renderer(grafted_tokenizer_dir("trl/gptoss"), now=lambda: TODAY + timedelta(days=next(days)))
-    shown = [renderer.tokenizer.decode(renderer.render_ids([corpus.user("Q")])) for _ in range(2)]
-    dates = [text.partition("Current date: ")[2].partition("\n")[0] for text in shown]
-    assert datetime.fromisoformat(dates[0]) >= datetime(2031, 2, 3)
-    assert datetime.fromisoformat(dates[1]) > datetime.fromisoformat(dates[0])
-    # The clock stands still for all others of this file.
-    assert "Current date: 2031-02-03" in renderer_of("trl/gptoss").tokenizer.decode(
-        renderer_of("trl/gptoss").render_ids([corpus.user("Q")])
-    )
-
-
-@pytest.mark.parametrize("as_list", [True, False])
-def test_the_eos_ids_of_the_generation_config_stop_a_turn_too(as_list: bool, tmp_path: Path) -> None:
-    folder = small_model(tmp_path / "model", {"chat_template": named("plain")})
-    without = load_renderer(folder)
-    more = without.tokenizer.require_control_id("<|vision_start|>", "a test")  # any control token that is no stop yet
-    printed = without.get_stop_token_ids()
-    assert more not in printed
-    eos = [printed[0], more] if as_list else more
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}), encoding="utf-8")
-    made = {
-        "from its directory": load_renderer(folder),
-        "from a tokenizer": create_renderer(PreTrainedTokenizerFast.from_pretrained(str(folder))),
-    }
-    for renderer in made.values():
-        assert renderer.get_stop_token_ids() == [*printed, more]
-        parsed = renderer.parse_response([*renderer.tokenizer.encode_run("A").ids, more])
-        assert (parsed.content, parsed.stopped) == ("A", True)
-
-
 # Parsing piece by piece.
-
-
-@over_templates
-@a_few
-@given(data=st.data(), cuts=st.lists(st.integers(0, 60), max_size=4))
-def test_a_response_parsed_in_pieces_equals_the_response_parsed_at_once(
-    template: str, data: st.DataObject, cuts: list[int]
-) -> None:
-    renderer = renderer_of(template)
-    prompt = renderer.render_ids([corpus.user("Q")], tools=corpus.TOOLS, add_generation_prompt=True)
-    ids = data.draw(completions(renderer))
-    whole = renderer.parse_response(ids, tools=corpus.TOOLS, prompt_ids=prompt)
-    parser = renderer.response_parser(tools=corpus.TOOLS, prompt_ids=prompt)
-    edges = sorted({0, len(ids), *(cut for cut in cuts if cut < len(ids))})
-    deltas = [delta for start, end in itertools.pairwise(edges) for delta in parser.feed(ids[start:end])]
-    deltas += parser.end()
-    assert parser.finish() == whole
-    assert "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)) == whole.content
-    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
-    assert reasoning == (whole.reasoning_content or "")
-    calls = [delta.call for delta in deltas if isinstance(delta, ToolCallDelta) and delta.call is not None]
-    assert calls == whole.tool_calls
-
-
-def completions(renderer: TemplateRenderer) -> st.SearchStrategy[list[int]]:
-    """What the template prints for real turns, cut up, mixed and with anything between."""
-    arguments: Any = {"code": "print('é')\n"}
-    called = corpus.call("run", arguments if renderer.format.arguments == "object" else json.dumps(arguments))
-    turns = [
-        corpus.says("A", "because"),
-        corpus.says("b é 🙂", None, [called]),
-        corpus.says("", "why", [called, called]),
-    ]
-    printed: list[list[int]] = []
-    for turn in turns:
-        try:
-            rendered = renderer.render([corpus.user("Q"), turn], tools=corpus.TOOLS)
-        except RendererError:
-            continue  # it knows no parallel calls
-        printed.append([i for i, sampled in zip(rendered.token_ids, rendered.sampled_mask, strict=True) if sampled])
-    pieces = st.sampled_from(printed) | st.sampled_from(printed).flatmap(
-        lambda ids: st.integers(0, len(ids)).map(lambda cut: ids[:cut])
-    )
-    strays = st.sampled_from([token_id for ids in printed for token_id in ids]).map(lambda token_id: [token_id])
-    return st.lists(pieces | strays | texts.map(lambda text: renderer.tokenizer.encode_run(text).ids), max_size=4).map(
-        lambda runs: [token_id for run in runs for token_id in run]
-    )

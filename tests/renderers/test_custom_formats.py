@@ -1,7 +1,7 @@
 """Formats that users write: a syntax of tool calls as a subclass, and the values that a `Format` refuses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from renderers.errors import ConfigError
 from renderers.formats import (
-    JSON_STRING,
     Attempt,
     CallText,
     Format,
@@ -20,9 +19,6 @@ from renderers.formats import (
     ReasoningMarkers,
     ToolCallParseStatus,
     ToolCallSyntax,
-    Value,
-    by_name,
-    names,
 )
 from renderers.parsing.parser import ResponseParser, parse_response
 
@@ -56,21 +52,6 @@ class UndecoratedCalls(ToolCallSyntax):
         return [block.failed()]
 
 
-@dataclass(frozen=True, slots=True)
-class NameAndJson(ToolCallSyntax):
-    """`[call]look {"side": "left"}[/call]`"""
-
-    start_markers: tuple[str, ...] = ("[call]",)
-    end_markers: tuple[str, ...] = ("[/call]",)
-
-    def values(self, encoding: object) -> tuple[Value, ...]:
-        return (JSON_STRING,)
-
-    def attempts(self, block: CallText) -> list[Attempt]:
-        name, _, arguments = block.plain_text(*block.body).strip().partition(" ")
-        return [block.json_attempt(name, arguments)]
-
-
 LINES = Format("lines", ("<|im_end|>",), ReasoningMarkers("[thoughts]", "[/thoughts]"), LineCalls())
 TOKENIZER = bytewise_tokenizer(["<|im_end|>"])
 PROPERTIES = {"text": {"type": "string"}, "number": {"type": "integer"}}
@@ -102,15 +83,6 @@ def test_a_syntax_of_a_user_is_read_whole_streamed_and_cut_off(text: str, number
     assert parser.finish() == whole
 
 
-def test_an_end_marker_inside_a_value_that_a_syntax_describes_is_text_of_it() -> None:
-    format = Format("mine", ("<|im_end|>",), tool_calls=NameAndJson())
-    text = '[call]look {"side": "[/call]"}[/call] [call]look {"side": "[/call]Oh'
-    good, bad = (parsed := parse_response(ids(text), format, TOKENIZER, reasoning_open=False)).tool_calls
-    assert (good.status, good.arguments) == (ToolCallParseStatus.OK, {"side": "[/call]"})
-    assert (bad.status, bad.raw) == (ToolCallParseStatus.INVALID_JSON, '[call]look {"side": "[/call]')
-    assert parsed.content == " Oh"
-
-
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -127,34 +99,16 @@ def test_a_call_in_a_syntax_of_a_user_has_the_status_of_what_is_wrong(body: str,
     assert [call.status for call in parsed.tool_calls] == [status]
 
 
-def test_json_between_markers_of_a_user_needs_no_class() -> None:
-    format = replace(LINES, tool_calls=JsonCalls(("<fn>",), ("</fn>",)))
-    text = '<fn>{"name": "look", "arguments": {"number": 3}}</fn><|im_end|>'
-    (call,) = parse_response(ids(text), format, TOKENIZER, reasoning_open=False, tools=TOOLS).tool_calls
-    assert (call.name, call.arguments, call.status) == ("look", {"number": 3}, ToolCallParseStatus.OK)
-
-
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: Format("", ("<|im_end|>",)), "the name of a Format is ''; it can be text that is not empty"),
-        (lambda: Format("mine", "<|im_end|>"), "stop_tokens of a Format is '<|im_end|>'; it can be a tuple of one"),
-        (lambda: Format("mine", ()), r"stop_tokens of a Format is \(\); it can be a tuple of one or more"),
-        (lambda: Format("mine", ("a",), history_ends=["b"]), "history_ends of a Format is .*; it can be a tuple"),
-        (lambda: Format("mine", ("a",), ("<think>", "</think>")), "reasoning of a Format is .*; it can be Reasoning"),
+        (lambda: Format("mine", "<|im_end|>"), "stop_tokens of the Format mine is '<|im_end|>'; it can be a tuple"),
+        (lambda: Format("mine", ()), r"stop_tokens of the Format mine is \(\); it can be a tuple of texts, of which"),
         (
-            lambda: Format("mine", ("a",), channels=True),
-            "channels of a Format is True; it can be MessageChannels, None",
+            lambda: Format("mine", ("a",), history_ends=["b"]),
+            "history_ends of the Format mine is .*; it can be a tuple",
         ),
-        (
-            lambda: Format("mine", ("a",), tool_calls=LineCalls),
-            "tool_calls of a Format is .*; it can be a ToolCallSyntax",
-        ),
-        (lambda: Format("mine", ("a",), tool_calls=JsonCalls("<fn>")), "start_markers of JsonCalls is '<fn>'"),
-        (
-            lambda: Format("mine", ("a",), tool_calls=JsonCalls(end_markers="<fn>")),
-            "end_markers of JsonCalls is '<fn>'",
-        ),
+        (lambda: Format("mine", ("a",), tool_calls=JsonCalls("<fn>")), "start_markers of the Format mine is '<fn>'"),
         (
             lambda: Format("mine", ("a",), tool_calls=UndecoratedCalls()),
             r"start_markers of UndecoratedCalls is \(\); it can be .* in a class with @dataclass\(frozen=True\)",
@@ -164,7 +118,3 @@ def test_json_between_markers_of_a_user_needs_no_class() -> None:
 def test_a_format_refuses_values_with_which_it_would_read_nothing(make: Callable[[], Any], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         make()
-
-
-def test_every_family_is_a_valid_format() -> None:
-    assert [replace(by_name(name)).name for name in names()] == list(names())

@@ -6,38 +6,16 @@ import asyncio
 import contextvars
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-import warnings
-from contextlib import ExitStack
 
 import pytest
 
-from renderers.process.fork_reset import register_fork_reset
 from renderers.process.threads import DaemonThreads
 
 NAME = contextvars.ContextVar("NAME", default="")
-
-
-def test_calls_return_their_results_and_raise_their_errors() -> None:
-    threads = DaemonThreads(2, "test")
-    assert [call.result() for call in [threads.submit(pow, 2, n) for n in range(5)]] == [1, 2, 4, 8, 16]
-    with pytest.raises(ZeroDivisionError):
-        threads.submit(divmod, 1, 0).result()
-    assert list(threads.map(abs, [-1, -2])) == [1, 2]
-
-
-def test_one_thread_makes_the_calls_in_order_and_is_used_again() -> None:
-    threads, order = DaemonThreads(1, "test"), []
-    for n in range(50):
-        threads.submit(order.append, (n, threading.current_thread))
-    threads.submit(int).result()
-    assert [n for n, _ in order] == list(range(50))
-    used = {threads.submit(threading.get_ident).result() for _ in range(20)}
-    assert len(used) == 1
 
 
 def test_no_more_calls_run_at_a_time_than_there_are_threads() -> None:
@@ -78,20 +56,6 @@ async def test_a_cancelled_call_that_hangs_gives_its_thread_to_others() -> None:
             await hanging
     threads.shutdown()  # does not wait for abandoned calls
     release.set()
-
-
-async def test_a_call_that_is_cancelled_before_it_begins_never_runs() -> None:
-    threads, release, ran = DaemonThreads(1, "test"), threading.Event(), []
-    first = asyncio.create_task(threads.run(release.wait))
-    second = asyncio.create_task(threads.run(ran.append, 1))
-    await asyncio.sleep(0)
-    second.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await second
-    release.set()
-    await first
-    threads.shutdown()
-    assert ran == []
 
 
 async def test_a_call_has_the_context_variables_of_its_caller() -> None:
@@ -172,45 +136,3 @@ began.wait()
 def test_a_hanging_call_does_not_keep_the_process_alive_and_a_short_one_is_completed() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "short call ended\n", "")
-
-
-class HoldsThreads:
-    """Drops its threads in a forked process, as the loader of media does."""
-
-    def __init__(self):
-        self.threads = DaemonThreads(1, "held")
-        register_fork_reset(self)
-
-    def reset_after_fork(self):
-        self.threads = None
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
-def test_threads_that_a_forked_process_drops_do_not_wait_for_locks_that_its_parent_held():
-    holders = [HoldsThreads() for _ in range(16)]  # some are reset before their threads are
-    held, release = threading.Event(), threading.Event()
-
-    def hold_locks():
-        with ExitStack() as locks:
-            for holder in holders:
-                locks.enter_context(holder.threads._workers._changed)
-            held.set()
-            release.wait()
-
-    holding = threading.Thread(target=hold_locks)
-    holding.start()
-    held.wait()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads, which is the point
-        child = os.fork()
-    if child == 0:
-        os._exit(0)
-    release.set()
-    holding.join()
-    deadline = time.monotonic() + 30
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if ended[0] == 0:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert ended == (child, 0)

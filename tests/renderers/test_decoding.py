@@ -83,12 +83,6 @@ def test_frames_are_those_that_the_decoder_gives(container: str, encoder: str) -
     assert fps == pytest.approx(10)
 
 
-def test_the_frames_are_those_that_were_filmed() -> None:
-    film = moving_square(8)
-    frames, _ = decoded(video_file(film, "avi", "ffv1"))
-    assert np.abs(frames.astype(int) - film)[:, :, ::8].mean() < 8  # colours are halved in resolution
-
-
 @pytest.mark.parametrize(("container", "encoder"), CODINGS)
 @pytest.mark.parametrize("indices", [[0], [11], [0, 3, 3, 7], list(range(12))], ids=str)
 def test_only_the_frames_that_are_asked_for_are_kept(container: str, encoder: str, indices: list[int]) -> None:
@@ -156,29 +150,6 @@ def test_an_animated_image_is_a_video(format: str, options: dict[str, Any]) -> N
     frames, fps = decoded(buffer.getvalue())
     np.testing.assert_array_equal(frames, np.stack([np.asarray(frame) for frame in film]))
     assert fps == (None if format == "TIFF" else pytest.approx(10))  # 5 frames in half a second
-
-
-def test_transparency_of_an_animation_is_laid_on_white() -> None:
-    film = [Image.new("RGBA", (8, 8), (0, 0, 0, 0)), Image.new("RGBA", (8, 8), (10, 20, 30, 255))]
-    buffer = io.BytesIO()
-    film[0].save(buffer, "PNG", save_all=True, append_images=film[1:], duration=100)
-    frames, _ = decoded(buffer.getvalue())
-    assert frames[:, 0, 0].tolist() == [[255, 255, 255], [10, 20, 30]]
-
-
-def test_a_still_image_is_a_video_of_one_frame() -> None:
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8), (1, 2, 3)).save(buffer, "PNG")
-    frames, fps = decoded(buffer.getvalue())
-    assert (frames.shape, fps) == ((1, 8, 8, 3), None)
-
-
-@pytest.mark.parametrize("fps", [None, 12.5])
-def test_raw_frames_come_back(fps: float | None) -> None:
-    film = moving_square(5)
-    frames, speed = decoded(frames_to_raw(film, fps))
-    np.testing.assert_array_equal(frames, film)
-    assert speed == fps
 
 
 # Refusals.
@@ -256,23 +227,6 @@ def test_broken_files_raise_media_errors_and_nothing_else(
         decoded(bytes(broken[:length]), MediaPolicy(max_pixels=10**6, timeout=5))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"hello",
-        b"#EXTM3U\n#EXT-X-VERSION:3\n#EXTINF:10,\nhttp://169.254.169.254/latest\n",
-        b"ffconcat version 1.0\nfile /etc/passwd\n",
-        b"<html></html>",
-        b"%PDF-1.4",
-        b"RIFF\x24\x00\x00\x00WAVEfmt ",
-    ],
-    ids=lambda data: data[:8].decode() or "empty",
-)
-def test_what_is_no_video_is_refused_by_its_first_bytes(data: bytes) -> None:
-    refused(data, POLICY, MediaDecodeError, "neither an MP4")
-
-
 def test_a_playlist_under_the_name_of_a_video_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """FFmpeg would follow what a playlist names; under a container's own name it only finds no video there."""
     opened: list[Any] = []
@@ -295,35 +249,7 @@ def test_a_codec_that_is_not_known_to_be_harmless_is_refused() -> None:
     refused(data, POLICY, MediaDecodeError, "convert it to H.264")
 
 
-def test_a_sound_file_in_a_video_container_is_refused() -> None:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4") as output:
-        stream: Any = output.add_stream("aac", rate=8000, layout="mono")
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono")
-        frame.sample_rate = 8000
-        output.mux(stream.encode(frame))
-        output.mux(stream.encode())
-    refused(buffer.getvalue(), POLICY, MediaDecodeError, "no video stream")
-
-
-def test_pages_of_different_sizes_are_no_video() -> None:
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "TIFF", save_all=True, append_images=[Image.new("RGB", (9, 8))])
-    with pytest.raises(MediaDecodeError, match="another size"):
-        decoded(buffer.getvalue())
-
-
 def test_without_pyav_a_video_file_names_the_extra_and_an_animation_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     refused(FILES["mp4-mpeg4"], POLICY, MediaDecodeError, re.escape(install_command("video")))
     assert decoded(FILES["gif"])[0].shape == (6, 48, 64, 3)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_an_error_of_the_callers_own_code_is_not_taken_for_a_broken_file(name: str) -> None:
-    def broken(_: Any) -> Any:
-        raise ValueError("of the caller")
-
-    for plan in (broken, lambda info: FramePlan([0], broken)):
-        with pytest.raises(ValueError, match="of the caller"):
-            sample_video(MediaSource.of(FILES[name]), POLICY, plan)

@@ -10,7 +10,7 @@ from typing import Any
 import corpus
 import pytest
 from bytewise import bytewise_tokenizer
-from grafted import graft, grafted_tokenizer_dir
+from grafted import grafted_tokenizer_dir
 
 from renderers import Format, ToolCallParseStatus, load_renderer
 from renderers.errors import LoadError
@@ -202,24 +202,12 @@ def test_an_unknown_template_is_generic_and_stops_at_what_it_prints() -> None:
     assert (format.name, format.stop_tokens, format.tool_calls) == ("generic", ("</r>",), None)
 
 
-def test_a_template_that_reads_parts_only_is_probed_with_parts() -> None:
-    source = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %}</s>{% endfor %}"
-    assert detect(source, ["</s>"]).stop_tokens == ("</s>",)
-
-
 def test_nothing_that_would_ever_stop_a_turn_is_an_error() -> None:
     with pytest.raises(LoadError, match="never stop"):
         detect("{% for m in messages %}{{ m.content }}\n{% endfor %}", [])
 
 
 # By name.
-
-
-def test_every_format_has_a_name_that_finds_it() -> None:
-    assert len(set(names())) == len(names())
-    for name in names():
-        assert by_name(name).name == name
-    assert {"qwen3", "qwen3.5", "glm-4.5", "kimi-k2", "deepseek-v3.2", "gpt-oss", "mistral"} <= set(names())
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_names() -> None:
@@ -238,24 +226,6 @@ def test_a_format_prints_short_and_says_what_matters() -> None:
     )
     assert all(len(str(by_name(name))) < 200 for name in names())
     assert "opened by the prompt" in str(replace(by_name("qwen3"), reasoning=ReasoningMarkers(opened_by_prompt=True)))
-
-
-def test_a_format_knows_the_markers_that_a_turn_may_begin_with() -> None:
-    assert by_name("mistral").sampled_markers == ("[THINK]", "[/THINK]", "[TOOL_CALLS]")
-    assert by_name("gemma-3").sampled_markers == ()
-
-
-def test_formats_are_values() -> None:
-    assert by_name("qwen3") == by_name("qwen3")
-    assert hash(by_name("qwen3")) == hash(by_name("qwen3"))
-    assert {by_name(name) for name in names()} == {by_name(name) for name in reversed(names())}
-
-
-def test_a_grafted_tokenizer_has_the_tokens_of_its_template() -> None:
-    directory = graft("made", "{{ messages[0].content }}<|x|><think>[INST]<|turn>", more=("<y>",))
-    tokenizer = TemplateTokenizer.from_file(directory / "tokenizer.json", model="made")
-    for token in ("<|x|>", "<think>", "[INST]", "<|turn>", "<y>"):
-        assert tokenizer.control_id(token) is not None
 
 
 # Formats whose models' templates the corpus lacks, with small templates of the same layout.
@@ -309,18 +279,3 @@ def test_turns_of_hy3_and_laguna_are_read_back(name: str, source: str, tokens: l
         assert [(call.name, call.arguments, call.status) for call in parsed.tool_calls] == [
             ("look", each, ToolCallParseStatus.OK) for each in arguments
         ]
-
-
-def test_a_call_of_hy3_without_its_separator_is_malformed() -> None:
-    text = "<tool_calls:opensource><tool_call:opensource>look</tool_call:opensource></tool_calls:opensource>"
-    tokenizer = bytewise_tokenizer(HY3_TOKENS)
-    parsed = parse_response(tokenizer.encode_scaffold(text), by_name("hy3"), tokenizer, reasoning_open=False)
-    assert [call.status for call in parsed.tool_calls] == [ToolCallParseStatus.MALFORMED_STRUCTURE]
-
-
-def test_a_line_break_before_the_stop_token_is_layout_only_where_the_template_prints_it() -> None:
-    tokenizer = bytewise_tokenizer(LAGUNA_TOKENS)
-    for source, content in ((LAGUNA, "A"), (LAGUNA.replace("m.content ~ '\n'", "m.content"), "A\n")):
-        format = detect_format(ChatTemplate(source, model="m"), tokenizer, eos_token=None)
-        parsed = parse_response(tokenizer.encode_scaffold("A\n</assistant>"), format, tokenizer, reasoning_open=False)
-        assert (format.name, parsed.content) == ("laguna", content)

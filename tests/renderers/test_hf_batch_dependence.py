@@ -73,23 +73,6 @@ def test_tensors_that_depend_on_the_rest_of_the_batch_are_refused_by_name(
         probe_with(reference_processor, fault)
 
 
-def test_tensors_that_only_batches_have_are_refused(reference_processor: Any) -> None:
-    def fault(output: dict[str, Any], texts: list[str]) -> None:
-        if len(texts) > 1:
-            output["batch_mask"] = torch.ones(len(texts), 1)
-
-    with pytest.raises(LoadError, match=r"pixel_values, image_sizes for one image and .*batch_mask for several"):
-        probe_with(reference_processor, fault)
-
-
-def test_a_value_that_is_no_tensor_is_refused_by_name(reference_processor: Any) -> None:
-    def fault(output: dict[str, Any], texts: list[str]) -> None:
-        output["names"] = ["a"] * len(texts)
-
-    with pytest.raises(LoadError, match="names is a list, not a tensor"):
-        probe_with(reference_processor, fault)
-
-
 def test_a_processor_that_replaces_by_means_of_its_own_is_refused(reference_processor: Any) -> None:
     class Own(transformers.PixtralProcessor):
         def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
@@ -142,3 +125,12 @@ def test_an_image_with_more_rows_than_the_probe_images_is_refused(
     )
     with pytest.raises(MediaError, match="3 rows of 'pixel_values'; when it was loaded it returned one"):
         processor.process(source(noise(200, 100)))
+
+
+def test_tensors_that_only_batches_have_are_refused(reference_processor: Any) -> None:
+    def fault(output: dict[str, Any], texts: list[str]) -> None:
+        if len(texts) > 1:
+            output["batch_mask"] = torch.ones(len(texts), 1)
+
+    with pytest.raises(LoadError, match=r"pixel_values, image_sizes for one image and .*batch_mask for several"):
+        probe_with(reference_processor, fault)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,21 +57,3 @@ def test_the_fingerprints_of_images_and_videos_depend_on_their_own_settings_only
     known = hf_processors("kimi-k2.5")
     assert other["image"].fingerprint == known["image"].fingerprint != known["video"].fingerprint
     assert other["video"].fingerprint != known["video"].fingerprint
-
-
-@pytest.mark.slow
-def test_a_fingerprint_is_the_same_in_another_process(processor_directory: Any, hf_processors: Any) -> None:
-    code = (
-        "import sys\nfrom renderers import MediaPolicy, MediaStore\n"
-        "assert not {'torch', 'transformers', 'PIL'} & sys.modules.keys()\n"
-        "from renderers.vision.hf_processor import load_hf_processors\n"
-        "print(load_hf_processors(sys.argv[1], policy=MediaPolicy(), store=MediaStore())['image'].fingerprint)"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(processor_directory("llava-next"))],
-        env={**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.strip() == hf_processors("llava-next")["image"].fingerprint

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,14 +10,12 @@ from hf_families import Family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processor_outputs import (
-    BY_NAME,
     SIZES,
     TEXT_KEYS,
     batch_output,
     check_equal,
     clip,
     families,
-    load_processors,
     noise,
     process_each,
     source,
@@ -29,11 +25,9 @@ from transformers.video_utils import VideoMetadata
 
 from renderers import MediaPolicy, MediaSource, MediaStore, load_renderer
 from renderers.errors import (
-    MediaDecodeError,
     MediaError,
 )
 from renderers.media.decoding import frames_to_raw
-from renderers.media.item import MediaItem
 from renderers.vision.batching import batch_tensors
 from renderers.vision.hf_processor import load_hf_processors
 
@@ -79,18 +73,6 @@ def test_rendered_ids_are_those_of_the_models_own_processor(
 
 @pytest.mark.slow
 @families()
-def test_a_batch_of_items_holds_the_tensors_of_the_models_own_processor(
-    family: Family, reference_processor: Any, hf_processors: Any
-) -> None:
-    images = [noise(*size) for size in SIZES]
-    items = process_each(hf_processors(family.name)["image"], images)
-    check_equal(batch_tensors(items), batch_output(reference_processor(family.name), images))
-    assert all(item.scale is None for item in items)
-    assert not any(array.flags.writeable for item in items for array in item.values())
-
-
-@pytest.mark.slow
-@families()
 def test_a_model_makes_as_many_rows_of_features_as_there_are_embed_tokens(family: Family, hf_processors: Any) -> None:
     items = process_each(hf_processors(family.name)["image"], [noise(*size) for size in SIZES])
     tensors = {name: torch.from_numpy(array) for name, array in batch_tensors(items).items()}
@@ -119,19 +101,6 @@ def test_batches_of_any_sizes_are_those_of_the_models_own_processor(
     check()
 
 
-def test_tiles_of_two_images_in_one_sample_equal_those_of_two_samples(
-    reference_processor: Any, hf_processors: Any
-) -> None:
-    """Idefics3 lays them out as one row of tiles a sample, and drops what is all zero before its vision tower."""
-    reference = reference_processor("idefics3")
-    images = [noise(*size) for size in SIZES]
-    one_sample = reference(images=images, text=reference.image_token * 2, images_kwargs={"return_tensors": "pt"})
-    ours = batch_tensors(process_each(hf_processors("idefics3")["image"], images))["pixel_values"]
-    tiles = ours.reshape(-1, *ours.shape[2:])
-    kept = tiles[(tiles != 0).any(axis=(1, 2, 3))]
-    assert kept.tobytes() == one_sample["pixel_values"].numpy().tobytes()
-
-
 @families(lambda family: family.video_embed is not None and family.name != "smolvlm")
 def test_videos_are_those_of_the_models_own_processor(
     family: Family, reference_processor: Any, hf_processors: Any
@@ -156,41 +125,6 @@ def test_videos_are_those_of_the_models_own_processor(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not BY_NAME["smolvlm"].runs_here, reason="SmolVLM's processor needs num2words")
-def test_videos_whose_text_depends_on_the_rest_of_the_batch_are_refused(hf_processors: Any) -> None:
-    """SmolVLM announces the number of frames after padding: that of the longest video in the batch."""
-    video = MediaSource.of(frames_to_raw(clip(9, 32, 32), fps=4.0))
-    with pytest.raises(MediaError, match="other text in place of '<video>'") as caught:
-        hf_processors("smolvlm")["video"].process(video)
-    assert caught.value.digest == video.digest
-
-
-def test_an_image_is_processed_once(hf_processors: Any) -> None:
-    processor = hf_processors("kimi-k2.5")["image"]
-    picture = source(noise(33, 44))
-    assert processor.process(picture) is processor.process(MediaSource.of(bytes(picture.data)))
-
-
-def test_items_made_by_several_threads_equal_those_of_one_thread(processor_directory: Any, hf_processors: Any) -> None:
-    sizes = [(20 + 7 * index, 150 - 5 * index) for index in range(16)]
-    alone = {size: hf_processors("pixtral")["image"].process(source(noise(*size))) for size in sizes}
-    processor = load_processors(processor_directory("pixtral"))["image"]
-    start = threading.Barrier(8)
-
-    def work(order: int) -> list[tuple[tuple[int, int], MediaItem]]:
-        start.wait()
-        turned = sizes[order:] + sizes[:order]
-        return [(size, processor.process(source(noise(*size)))) for size in turned]
-
-    with ThreadPoolExecutor(8) as threads:
-        for size, item in [pair for pairs in threads.map(work, range(8)) for pair in pairs]:
-            assert item.expansion == alone[size].expansion
-            assert {name: item[name].tobytes() for name in item} == {
-                name: array.tobytes() for name, array in alone[size].items()
-            }
-
-
-@pytest.mark.slow
 def test_images_that_the_processor_rejects_name_their_digest(processor_directory: Any) -> None:
     # Longer than 200:1, which this policy allows and the processor does not.
     policy = MediaPolicy(max_aspect_ratio=1000)
@@ -199,8 +133,3 @@ def test_images_that_the_processor_rejects_name_their_digest(processor_directory
     with pytest.raises(MediaError, match=f"{picture.digest[:12]}.*aspect ratio") as caught:
         processor.process(picture)
     assert caught.value.digest == picture.digest
-
-
-def test_bytes_that_are_no_image_are_refused_before_the_processor_runs(hf_processors: Any) -> None:
-    with pytest.raises(MediaDecodeError):
-        hf_processors("pixtral")["image"].process(MediaSource.of(b"no image"))

@@ -42,13 +42,6 @@ def test_floats_computed_from_uint8_pixels_by_a_scale_are_held_as_uint8(
     check_equal(batch_tensors(items), reference)
 
 
-@families(lambda family: family.name in ("gemma3", "llava-next", "idefics3", "pixtral", "llama4"))
-def test_padded_floats_and_floats_without_a_scale_are_held_as_floats(family: Family, hf_processors: Any) -> None:
-    for item in process_each(hf_processors(family.name)["image"], [noise(*size) for size in SIZES]):
-        assert isinstance(item.tensors["pixel_values"], np.ndarray)
-        assert item["pixel_values"].dtype == np.float32
-
-
 @pytest.mark.parametrize("fault", ["another mean", "one pixel", "no rescale option", "gamma"])
 def test_uint8_pixels_are_not_held_when_the_scale_computes_other_floats(fault: str, reference_processor: Any) -> None:
     """A processor that does something else between resize and the floats than its settings say."""

@@ -253,17 +253,6 @@ def test_text_at_the_edge_of_an_expansion_merges_with_its_neighbours_and_stays_o
 
 
 @pytest.mark.slow
-def test_bounded_text_belongs_to_the_range() -> None:
-    renderer = renderer_of(TEMPLATE)
-    rendered = renderer.render([{"role": "user", "content": [video("stamped")]}])
-    assert rendered.multi_modal_data is not None
-    ((_, where),) = rendered.multi_modal_data.items_with_ranges()
-    assert where.whole
-    tokens = rendered.token_ids[where.offset : where.end]
-    assert whole_tokenizer(TEMPLATE).decode(tokens, skip_special_tokens=False) == spelled(VIDEOS[b"stamped"], "")
-
-
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(conversations, st.lists(parts, min_size=1, max_size=4), st.sampled_from([TEMPLATE, BARE]))
 def test_a_bridge_with_any_expansion_is_the_full_render(turns: list[Any], new: list[Any], template: str) -> None:
@@ -311,45 +300,6 @@ def test_numbers_of_images_and_videos_go_on_behind_a_bridge(template: str, give_
     assert "Picture 4: " in renderer.tokenizer.body.decode(full.token_ids, skip_special_tokens=False)
     assert isinstance(bridged, RenderedTokens), bridged
     assert bridged.token_ids == full.token_ids
-
-
-@pytest.mark.parametrize("give_history", [True, False])
-@pytest.mark.parametrize("kind", ["image", "video"])
-def test_numbers_go_on_where_only_one_kind_of_media_follows(kind: str, give_history: bool) -> None:
-    renderer = renderer_of(TEMPLATE, add_vision_id=True)
-    shown = video("one") if kind == "video" else image("dense")
-    history = [{"role": "user", "content": [shown, text("First.")]}]
-    prompt = renderer.render(history, add_generation_prompt=True)
-    completion = [*renderer.tokenizer.encode_run("Yes.").ids, renderer.get_stop_token_ids()[0]]
-    message = {"role": "user", "content": [shown]}
-    bridged = renderer.try_bridge(
-        prompt.token_ids,
-        completion,
-        [message],
-        previous_messages=history if give_history else None,
-        previous_multi_modal_data=prompt.multi_modal_data,
-    )
-    full = renderer.render([*history, {"role": "assistant", "content": "Yes."}, message], add_generation_prompt=True)
-    assert isinstance(bridged, RenderedTokens), bridged
-    assert bridged.token_ids == full.token_ids
-
-
-@pytest.mark.parametrize("kind", ["image", "video"])
-def test_openais_parts_are_shown_by_templates_that_know_hugging_faces_only(kind: str) -> None:
-    renderer = renderer_of(TEMPLATE)
-    medium = video("one") if kind == "video" else image("dense")
-    theirs = {"type": f"{kind}_url", f"{kind}_url": {"url": medium[kind]}}
-    ours = renderer.render([{"role": "user", "content": [medium, text("?")]}])
-    assert renderer.render([{"role": "user", "content": [theirs, text("?")]}]).token_ids == ours.token_ids
-
-
-def test_images_and_videos_of_one_message_keep_their_places() -> None:
-    renderer = renderer_of(TEMPLATE)
-    content = [video("one"), image("framed"), image("dense"), video("stamped"), image("tiled")]
-    rendered = renderer.render([{"role": "user", "content": content}])
-    assert rendered.multi_modal_data is not None
-    sources = [bytes(item.source.data) for item, _ in rendered.multi_modal_data.items_with_ranges()]
-    assert sources == [b"one", b"framed", b"dense", b"stamped", b"tiled"]
 
 
 def test_a_video_that_the_template_does_not_show_names_message_part_and_digest() -> None:

@@ -76,18 +76,6 @@ def test_a_path_that_leads_elsewhere_is_refused_alike_whether_or_not_it_exists(
     assert messages[0] == messages[1]
 
 
-def test_the_error_for_a_path_or_a_url_without_a_policy_says_where_a_policy_is_passed() -> None:
-    for reference in ("/data/a.png", "file:///data/a.png", "https://example.org/a.png"):
-        with pytest.raises(MediaPolicyError, match=r"load_renderer\(media_policy=MediaPolicy\(allowed_"):
-            image(reference, MediaPolicy())
-
-
-def test_a_file_url_of_another_machine_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(PNG)
-    with pytest.raises(MediaPolicyError, match="another machine"):
-        image(f"file://elsewhere.test{tmp_path}/a.png", below(tmp_path))
-
-
 @pytest.mark.parametrize("swapped", ["file", "directory"])
 def test_a_link_put_in_place_between_check_and_opening_leads_nowhere(
     closet: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, swapped: str
@@ -137,25 +125,11 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> N
         image("/dev/zero", below(Path("/dev")))
 
 
-def test_a_file_that_cannot_be_read_is_a_fetch_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(PNG)
-    (tmp_path / "circle").symlink_to("circle")
-    policy = below(tmp_path)
-    for name, error in (("missing.png", "No such file"), ("file/a.png", "Not a directory"), ("x" * 300, "too long")):
-        with pytest.raises(MediaFetchError, match=error):
-            image(tmp_path / name, policy)
-    with pytest.raises(MediaPolicyError, match="circle"):
-        image(tmp_path / "circle", policy)
-    for odd in ("", "a\0b", "x" * 5000):
-        with pytest.raises(MediaDecodeError, match="neither a URL nor a path"):
-            image(odd, policy)
-
-
 def test_files_are_bounded_in_size_even_those_that_announce_none(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(PNG)
     assert image(path, below(tmp_path, max_bytes=len(PNG))).data == PNG
-    with pytest.raises(MediaLimitError, match=f"{len(PNG)} bytes"):
+    with pytest.raises(MediaLimitError, match=f"more than max_bytes={len(PNG) - 1}"):
         image(path, below(tmp_path, max_bytes=len(PNG) - 1))
     assert os.stat("/proc/self/maps").st_size == 0
     with pytest.raises(MediaLimitError, match="more than max_bytes=10"):
@@ -163,3 +137,9 @@ def test_files_are_bounded_in_size_even_those_that_announce_none(tmp_path: Path)
     path.write_bytes(b"")
     with pytest.raises(MediaDecodeError, match="empty"):
         image(path, below(tmp_path))
+
+
+def test_a_file_url_of_another_machine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    with pytest.raises(MediaPolicyError, match="another machine"):
+        image(f"file://elsewhere.test{tmp_path}/a.png", below(tmp_path))

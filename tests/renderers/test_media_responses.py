@@ -5,16 +5,13 @@ from __future__ import annotations
 import gzip
 import logging
 import socket
-import struct
 import threading
 import time
 import traceback
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from fetched_media import PNG, SECRET, policy
 from hostile_server import (
@@ -29,35 +26,13 @@ from hostile_server import (
     serving,
 )
 
-from renderers import MediaPolicy, MediaSource
-from renderers.errors import MediaDecodeError, MediaError, MediaFetchError, MediaLimitError, MediaPolicyError
-from renderers.media.decoding import decode_image
+from renderers.errors import MediaDecodeError, MediaError, MediaFetchError, MediaLimitError
 from renderers.media.fetching import fetch
-from renderers.media.reference import source_of_part
-from renderers.media.samples import wav_bytes
-from renderers.media.urls import redact_url
 
 
 def test_an_endless_body_is_cut_off_at_the_byte_limit(server: HostileServer) -> None:
     with pytest.raises(MediaLimitError, match="max_bytes=1000000"):
         fetch(server.on("/a", endless), policy(max_bytes=10**6))
-
-
-def test_a_sound_at_a_url_is_fetched_for_a_part_of_its_type(server: HostileServer) -> None:
-    wav = wav_bytes(np.zeros(100, np.int16), 8000)
-    url = server.on("/a", answer(wav, "Content-Type: image/png"))
-    part = {"type": "audio_url", "audio_url": {"url": url}}
-    assert source_of_part(part, policy()).data == wav
-    with pytest.raises(MediaDecodeError, match=r'is a sound \(audio/wav\), not an image.*in a part of type "audio"'):
-        source_of_part({"type": "image_url", "image_url": {"url": url}}, policy())
-    with pytest.raises(MediaPolicyError):
-        source_of_part(part, MediaPolicy())
-
-
-def test_an_announced_size_beyond_the_limit_is_refused_before_the_body(server: HostileServer) -> None:
-    url = server.on("/a", head_only("Content-Length: 1000001"))
-    with pytest.raises(MediaLimitError, match="1000001"):
-        fetch(url, policy(max_bytes=10**6))
 
 
 def test_a_body_of_exactly_the_limit_is_read(server: HostileServer) -> None:
@@ -102,12 +77,6 @@ def test_a_resolver_that_does_not_answer_is_abandoned_at_the_deadline(monkeypatc
         over.set()
 
 
-@pytest.mark.slow
-def test_a_tls_handshake_that_hangs_is_ended_by_the_deadline() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, says nothing
-        late(f"https://127.0.0.1:{listener.getsockname()[1]}/a")
-
-
 # The body.
 
 
@@ -124,17 +93,6 @@ def test_a_body_longer_than_announced_is_a_fetch_error(server: HostileServer) ->
     ):
         with pytest.raises(MediaFetchError, match="more bytes"):
             fetch(server.on("/a", handler), policy())
-
-
-def test_a_chunked_body_that_is_cut_short_is_a_fetch_error(server: HostileServer) -> None:
-    url = server.on("/a", lambda exchange: exchange.send(head("Transfer-Encoding: chunked") + b"5\r\nabc"))
-    with pytest.raises(MediaFetchError, match="after 3 bytes"):
-        fetch(url, policy())
-
-
-def test_an_empty_body_is_a_fetch_error(server: HostileServer) -> None:
-    with pytest.raises(MediaFetchError, match="empty"):
-        fetch(server.on("/a", answer(b"")), policy())
 
 
 @pytest.mark.parametrize(
@@ -193,11 +151,6 @@ def test_a_body_of_another_type_is_named_whatever_its_declared_type(
     assert "declared as image/png" in str(caught.value)
 
 
-@pytest.mark.parametrize("declared", ["image/jpeg", "text/html", "application/octet-stream", "%%%"])
-def test_an_image_under_a_wrong_type_is_an_image(server: HostileServer, declared: str) -> None:
-    assert fetch(server.on("/a", answer(PNG, f"Content-Type: {declared}")), policy()) == PNG
-
-
 def test_a_compressed_body_is_refused_before_it_is_read(server: HostileServer) -> None:
     bomb = gzip.compress(bytes(10**7))
     for handler in (answer(bomb, "Content-Encoding: gzip"), head_only("Content-Encoding: br", "Content-Length: 9")):
@@ -205,24 +158,6 @@ def test_a_compressed_body_is_refused_before_it_is_read(server: HostileServer) -
             fetch(server.on("/bomb", handler), policy())
     with pytest.raises(MediaFetchError):
         fetch(server.on("/te", answer(bomb, "Transfer-Encoding: gzip, chunked")), policy())
-
-
-def test_a_decompression_bomb_that_was_fetched_is_refused_by_its_header(server: HostileServer) -> None:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    size = struct.pack(">IIBBBBB", 9_000, 9_000, 8, 2, 0, 0, 0)
-    body = zlib.compress(bytes(10**6))
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
-    source = MediaSource.of(fetch(server.on("/bomb.png", answer(bomb)), policy()))
-    with pytest.raises(MediaLimitError, match="max_pixels"):
-        decode_image(source, policy())
-
-
-def test_an_image_that_only_looks_like_one_is_left_to_the_decoder(server: HostileServer) -> None:
-    source = MediaSource.of(fetch(server.on("/a", answer(PNG[:60])), policy()))
-    with pytest.raises(MediaDecodeError):
-        decode_image(source, policy())
 
 
 # Secrets.
@@ -288,18 +223,3 @@ def test_no_error_and_no_log_record_contains_credentials_or_a_query(
     httpx.get(f"{server.url('/good')}?token={SECRET}", trust_env=False)
     assert any(SECRET in record.getMessage() for record in caplog.records)
     assert any(record.name.startswith("httpcore") for record in caplog.records)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://u:p@example.org:8443/a/b.png?q=1#f", "https://example.org:8443/a/b.png"),
-        ("http://example.org", "http://example.org"),
-        ("HTTP://[2606::1]:80/ä?x", "http://[2606::1]:80/%C3%A4"),
-        ("http://u:p/p@example.org/", "<unreadable URL>"),
-        ("http:u:p@example.org/", "<unreadable URL>"),
-        ("http://example.org/\r\nFAKE LOG LINE", "http://example.org/FAKE%20LOG%20LINE"),
-    ],
-)
-def test_a_redacted_url_has_no_credentials_query_or_fragment(url: str, expected: str) -> None:
-    assert redact_url(url) == expected

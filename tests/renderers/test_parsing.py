@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from spelling import ids_of
 
@@ -19,46 +19,12 @@ def parse(renderer: TemplateRenderer, *pieces: str, **options: Any) -> ParsedRes
     return renderer.parse_response(ids_of(renderer, *pieces), **options)
 
 
-def test_plain_words_are_content(renderer: TemplateRenderer) -> None:
-    assert parse(renderer, " héß 🙂\n", "<|im_end|>") == ParsedResponse(content=" héß 🙂\n", stopped=True)
-
-
-def test_no_tokens_are_an_empty_unfinished_answer(renderer: TemplateRenderer) -> None:
-    assert parse(renderer) == ParsedResponse(content="", stopped=False)
-
-
-def test_the_first_stop_token_ends_the_turn(renderer: TemplateRenderer) -> None:
-    assert parse(renderer, "a", "<|im_end|>", "b") == ParsedResponse(content="a", stopped=True)
-    assert parse(renderer, "a", "<|im_end|>", "<|im_end|>") == ParsedResponse(content="a", stopped=True)
-    assert parse(renderer, "<|im_end|>") == ParsedResponse(content="", stopped=True)
-
-
-def test_other_control_tokens_are_spelled_out(renderer: TemplateRenderer) -> None:
-    assert parse(renderer, "<|image_pad|>", "x", "<|im_start|>").content == "<|image_pad|>x<|im_start|>"
-
-
-def test_reasoning_is_kept_apart_and_its_line_breaks_are_layout(renderer: TemplateRenderer) -> None:
-    parsed = parse(renderer, "<think>", "\nhm\nhm\n", "</think>", "\n\nyes ", "<|im_end|>")
-    assert parsed == ParsedResponse(content="yes ", reasoning_content="hm\nhm")
-    assert parsed.to_message() == {"role": "assistant", "content": "yes ", "reasoning_content": "hm\nhm"}
-
-
-def test_unclosed_reasoning_is_not_content(renderer: TemplateRenderer) -> None:
-    parsed = parse(renderer, "<think>", "hm", "<tool_call>", "x", "<|im_end|>")
-    assert parsed == ParsedResponse(content="", reasoning_content="hm<tool_call>x", reasoning_complete=False)
-
-
 def test_reasoning_that_the_prompt_opened_needs_no_marker(renderer: TemplateRenderer) -> None:
     prompt = ids_of(renderer, "<think>", "a", "</think>", "<think>", "\n")
     parsed = parse(renderer, "hm", "</think>", "yes", prompt_ids=prompt)
     assert (parsed.reasoning_content, parsed.content) == ("hm", "yes")
     parsed = parse(renderer, "hm", prompt_ids=ids_of(renderer, "<think>", "a", "</think>"))
     assert (parsed.reasoning_content, parsed.content) == (None, "hm")
-
-
-def test_a_closing_marker_behind_words_is_content_and_in_front_of_them_layout(renderer: TemplateRenderer) -> None:
-    assert parse(renderer, "a", "</think>", "b") == ParsedResponse(content="a</think>b", stopped=False)
-    assert parse(renderer, "</think>", "\n\nb") == ParsedResponse(content="b", stopped=False)
 
 
 # Tool calls.
@@ -161,22 +127,6 @@ def test_the_table_above_has_every_status_but_those_that_such_a_call_cannot_have
     assert {status for _, status, *_ in STATUSES.values()} == set(ToolCallParseStatus) - elsewhere
 
 
-def test_a_call_that_is_never_closed_keeps_what_it_says(renderer: TemplateRenderer) -> None:
-    block = '{"name": "look", "arguments": {}}'
-    (call,) = parse(renderer, "<tool_call>", block, "<|im_end|>").tool_calls
-    assert call == ParsedToolCall(
-        f"<tool_call>{block}", "look", {}, (0, 1 + len(block)), ToolCallParseStatus.UNCLOSED_BLOCK
-    )
-    (empty,) = parse(renderer, "<tool_call>").tool_calls
-    assert (empty.token_span, empty.status) == ((0, 1), ToolCallParseStatus.UNCLOSED_BLOCK)
-
-
-def test_a_marker_inside_a_call_belongs_to_the_call(renderer: TemplateRenderer) -> None:
-    (call,) = parse(renderer, "<tool_call>", "<tool_call>", "<think>", "</tool_call>", "</tool_call>").tool_calls
-    assert call.status is ToolCallParseStatus.INVALID_JSON
-    assert call.token_span == (0, 4)
-
-
 def test_a_message_carries_arguments_in_the_form_that_the_template_reads() -> None:
     call = ParsedToolCall("raw", "look", {"q": "é"}, (0, 1))
     parsed = ParsedResponse("", tool_calls=[call, call], arguments_form="json", call_id="{name}:{index}")
@@ -185,45 +135,7 @@ def test_a_message_carries_arguments_in_the_form_that_the_template_reads() -> No
     assert second["id"] == "look:1"
 
 
-def test_an_id_that_the_model_wrote_is_kept() -> None:
-    call = ParsedToolCall("raw", "look", {}, (0, 1), id="functions.look:3")
-    assert ParsedResponse("", tool_calls=[call]).to_message()["tool_calls"][0]["id"] == "functions.look:3"
-
-
-def test_a_sampled_literal_placeholder_is_content(renderer: TemplateRenderer) -> None:
-    assert parse(renderer, "a", "<|image_pad|>", "<|im_end|>").content == "a<|image_pad|>"
-
-
-def test_without_a_list_of_tools_every_name_is_known(renderer: TemplateRenderer) -> None:
-    (call,) = parse(renderer, "<tool_call>", '{"name": "jump"}', "</tool_call>").tool_calls
-    assert call.status is ToolCallParseStatus.OK
-    (call,) = parse(renderer, "<tool_call>", '{"name": "jump"}', "</tool_call>", tools=[]).tool_calls
-    assert call.status is ToolCallParseStatus.UNKNOWN_TOOL
-
-
 # Anything a policy may sample.
-
-control_ids = st.integers(256, 287)
-any_ids = st.lists(control_ids | st.integers(0, 255) | st.integers(0, 2**40), max_size=40)
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(token_ids=any_ids, prompt_ids=st.none() | any_ids, tools=st.sampled_from([None, [], TOOLS]))
-@example(token_ids=[276, 287, 2**63], prompt_ids=None, tools=None)
-def test_any_ids_parse(renderer: TemplateRenderer, token_ids: list[int], prompt_ids: Any, tools: Any) -> None:
-    parsed = renderer.parse_response(token_ids, prompt_ids=prompt_ids, tools=tools)
-    position = 0
-    for call in parsed.tool_calls:
-        start, end = call.token_span
-        assert position <= start < end <= len(token_ids)
-        assert renderer.tokenizer.decode(token_ids[start:end]) == call.raw
-        position = end
-    message = parsed.to_message()
-    assert message["role"] == "assistant"
-    # What was read can be shown again.
-    renderer.render([{"role": "user", "content": "x"}, message])
-
 
 # Render, then parse.
 

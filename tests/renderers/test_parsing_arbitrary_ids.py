@@ -104,16 +104,3 @@ def test_a_turn_of_content_alone_has_the_response_of_the_parser(name: str, data:
     ids += data.draw(st.sampled_from([[], *([tokenizer.require_control_id(t, "")] for t in format.stop_tokens)]))
     plain = plain_response(ids, grammar_of(format, tokenizer))
     assert plain is None or plain == parse_response(ids, format, tokenizer, reasoning_open=False)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "glm-4.5", "deepseek-v3"])
-@pytest.mark.parametrize("text", ["I go left.", "\n\nI go left.\n", "\n", "", "5° é"])
-def test_content_alone_takes_no_parser(name: str, text: str) -> None:
-    tokenizer, format = tokenizer_for(name), by_name(name)
-    ids = [*ids_of_text(tokenizer, text), tokenizer.require_control_id(format.stop_tokens[0], "")]
-    for given_ids in (ids, ids[:-1]):
-        plain = plain_response(given_ids, grammar_of(format, tokenizer))
-        assert plain == parse_response(given_ids, format, tokenizer, reasoning_open=False)
-        assert plain is not None
-    assert plain_response([*ids, *ids], grammar_of(format, tokenizer)) is None
-    assert plain_response([-1, *ids], grammar_of(format, tokenizer)) is None

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import corpus
-import numpy as np
 import pytest
 from bytewise import bytewise_tokenizer
 from hypothesis import given, settings
@@ -133,16 +132,6 @@ def corpus_added_tokens(name: str) -> list[int]:
     return [token["id"] for token in definition["added_tokens"]]
 
 
-@pytest.mark.parametrize("name", ["qwen-3", "deepseek-v3.2", "glm-4.5v", "minimax-m3"])
-def test_each_token_of_a_character_of_several_has_its_own_bytes(name: str) -> None:
-    tokenizer = real_tokenizer(name)
-    ids = tokenizer.encode_run("𒀱").ids  # a cuneiform sign, which no vocabulary has as one token
-    found = decoder_of(tokenizer).bytes_of(ids)
-    assert len(found) > 1
-    assert all(found)
-    assert b"".join(found) == b"\xf0\x92\x80\xb1"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "two spaces", "gemma", "metaspace", "word pieces"])
 def test_the_bytes_of_made_tokens_are_joined_their_text(kind: str) -> None:
@@ -168,21 +157,6 @@ def test_the_bytes_of_made_tokens_are_joined_their_text(kind: str) -> None:
         assert b"".join(found).decode() == tokenizer.decode(ids)
 
     run()
-
-
-def test_byte_tokens_words_and_spaces_of_sentencepiece_have_their_own_bytes() -> None:
-    word = 256 + WORDS.index("▁a")
-    ids = [word, 0xC3, 0xBC, word, 256 + len(WORDS), word]
-    assert TokenDecoder(made_tokenizer("llama")).bytes_of(ids) == [b"a", b"\xc3", b"\xbc", b" a", b"<|end|>", b"a"]
-    assert TokenDecoder(made_tokenizer("gemma")).bytes_of(ids[:4]) == [b" a", b"\xc3", b"\xbc", b" a"]
-
-
-def test_bytes_of_an_incomplete_character_are_no_replacement_characters() -> None:
-    assert TokenDecoder(made_tokenizer("llama")).bytes_of([0xF0, 0x9F]) == [b"\xf0", b"\x9f"]
-    tokenizer = real_tokenizer("qwen-3")
-    ids = tokenizer.encode_run("𒀱").ids[:1]
-    (data,) = decoder_of(tokenizer).bytes_of(ids)
-    assert b"\xf0\x92\x80\xb1".startswith(data)
 
 
 @pytest.mark.slow
@@ -281,15 +255,6 @@ def test_a_whole_run_is_the_span_where_tokens_cannot_be_told_apart() -> None:
 # Markers.
 
 
-def test_a_marker_is_one_character_where_it_is_a_token_and_text_where_it_is_not() -> None:
-    tokenizer = bytewise_tokenizer(["<think>", "<a"])
-    encoding = MarkerEncoding(tokenizer, ["<think>", "</think>", "x<ab>"])
-    assert len(encoding["<think>"]) == 1
-    assert encoding["</think>"] == "</think>"
-    assert len(encoding["x<ab>"]) == 1 + 1 + 2
-    assert encoding.decode(f"1{encoding['<think>']}2{encoding['x<ab>']}") == "1<think>2x<ab>"
-
-
 def test_no_sampled_bytes_can_forge_a_marker() -> None:
     """The characters that stand for markers are half surrogate pairs, which no UTF-8 holds."""
     tokenizer = bytewise_tokenizer(["<think>"])
@@ -310,8 +275,3 @@ def test_what_may_become_a_marker_is_never_settled(text: str, cut: int) -> None:
         assert found is None or found.start() >= settled
         # and nothing is held back without need
         assert settled == len(begun) or any(m.startswith(begun[settled:]) for m in search.roles)
-
-
-def test_ids_of_numpy_are_ids() -> None:
-    tokenizer = bytewise_tokenizer([])
-    assert decoder_of(tokenizer).pieces(np.array([65, 66])) == decoder_of(tokenizer).pieces([65, 66])

@@ -26,7 +26,7 @@ from test_parsing_families import (
 from renderers import ParsedResponse, TemplateRenderer, ToolCallParseStatus
 from renderers.formats import Format, by_name, names
 from renderers.messages import check_messages
-from renderers.parsing.parser import ResponseParser, ends_in_reasoning
+from renderers.parsing.parser import ResponseParser, leaves_reasoning_open
 from renderers.parsing.syntaxes.element_calls import GlmCalls, InvokeCalls, MiniMaxM3Calls, QwenXmlCalls
 from renderers.parsing.syntaxes.literal_calls import GemmaCalls
 
@@ -64,7 +64,7 @@ def texts(format: Format) -> st.SearchStrategy[str]:
 
 def parse(renderer: TemplateRenderer, prompt: list[int], ids: list[int]) -> ParsedResponse:
     format, tokenizer = renderer.format, renderer.tokenizer
-    is_open = ends_in_reasoning(prompt, format, tokenizer)
+    is_open = leaves_reasoning_open(prompt, renderer._grammar)
     whole = ResponseParser(format, tokenizer, reasoning_open=is_open, tools=TOOLS)
     whole.feed(ids)
     one_by_one = ResponseParser(format, tokenizer, reasoning_open=is_open, tools=TOOLS)

@@ -17,7 +17,7 @@ from renderers import ParsedResponse, TemplateRenderer, ToolCallParseStatus, loa
 from renderers.formats import detect_format
 from renderers.formats.deepseek_prompts import V4_SOURCE, deepseek_v4_prompt
 from renderers.messages import check_messages
-from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
+from renderers.parsing.parser import ResponseParser, leaves_reasoning_open, parse_response
 from renderers.template.chat_template import ChatTemplate, PythonTemplate
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -172,7 +172,7 @@ def read_back(
     renderer: TemplateRenderer, turn: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None
 ) -> ParsedResponse:
     prompt, ids = sampled(renderer, turn, tools)
-    is_open = ends_in_reasoning(prompt, renderer.format, renderer.tokenizer)
+    is_open = leaves_reasoning_open(prompt, renderer._grammar)
     parsed = parse_response(ids, renderer.format, renderer.tokenizer, reasoning_open=is_open, tools=tools)
     one_by_one = ResponseParser(renderer.format, renderer.tokenizer, reasoning_open=is_open, tools=tools)
     for token_id in ids:
@@ -201,24 +201,6 @@ def nasty(name: str) -> dict[str, Any]:
     if name == "own/minimax-m3":  # its template leaves out what is None
         return {key: value for key, value in NASTY.items() if value is not None}
     return NASTY
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_words_are_read_back(name: str) -> None:
-    parsed = read_back(renderer_of(name), says("Grüße:\n\n  - `x` 你好 🙂 <b>"))
-    assert (parsed.content, parsed.reasoning_content, parsed.tool_calls) == ("Grüße:\n\n  - `x` 你好 🙂 <b>", None, [])
-    assert parsed.reasoning_complete
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_reasoning_is_read_back_where_the_template_prints_it(name: str) -> None:
-    renderer = renderer_of(name)
-    turn = says("TextBuffer.", "Thought 1.\n\n2 <b> 你好")
-    prints = "Thought 1." in print_turn(renderer, turn)
-    parsed = read_back(renderer, turn)
-    assert parsed.content == "TextBuffer."
-    assert parsed.reasoning_content == (turn["reasoning_content"] if prints else None)
-    assert parsed.reasoning_complete
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)
@@ -255,20 +237,6 @@ def test_words_reasoning_and_parallel_calls_are_read_back(name: str) -> None:
     assert len(set(spans)) == 3
 
 
-@pytest.mark.parametrize("name", ["kimi", "mistral list"])
-def test_the_id_that_a_model_wrote_is_kept(name: str) -> None:
-    renderer = renderer_of(name)
-    call_id = given_id(renderer, "look_up", 7)
-    parsed = read_back(renderer, says("", None, [call("look_up", {}, id=call_id)]), TOOLS)
-    assert parsed.tool_calls[0].id == call_id
-    assert parsed.to_message()["tool_calls"][0]["id"] == call_id
-
-
-@pytest.mark.parametrize("name", HANDMADE)
-def test_the_handmade_templates_stand_for_their_families(name: str) -> None:
-    assert renderer_of(name).format.name == HANDMADE[name][2]
-
-
 # gpt-oss: a turn of several messages.
 
 
@@ -285,22 +253,6 @@ def test_harmony_reads_reasoning_a_preamble_and_a_call_as_one_turn() -> None:
     assert parsed.stopped
 
 
-def test_harmony_ends_an_answer_with_return_and_history_holds_end() -> None:
-    renderer = renderer_of("trl/gptoss")
-    parsed = parse_text(renderer, "<|channel|>final<|message|>Yes.<|return|>")
-    assert (parsed.content, parsed.stopped) == ("Yes.", True)
-    parsed = parse_text(renderer, "<|channel|>final<|message|>Yes.<|end|>")
-    assert (parsed.content, parsed.stopped) == ("Yes.", False)
-    assert renderer.format.history_ends == ("<|end|>",)
-
-
-def test_harmony_reasoning_without_its_end_is_open() -> None:
-    renderer = renderer_of("trl/gptoss")
-    for text in ("<|channel|>analysis<|message|>Hm", "<|channel|>analysis<|message|>Hm<|return|>"):
-        parsed = parse_text(renderer, text)
-        assert (parsed.reasoning_content, parsed.reasoning_complete, parsed.content) == ("Hm", False, "")
-
-
 def test_harmony_calls_that_are_cut_off_or_no_json_are_kept() -> None:
     renderer = renderer_of("trl/gptoss")
     header = "<|channel|>commentary to=functions.look_up<|message|>"
@@ -309,15 +261,6 @@ def test_harmony_calls_that_are_cut_off_or_no_json_are_kept() -> None:
     assert parse_text(renderer, header + "[1]<|call|>").tool_calls[0].status is ToolCallParseStatus.MALFORMED_STRUCTURE
     unknown = "<|channel|>commentary to=functions.jump<|message|>{}<|call|>"
     assert parse_text(renderer, unknown, tools=TOOLS).tool_calls[0].status is ToolCallParseStatus.UNKNOWN_TOOL
-
-
-def test_a_control_token_is_no_part_of_a_tool_name_of_harmony() -> None:
-    renderer = renderer_of("trl/gptoss")
-    header = "<|channel|>commentary to=functions.look_up<|constrain|>json<|message|>"
-    text = header + '{"count": 1}<|call|>'
-    for ids in (ids_of_text(renderer, text), ids_of_text(renderer, text.replace("<|constrain|>", "<|endoftext|>"))):
-        parsed = parse_response(ids, renderer.format, renderer.tokenizer, reasoning_open=False, tools=TOOLS)
-        assert calls_of(parsed) == [("look_up", {"count": 1}, ToolCallParseStatus.OK)]
 
 
 def test_markers_in_a_json_string_of_a_harmony_call_are_text_of_it() -> None:
@@ -381,23 +324,11 @@ def test_words_in_the_header_of_a_harmony_call_make_it_malformed(header: str) ->
     assert made.raw == header + '{"count": 1}<|call|>'
 
 
-def test_harmony_messages_of_one_channel_are_joined_by_a_line_break() -> None:
-    first, then = "<|channel|>{0}<|message|>a<|end|>", "<|start|>assistant<|channel|>{0}<|message|>b<|end|>"
-    parsed = parse_text(renderer_of("trl/gptoss"), first.format("analysis") + then.format("analysis"))
-    assert (parsed.reasoning_content, parsed.content) == ("a\nb", "")
-    parsed = parse_text(renderer_of("trl/gptoss"), first.format("commentary") + then.format("final"))
-    assert (parsed.reasoning_content, parsed.content) == (None, "a\nb")
-
-
-def test_harmony_words_without_any_header_are_content() -> None:
-    assert parse_text(renderer_of("trl/gptoss"), "Hello.").content == "Hello."
-
-
 def test_a_prompt_that_opens_an_analysis_message_opens_reasoning() -> None:
     renderer = renderer_of("trl/gptoss")
     prompt = ids_of_text(renderer, "<|start|>assistant<|channel|>analysis<|message|>")
-    assert ends_in_reasoning(prompt, renderer.format, renderer.tokenizer)
-    assert not ends_in_reasoning(prompt[:1], renderer.format, renderer.tokenizer)
+    assert leaves_reasoning_open(prompt, renderer._grammar)
+    assert not leaves_reasoning_open(prompt[:1], renderer._grammar)
     parsed = parse_text(renderer, "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.", reasoning_open=True)
     assert (parsed.reasoning_content, parsed.content) == ("Hm.", "Yes.")
 
@@ -422,52 +353,15 @@ def test_glm_stops_at_the_tokens_of_the_roles_that_may_follow() -> None:
         assert (parsed.reasoning_content, parsed.content, parsed.stopped) == ("a", "Yes.", True)
 
 
-def test_gemma_stops_where_it_wants_an_answer_to_its_call() -> None:
-    parsed = parse_text(renderer_of("trl/gemma4"), "<|tool_call>call:run{}<tool_call|><|tool_response>")
-    assert calls_of(parsed) == [("run", {}, ToolCallParseStatus.OK)]
-    assert parsed.stopped
-
-
-def test_a_gemma_channel_of_another_name_is_content() -> None:
-    parsed = parse_text(renderer_of("trl/gemma4"), "<|channel>thought\nHm.\n<channel|>Yes.<turn|>")
-    assert (parsed.reasoning_content, parsed.content) == ("Hm.", "Yes.")
-    parsed = parse_text(renderer_of("trl/gemma4"), "<|channel>other\nYes.<turn|>")
-    assert (parsed.reasoning_content, parsed.content) == (None, "<|channel>other\nYes.")
-
-
-@pytest.mark.slow
-def test_a_closing_marker_that_the_template_prints_for_no_reasoning_is_layout() -> None:
-    for name in ("own/glm-5", "own/minimax-m3", "own/deepseek-v3.1"):
-        renderer = renderer_of(name)
-        assert renderer.format.reasoning is not None
-        parsed = parse_text(renderer, f"{renderer.format.reasoning.end}Yes.")
-        assert (parsed.reasoning_content, parsed.content) == (None, "Yes.")
-
-
 def test_a_think_marker_that_is_several_tokens_is_read_in_text_and_at_the_end_of_the_prompt() -> None:
     renderer = renderer_of("trl/deepseekv3")
     assert renderer.tokenizer.control_id("<think>") is None
     parsed = parse_text(renderer, "<think>\nHm.\n</think>\n\nYes.")
     assert (parsed.reasoning_content, parsed.content) == ("Hm.", "Yes.")
     prompt = renderer.render_ids([user("Q")], add_generation_prompt=True)
-    assert ends_in_reasoning(prompt, renderer.format, renderer.tokenizer)
+    assert leaves_reasoning_open(prompt, renderer._grammar)
     prompt = renderer.render_ids([user("what is <think>?")])
-    assert not ends_in_reasoning(prompt, renderer.format, renderer.tokenizer)
-
-
-def test_llama_json_that_is_no_call_is_an_answer() -> None:
-    renderer = renderer_of("trl/llama3_1")
-    for text in ('{"name": "Bob", "age": 3}', '{"a": 1', "{} is empty", "[1, 2]", "{"):
-        parsed = parse_text(renderer, f"{text}<|eot_id|>")
-        assert (parsed.content, parsed.tool_calls) == (text, [])
-
-
-def test_a_llama_call_is_whole_without_a_stop_token() -> None:
-    renderer = renderer_of("trl/llama3_1")
-    calls = '{"name": "look", "parameters": {"n": 1}}; {"name": "look", "parameters": {}}'
-    parsed = renderer.parse_response(renderer.tokenizer.encode_run(calls).ids)
-    ok, surplus = ToolCallParseStatus.OK, ToolCallParseStatus.SURPLUS_CALL  # the template refuses several in a turn
-    assert [call.status for call in parsed.tool_calls] == [ok, surplus]
+    assert not leaves_reasoning_open(prompt, renderer._grammar)
 
 
 def test_llama_calls_may_be_several_or_stand_behind_the_python_tag() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from bytewise import ids_of_text
-from tool_call_texts import NONCANONICAL, OK, TOOLS, UNCLOSED_BLOCK, UNKNOWN_TOOL, parse, tokenizer_for
+from tool_call_texts import OK, TOOLS, UNCLOSED_BLOCK, UNKNOWN_TOOL, parse, tokenizer_for
 from training_conversations import renderer_of
 
 from renderers import ParsedResponse, config_from_name
@@ -28,18 +28,6 @@ def test_a_complete_call_at_the_end_of_a_stopped_turn_ends_unclosed_reasoning() 
     assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", OK), ("see", OK)]
 
 
-def test_reasoning_may_be_closed_inside_a_drafted_call() -> None:
-    parsed = parse("qwen3", '<think>a<tool_call>{"name": </think>Yes.')
-    assert parsed.reasoning_content == 'a<tool_call>{"name": '
-    assert (parsed.content, parsed.tool_calls) == ("Yes.", [])
-
-
-def test_line_breaks_before_reasoning_are_dropped() -> None:
-    for text in ("\n<think>a", "\n\n<think>a</think>\n"):
-        parsed = parse("qwen3", text)
-        assert (parsed.reasoning_content, parsed.content) == ("a", "")
-
-
 @pytest.mark.parametrize(
     ("text", "stop"),
     [
@@ -54,22 +42,12 @@ def test_any_other_call_inside_open_reasoning_is_reasoning(text: str, stop: bool
     assert (parsed.content, parsed.tool_calls) == ("", [])
 
 
-def test_think_markers_after_the_first_end_marker_are_content() -> None:
-    parsed = parse("qwen3", "<think>a</think>b<think>c</think>")
-    assert (parsed.reasoning_content, parsed.content) == ("a", "b<think>c</think>")
-
-
 def test_empty_reasoning_that_is_closed_is_none() -> None:
     """Templates print it for an answer without reasoning; `""` against None broke prefix matching."""
     parsed = parse("qwen3", "<think>\n\n</think>\n\nYes.")
     assert (parsed.reasoning_content, parsed.content) == (None, "Yes.")
     parsed = parse("qwen3", "<think>\n", stop=False)
     assert (parsed.reasoning_content, parsed.reasoning_complete) == ("", False)
-
-
-def test_a_stop_token_inside_open_reasoning_leaves_it_open() -> None:
-    parsed = parse("qwen3", "<think>a")
-    assert (parsed.stopped, parsed.reasoning_complete, parsed.reasoning_content) == (True, False, "a")
 
 
 # The rules of typed configurations.
@@ -120,12 +98,6 @@ def test_only_some_families_report_a_tool_that_is_not_offered() -> None:
     assert [found.status for found in parse("qwen3", call, tools=TOOLS).tool_calls] == [UNKNOWN_TOOL]
     for name, reports in (("glm-4.5", True), ("gemma4", True), ("kimi-k2", False), ("default", False)):
         assert with_parsing_rules(by_name("glm-5"), name).reports_unknown_tools == reports
-
-
-def test_a_typed_configuration_has_no_status_for_calls_that_are_not_canonical() -> None:
-    call = '<tool_call>{"name": "look", "parameters": {}}</tool_call>'
-    assert [found.status for found in parse_typed(call, opened=False).tool_calls] == [OK]
-    assert [found.status for found in parse("qwen3", call).tool_calls] == [NONCANONICAL]
 
 
 def test_line_breaks_at_the_ends_of_reasoning_belong_to_it_where_the_template_prints_it_unchanged() -> None:

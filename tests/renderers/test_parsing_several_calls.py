@@ -11,7 +11,6 @@ from tool_call_texts import (
     MALFORMED_STRUCTURE,
     OK,
     SURPLUS_CALL,
-    UNCLOSED_BLOCK,
     UNKNOWN_TOOL,
     fenced,
     m3,
@@ -44,17 +43,6 @@ SEVERAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_several_calls_in_one_block_each_have_their_own_text_and_span(name: str) -> None:
-    block, template = SEVERAL[name]
-    calls = [template.format("look"), template.format("see")]
-    parsed = parse(name, block.format(*calls))
-    assert [(call.name, call.raw, call.status) for call in parsed.tool_calls] == [
-        ("look", calls[0], OK),
-        ("see", calls[1], OK),
-    ]
-
-
 @pytest.mark.parametrize("name", ["minimax-m2", "minimax-m3", "deepseek-v3", "deepseek-v4", "kimi-k2", "qwen3.5"])
 def test_text_between_calls_is_kept_as_a_malformed_call(name: str) -> None:
     block, template = SEVERAL[name]
@@ -65,15 +53,6 @@ def test_text_between_calls_is_kept_as_a_malformed_call(name: str) -> None:
         ("see", OK),
     ]
     assert parsed.tool_calls[1].raw.strip() == "junk"
-
-
-@pytest.mark.parametrize("name", ["minimax-m2", "minimax-m3", "deepseek-v3", "deepseek-v4", "kimi-k2"])
-def test_a_call_without_its_end_marker_is_unclosed_and_the_next_call_is_parsed(name: str) -> None:
-    block, template = SEVERAL[name]
-    begun = template.format("look")
-    end = begun.rindex("<") if name != "minimax-m3" else begun.rindex("]<]")
-    parsed = parse(name, block.format(begun[:end], template.format("see")))
-    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", UNCLOSED_BLOCK), ("see", OK)]
 
 
 def test_where_a_format_has_one_call_in_a_turn_further_ones_are_surplus_and_stay_text() -> None:

@@ -7,14 +7,13 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from bytewise import bytewise_tokenizer, ids_of_text
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers import ParsedResponse
 from renderers.formats import Format, by_name
 from renderers.parsing.parser import ResponseParser, parse_response
 from renderers.parsing.response import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
@@ -138,85 +137,8 @@ def test_a_prefix_never_says_what_the_whole_takes_back(
         assert (whole.reasoning_content or "").startswith(reasoning)
 
 
-QWEN = by_name("qwen3")
-
-
 def feed(parser: ResponseParser, text: str) -> list[Delta]:
     return parser.feed(ids_of_text(tokenizer_for("qwen3"), text))
-
-
-def qwen(**options: Any) -> ResponseParser:
-    return ResponseParser(QWEN, tokenizer_for("qwen3"), **{"reasoning_open": False, **options})
-
-
-def test_words_come_as_soon_as_they_are_certain() -> None:
-    parser = qwen(reasoning_open=True)
-    assert feed(parser, "\nhm") == [ReasoningDelta("hm")]
-    assert feed(parser, "\n") == []  # may be layout
-    assert feed(parser, "so") == [ReasoningDelta("\nso")]
-    assert feed(parser, "\n</think>\n\nYes") == [ContentDelta("Yes")]
-    assert feed(parser, ".\n") == [ContentDelta(".")]
-    assert feed(parser, "<|im_end|>") == [ContentDelta("\n")]
-    assert parser.finish() == ParsedResponse("Yes.\n", "hm\nso")
-
-
-def test_a_call_comes_as_text_and_then_as_a_call() -> None:
-    parser = qwen(tools=[{"name": "f"}])
-    assert feed(parser, "I\n<tool_call>") == [ContentDelta("I"), ToolCallDelta(0, "<tool_call>")]
-    assert feed(parser, '{"name": "f"}') == [ToolCallDelta(0, '{"name": "f"}')]
-    raw = '<tool_call>{"name": "f"}</tool_call>'
-    call = ParsedToolCall(raw, "f", {}, (2, 17))
-    assert feed(parser, "</tool_call>") == [ToolCallDelta(0, "</tool_call>"), ToolCallDelta(0, "", call)]
-    assert feed(parser, "\n<tool_call>")[-1] == ToolCallDelta(1, "<tool_call>")
-    response = parser.finish()
-    assert response.content == "I"
-    assert [made.status for made in response.tool_calls] == [ToolCallParseStatus.OK, ToolCallParseStatus.UNCLOSED_BLOCK]
-
-
-def test_an_incomplete_character_waits_for_its_bytes() -> None:
-    tokenizer = tokenizer_for("qwen3")
-    parser = qwen()
-    first, second, third, fourth = tokenizer.encode_run("🙂").ids
-    assert [parser.feed([token_id]) for token_id in (first, second, third)] == [[], [], []]
-    assert parser.feed([fourth]) == [ContentDelta("🙂")]
-    assert parser.feed([first, second]) == []
-    assert parser.end() == [ContentDelta("\ufffd")]
-
-
-def test_text_that_may_become_a_marker_waits() -> None:
-    format = Format("textual", ("<|im_end|>",), QWEN.reasoning, QWEN.tool_calls)
-    tokenizer = bytewise_tokenizer(["<|im_end|>"])
-    parser = ResponseParser(format, tokenizer, reasoning_open=False)
-
-    def add(text: str) -> list[Delta]:
-        return parser.feed(ids_of_text(tokenizer, text))
-
-    assert add("a <tool") == [ContentDelta("a ")]
-    assert add("_box") == [ContentDelta("<tool_box")]
-    assert add("<th") == []
-    assert add("ink>b</thin") == [ReasoningDelta("b")]
-    assert add("k>c<") == [ContentDelta("c")]
-    assert parser.end() == [ContentDelta("<")]
-
-
-def test_nothing_comes_behind_a_stop_token_and_ending_twice_adds_nothing() -> None:
-    parser = qwen()
-    assert feed(parser, "a<|im_end|>b") == [ContentDelta("a")]
-    assert feed(parser, "c") == []
-    assert parser.end() == []
-    assert parser.finish() == parser.finish() == ParsedResponse("a")
-
-
-def test_a_call_that_reasoning_may_only_draft_comes_when_that_is_decided() -> None:
-    parser = qwen()
-    assert feed(parser, '<think>a<tool_call>{"name": "f"}</tool_call>') == [ReasoningDelta("a")]
-    assert feed(parser, "</think>") == [ReasoningDelta('<tool_call>{"name": "f"}</tool_call>')]
-    parser = qwen()
-    feed(parser, '<think>a<tool_call>{"name": "f"}</tool_call>')
-    text, made = feed(parser, "<|im_end|>")
-    assert text == ToolCallDelta(0, '<tool_call>{"name": "f"}</tool_call>')
-    assert isinstance(made, ToolCallDelta)
-    assert made.call == parser.finish().tool_calls[0]
 
 
 _QWEN_CALL = "<tool_call><function=f><parameter=a>"
@@ -253,14 +175,3 @@ def test_the_work_grows_with_the_length_and_not_with_its_square(name: str, piece
     for token_id in (ids * 20_000)[:20_000]:
         parser.feed([token_id])
     parser.finish()
-
-
-@given(ids=st.lists(st.integers(0, 262), max_size=20))
-@example(ids=[])
-def test_a_sequence_of_any_kind_is_read(ids: list[int]) -> None:
-    import numpy as np
-
-    tokenizer = tokenizer_for("qwen3")
-    whole = parse_response(ids, QWEN, tokenizer, reasoning_open=False)
-    assert parse_response(tuple(ids), QWEN, tokenizer, reasoning_open=False) == whole
-    assert parse_response(np.array(ids, dtype=np.int64), QWEN, tokenizer, reasoning_open=False) == whole  # type: ignore[arg-type]

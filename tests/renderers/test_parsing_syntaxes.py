@@ -27,7 +27,7 @@ from tool_call_texts import (
 )
 
 from renderers import ParsedResponse, ToolCallParseStatus
-from renderers.formats import Format, by_name, names
+from renderers.formats import by_name, names
 from renderers.parsing.parser import parse_response
 
 CASES = [(name, case) for name, cases in BLOCKS.items() for case in cases]
@@ -45,13 +45,6 @@ def test_every_call_has_its_text_span_and_status(name: str, case: Case) -> None:
     assert message["content"] == ("" if is_call else case.text)
     names = [call["function"]["name"] for call in message.get("tool_calls", [])]
     assert names == ([case.name] if is_call else [])
-
-
-@pytest.mark.parametrize("name", [name for name in BLOCKS if not name.startswith("llama")])
-def test_a_call_after_content_parses_the_same(name: str) -> None:
-    case = BLOCKS[name][0]
-    call = parse_single(name, "Grüße.\n" + case.text, tools=TOOLS)
-    assert (call.status, call.name, call.arguments, call.raw) == (case.status, case.name, case.arguments, case.text)
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCKS if not name.startswith("llama")])
@@ -80,32 +73,6 @@ def test_every_syntax_with_markers_has_every_status_that_it_can_have() -> None:
         if name in ("mistral", "llama-3.1", "llama-4-pythonic"):
             possible -= {UNCLOSED_BLOCK}  # nothing closes these but the end of the turn
         assert {case.status for case in cases} == possible, name
-
-
-@pytest.mark.parametrize("name", [n for n in BLOCKS if not n.startswith("llama")])
-def test_markers_made_of_ordinary_tokens_are_content(name: str) -> None:
-    tokenizer = tokenizer_for(name)
-    case = BLOCKS[name][0]
-    ids = tokenizer.encode_run(case.text).ids
-    parsed = parse_response(ids, by_name(name), tokenizer, reasoning_open=False)
-    assert (parsed.content, parsed.tool_calls) == (case.text, [])
-
-
-@pytest.mark.parametrize("name", [n for n in BLOCKS if not n.startswith("llama")])
-def test_markers_that_are_no_tokens_are_found_in_the_text(name: str) -> None:
-    case = BLOCKS[name][0]
-    call = parse_single(name, case.text, textual=True)
-    assert (call.status, call.name, call.raw) == (OK, "look", case.text)
-
-
-def test_a_closing_tag_in_ordinary_tokens_inside_an_argument_is_part_of_it() -> None:
-    tokenizer = tokenizer_for("glm-4.5")
-    pieces = ["<tool_call>", "look", "<arg_key>", "q", "</arg_key>", "<arg_value>"]
-    ids = [i for piece in pieces for i in ids_of_text(tokenizer, piece)]
-    ids += tokenizer.encode_run("x</arg_value></tool_call>").ids
-    ids += ids_of_text(tokenizer, "</arg_value></tool_call>")
-    (call,) = parse_response(ids, by_name("glm-4.5"), tokenizer, reasoning_open=False).tool_calls
-    assert call.arguments == {"q": "x</arg_value></tool_call>"}
 
 
 @pytest.mark.parametrize(
@@ -218,20 +185,6 @@ def test_llama_calls_are_divided_by_a_tag_or_followed_by_text(
     assert parsed.content == (text if content is None else content)
 
 
-def test_text_behind_a_list_of_python_calls_is_content() -> None:
-    parsed = parse("llama-4-pythonic", "[look(n=1)] Done.", tools=TOOLS)
-    assert [(call.status, call.arguments) for call in parsed.tool_calls] == [(NONCANONICAL, {"n": 1})]
-    assert parsed.content == "Done."
-
-
-def test_a_name_with_brackets_is_no_name_unless_a_tool_has_it() -> None:
-    text = "<tool_call>look (v2)</tool_call>"
-    offered = [{"type": "function", "function": {"name": "look (v2)"}}]
-    assert parse_single("glm-4.5", text).status is MALFORMED_STRUCTURE
-    assert parse_single("glm-4.5", text, tools=TOOLS).name is None
-    assert parse_single("glm-4.5", text, tools=offered).status is OK
-
-
 def test_an_id_of_kimi_that_may_name_two_tools_names_none() -> None:
     tools = [*TOOLS, {"type": "function", "function": {"name": "look5"}}]
     block = (
@@ -264,13 +217,6 @@ def test_phi_writes_calls_as_functools_at_the_beginning_of_a_turn() -> None:
     assert (parsed.content, [call.status for call in parsed.tool_calls]) == ("functools.", [OK])
 
 
-def test_a_format_may_take_calls_that_are_not_canonical_as_canonical() -> None:
-    text, _, tool, arguments = next(case for case in BLOCKS["qwen3"] if case.status is NONCANONICAL)
-    format, tokenizer = replace(by_name("qwen3"), reports_noncanonical=False), tokenizer_for("qwen3")
-    (call,) = parse_response(ids_of_text(tokenizer, text), format, tokenizer, reasoning_open=False).tool_calls
-    assert (call.status, call.name, call.arguments) == (OK, tool, arguments)
-
-
 def test_the_tool_call_texts_cover_every_syntax() -> None:
     covered = set(BLOCKS)
     others = {n for n in names() if by_name(n).tool_calls is not None} - covered
@@ -285,10 +231,3 @@ def test_the_tool_call_texts_cover_every_syntax() -> None:
     same |= {"deepseek-v3.2": "deepseek-v4", "llama-4": "llama-3.1"}
     for name in others:
         assert type(by_name(name).tool_calls) is type(by_name(same[name]).tool_calls)
-
-
-def test_a_custom_format_is_parsed() -> None:
-    format = Format("mine", ("<end>",))
-    tokenizer = bytewise_tokenizer(["<end>"])
-    parsed = parse_response(ids_of_text(tokenizer, "a<think><end>"), format, tokenizer, reasoning_open=True)
-    assert (parsed.content, parsed.reasoning_content, parsed.stopped) == ("a<think>", None, True)

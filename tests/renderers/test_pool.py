@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
-import inspect
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import corpus
@@ -15,8 +12,8 @@ import numpy as np
 import pytest
 
 from renderers import MultimodalRenderer, RenderedTokens, Renderer, TemplateRenderer, is_multimodal, load_renderer
-from renderers.errors import ConfigError, MessageError, RendererError, TemplateError
-from renderers.pool import _RENDERER_METHODS, RendererPool
+from renderers.errors import RendererError
+from renderers.pool import RendererPool
 
 MESSAGES = [corpus.user("Hi")]
 
@@ -116,46 +113,6 @@ def test_a_pool_is_a_renderer_and_is_multimodal_if_its_renderer_is(renderer: Tem
             assert blind.mm_token_type_id_map == {}
 
 
-async def test_a_pool_bridges_conversations_with_images(renderer: TemplateRenderer) -> None:
-    image = {"type": "image", "image": np.zeros((32, 32, 3), dtype=np.uint8)}
-    prompt = renderer.render([corpus.user([image])], add_generation_prompt=True)
-    arguments = (prompt.token_ids, renderer.get_stop_token_ids()[:1], [corpus.user([image])])
-    async with RendererPool(renderer) as pool:
-        bridged = await pool.bridge_to_next_turn_async(*arguments, previous_multi_modal_data=prompt.multi_modal_data)
-        assert bridged is not None
-        assert bridged.multi_modal_data is not None
-        assert len(bridged.multi_modal_data) == 2
-        assert await pool.bridge_to_next_turn_async(*arguments) is None
-
-
-@pytest.mark.slow
-def test_many_threads_on_one_tokenizer_get_equal_results() -> None:
-    """Shared tokenizers have raised "Already borrowed" here."""
-    shared = qwen()
-    texts = [f"{'Grüße 你好 👩‍👩‍👧 '[n % 17 :]} {n} <|im_end|> def f(x): return {n}" for n in range(400)]
-    renderer = fresh_qwen()
-    expected = [renderer.render_ids([corpus.user(text)]) for text in texts]
-    barrier = threading.Barrier(8)
-
-    def hammer(offset: int) -> list[list[int]]:
-        barrier.wait()
-        order = texts[offset:] + texts[:offset]
-        ids = [pool.render_ids([corpus.user(text)]) for text in order]
-        assert all(pool.parse_response(one).content for one in ids[:20])
-        return ids[len(texts) - offset :] + ids[: len(texts) - offset]
-
-    with RendererPool(shared, threads=8) as pool, ThreadPoolExecutor(8) as threads:
-        for got in threads.map(hammer, range(0, 400, 50)):
-            assert got == expected
-
-
-async def test_each_of_many_coroutines_gets_its_own_result() -> None:
-    renderer = qwen()
-    async with RendererPool(renderer, threads=4) as pool:
-        results = await asyncio.gather(*(pool.render_ids_async([corpus.user(f"n {n}")]) for n in range(200)))
-    assert results == [renderer.render_ids([corpus.user(f"n {n}")]) for n in range(200)]
-
-
 async def test_the_event_loop_is_not_blocked_while_the_renderer_works() -> None:
     gate = Gate()
     async with RendererPool(gate, threads=1) as pool:
@@ -165,57 +122,6 @@ async def test_the_event_loop_is_not_blocked_while_the_renderer_works() -> None:
         assert threading.get_ident() not in gate.threads
         gate.open.set()
         assert len(await working) == 1
-
-
-async def test_errors_are_raised_by_the_call_that_caused_them() -> None:
-    async with RendererPool(qwen(), threads=2) as pool:
-        outcomes = await asyncio.gather(
-            pool.render_async(MESSAGES),
-            pool.render_async([{"role": "nobody", "content": "x"}]),
-            pool.render_async([]),
-            return_exceptions=True,
-        )
-        assert isinstance(outcomes[0], RenderedTokens)
-        assert isinstance(outcomes[1], MessageError)
-        assert isinstance(outcomes[2], TemplateError)
-        assert await pool.render_async(MESSAGES) == outcomes[0]
-
-
-async def test_calls_run_in_the_order_in_which_they_were_made() -> None:
-    gate = Gate()
-    gate.open.set()
-    async with RendererPool(gate, threads=1) as pool:
-        await asyncio.gather(*(pool.render_async([n]) for n in range(30)))
-    assert gate.calls == [[n] for n in range(30)]
-
-
-async def test_a_call_cancelled_before_a_thread_begins_it_never_runs() -> None:
-    gate = Gate()
-    async with RendererPool(gate, threads=1) as pool:
-        first = asyncio.ensure_future(pool.render_async(["first"]))
-        await entered(gate)
-        second = asyncio.ensure_future(pool.render_async(["second"]))
-        third = asyncio.ensure_future(pool.render_async(["third"]))
-        await asyncio.sleep(0)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        gate.open.set()
-        await asyncio.gather(first, third)
-    assert gate.calls == [["first"], ["third"]]
-
-
-def test_several_event_loops_share_one_pool() -> None:
-    renderer = qwen()
-    expected = renderer.render_ids(MESSAGES)
-
-    async def work() -> list[list[int]]:
-        return await asyncio.gather(*(pool.render_ids_async(MESSAGES) for _ in range(50)))
-
-    with RendererPool(renderer, threads=2) as pool, ThreadPoolExecutor(4) as loops:
-        for result in loops.map(asyncio.run, [work() for _ in range(4)]):
-            assert result == [expected] * 50
-        assert asyncio.run(work()) == [expected] * 50
 
 
 async def test_a_closed_pool_refuses_new_calls_and_finishes_earlier_ones() -> None:
@@ -240,35 +146,6 @@ async def test_a_closed_pool_refuses_new_calls_and_finishes_earlier_ones() -> No
     assert gate.calls == [["working"], ["waiting"]]
 
 
-async def test_context_variables_of_the_caller_hold_on_the_thread() -> None:
-    episode = contextvars.ContextVar("episode", default="none")
-    seen: list[str] = []
-
-    class Reporting(Gate):
-        def render(self, messages: Any, **options: Any) -> RenderedTokens:
-            seen.append(episode.get())
-            return RenderedTokens([])
-
-    async with RendererPool(Reporting()) as pool:
-        episode.set("e1")
-        await pool.render_async(MESSAGES)
-    assert seen == ["e1"]
-
-
-def test_a_shared_renderer_works_in_several_threads_at_once() -> None:
-    gate = Gate()
-
-    async def work() -> None:
-        async with RendererPool(gate, threads=3) as pool:
-            calls = [asyncio.ensure_future(pool.render_async([n])) for n in range(3)]
-            await entered(gate, 3)
-            gate.open.set()
-            await asyncio.gather(*calls)
-
-    asyncio.run(work())
-    assert gate.most_inside == 3
-
-
 async def test_closing_without_waiting_raises_pool_closed_error_in_calls_that_have_not_begun() -> None:
     gate = Gate()
     pool = RendererPool(gate, threads=1)
@@ -279,27 +156,6 @@ async def test_closing_without_waiting_raises_pool_closed_error_in_calls_that_ha
     first, *others = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
     assert isinstance(first, RenderedTokens)
     assert ["this RendererPool is closed" in str(other) for other in others] == [True, True]
-
-
-def test_calls_of_a_closed_event_loop_do_not_hold_up_calls_of_another() -> None:
-    gate = Gate()
-    pool = RendererPool(gate, threads=1)
-    loop = asyncio.new_event_loop()
-    abandoned = [loop.create_task(pool.render_async(MESSAGES)) for _ in range(5)]
-    loop.call_later(0.05, loop.stop)
-    loop.run_forever()
-    gate.entered.acquire()
-    loop.close()
-    gate.open.set()
-
-    async def another() -> RenderedTokens:
-        return await asyncio.wait_for(pool.render_async(MESSAGES), 30)
-
-    assert isinstance(asyncio.run(another()), RenderedTokens)
-    assert not any(task.done() for task in abandoned)
-    for task in abandoned:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-    pool.close()
 
 
 # Pools of several renderers.
@@ -341,24 +197,6 @@ async def test_a_renderer_that_the_pool_made_is_used_by_one_call_at_a_time() -> 
     assert sum(len(gate.calls) for gate in made) == 5
 
 
-def test_a_renderer_that_is_checked_out_is_free_again_after_an_error() -> None:
-    with RendererPool(Gate, 1) as pool:
-        with pytest.raises(KeyError), pool.checkout():
-            raise KeyError
-        with pool.checkout() as renderer:
-            assert isinstance(renderer, Gate)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [(Gate, None), (Gate, 0), (Gate, True), (Gate(), 2), (dict, 2), ("Qwen/Qwen3-8B", 2)],
-    ids=["no size", "size 0", "size True", "a renderer", "a function of something else", "a name"],
-)
-def test_a_pool_refuses_a_function_without_size_and_a_size_without_function(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(ConfigError):
-        RendererPool(*arguments)
-
-
 def test_a_pool_passes_process_multimodal_on_to_its_renderer(renderer: TemplateRenderer) -> None:
     image = {"type": "image", "image": np.zeros((64, 64, 3), dtype=np.uint8)}
     question = [corpus.user([image])]
@@ -384,16 +222,3 @@ async def test_a_renderer_that_raises_what_coroutines_understand_otherwise_is_na
         with pytest.raises(RuntimeError, match=f"the renderer raised {error.__name__}") as raised:
             await pool.render_async(MESSAGES)
     assert isinstance(raised.value.__cause__, error)
-
-
-def test_a_renderer_that_gets_its_methods_from_another_is_a_renderer(renderer):
-    class Wrapped:
-        def __getattr__(self, name):
-            return getattr(renderer, name)
-
-    with RendererPool(Wrapped()) as pool:
-        assert pool.render_ids([{"role": "user", "content": "a"}]) == renderer.render_ids(
-            [{"role": "user", "content": "a"}]
-        )
-    methods = {name for name, value in vars(Renderer).items() if inspect.isfunction(value) and name[0] != "_"}
-    assert methods == set(_RENDERER_METHODS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from renderers import RenderedTokens, TemplateRenderer, TokenSpan
+from renderers import RenderedTokens, TokenSpan
 from renderers.errors import MessageError
 from renderers.messages import ROLES, message_tool_names
 
@@ -97,28 +97,6 @@ def test_ranges_by_role_never_cross_a_message(rendered: RenderedTokens) -> None:
             assert all(len({rows[position][0] for position in range(*run)}) == 1 for run in runs)
 
 
-def test_a_message_in_two_pieces_has_two_ranges() -> None:
-    assert SCATTERED.message_token_runs() == [[(0, 3), (4, 6)], [(3, 4)], [], [(6, 9)]]
-    assert SCATTERED.message_token_spans() == [(0, 6), (3, 4), None, (6, 9)]
-    assert SCATTERED.tokens_per_message() == [5, 1, 0, 3]
-    assert SCATTERED.tokens_per_message(2) == [5, 1]
-    assert SCATTERED.tokens_per_message(sampled_only=True) == [0, 0, 0, 2]
-    assert SCATTERED.role_token_spans()["system"] == [(0, 3), (4, 6)]
-    assert SCATTERED.content_token_spans_by_role() == {
-        "system": [(1, 3), (4, 6)],
-        "user": [(3, 4)],
-        "developer": [],
-        "assistant": [(7, 9)],
-    }
-    body = [False, True, True, False, True, True, False, False, False, False, False]
-    assert SCATTERED.content_mask_for_roles({"system"}) == body
-
-
-def test_masks_of_no_role_and_of_an_absent_role_are_all_false() -> None:
-    assert not any(SCATTERED.content_mask_for_roles(set()))
-    assert not any(SCATTERED.content_mask_for_roles({"tool"}))
-
-
 def test_an_unknown_role_is_an_error_and_not_an_empty_mask() -> None:
     with pytest.raises(MessageError, match="'asistant'"):
         SCATTERED.content_mask_for_roles({"asistant"})
@@ -146,47 +124,3 @@ def test_a_repeated_id_means_the_call_of_the_nearest_earlier_turn() -> None:
         calls(("a", "later")),
     ]
     assert message_tool_names(messages) == [None, "first", None, "second", "third", None]
-
-
-def test_the_name_of_a_tool_message_overrides_that_of_the_call() -> None:
-    messages = [calls(("a", "first")), corpus.answer("x", "a", name="own")]
-    assert message_tool_names(messages) == [None, "own"]
-
-
-def test_the_result_of_an_unknown_call_has_no_name() -> None:
-    messages = [
-        corpus.user("x"),
-        corpus.answer("x", "a"),
-        {"role": "tool", "content": "x"},
-        calls(("a", "first")),
-        {"role": "tool", "content": "x"},
-    ]
-    assert message_tool_names(messages) == [None] * 5
-
-
-def test_only_tool_messages_have_a_tool_name() -> None:
-    assert message_tool_names([{"role": "user", "name": "Ada", "content": "x"}]) == [None]
-
-
-def test_a_rendering_names_the_tool_of_each_tool_message(renderer: TemplateRenderer) -> None:
-    messages, tools = corpus.CONVERSATIONS["parallel calls, answers swapped"]
-    rendered = renderer.render(messages, tools=tools)
-    assert rendered.message_tool_names == [None, None, "run", "get_weather", None]
-
-
-def test_a_bridge_names_the_tools_that_its_history_called(renderer: TemplateRenderer) -> None:
-    messages, tools = corpus.CONVERSATIONS["parallel calls, answers swapped"]
-    prompt = renderer.render(messages[:1], tools=tools, add_generation_prompt=True)
-    whole = renderer.render(messages[:2], tools=tools)
-    completion = [t for t, sampled in zip(whole.token_ids, whole.sampled_mask, strict=True) if sampled]
-    bridged = renderer.bridge_to_next_turn(
-        prompt.token_ids,
-        completion,
-        messages[2:4],
-        tools=tools,
-        previous_messages=messages[:2],
-        previous_multi_modal_data=prompt.multi_modal_data,
-    )
-    assert bridged is not None
-    assert bridged.message_roles == ["tool", "tool"]
-    assert bridged.message_tool_names == ["run", "get_weather"]

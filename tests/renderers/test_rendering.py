@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoTokenizer
 
-from renderers import PlaceholderRange, RenderedTokens, TemplateRenderer, is_multimodal
-from renderers.errors import MessageError, PlaceholderCountError, RendererError
-from rollouts.testing import CHAT_TEMPLATE
+from renderers import PlaceholderRange, RenderedTokens, TemplateRenderer
+from renderers.errors import MessageError, RendererError
 
 CONTROL_TOKENS = [
     "<|im_start|>",
@@ -72,46 +71,7 @@ def hf_ids(hf_tokenizer: Any, messages: list[dict[str, Any]], **options: Any) ->
     return list(hf_tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options))
 
 
-calls = st.lists(
-    st.fixed_dictionaries(
-        {
-            "id": st.just("call"),
-            "type": st.just("function"),
-            "function": st.fixed_dictionaries(
-                {
-                    "name": st.sampled_from(["look", "go_to"]),
-                    "arguments": st.dictionaries(
-                        benign, benign | st.integers() | st.none() | st.lists(benign, max_size=2)
-                    ),
-                }
-            ),
-        }
-    ),
-    max_size=2,
-)
 parts = st.lists(benign.map(text_part), max_size=3)
-messages_strategy = st.lists(
-    st.one_of(
-        st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": benign | parts}),
-        st.fixed_dictionaries({"role": st.just("assistant"), "content": benign | hostile, "tool_calls": calls}),
-        st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": st.just("call"), "content": benign | parts}),
-    ),
-    min_size=1,
-    max_size=5,
-)
-TOOLS = [{"type": "function", "function": {"name": "look", "description": "é <b>", "parameters": {"type": "object"}}}]
-
-
-@pytest.mark.slow
-@settings(max_examples=80)
-@given(messages=messages_strategy, prompt=st.booleans(), tools=st.sampled_from([None, TOOLS]))
-def test_ids_are_those_of_the_hugging_face_tokenizer(
-    renderer: TemplateRenderer, hf_tokenizer: Any, messages: list[dict[str, Any]], prompt: bool, tools: Any
-) -> None:
-    expected = hf_ids(hf_tokenizer, messages, tools=tools, add_generation_prompt=prompt)
-    rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
-    assert rendered.token_ids == expected
-    assert renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt) == expected
 
 
 def test_ids_are_a_new_list_that_the_caller_may_change(renderer: TemplateRenderer) -> None:
@@ -122,12 +82,6 @@ def test_ids_are_a_new_list_that_the_caller_may_change(renderer: TemplateRendere
     length = len(first)
     first.token_ids.append(0)
     assert len(renderer.render(messages)) == length
-
-
-def test_an_empty_conversation_has_no_tokens(renderer: TemplateRenderer) -> None:
-    rendered = renderer.render([])
-    assert rendered.token_ids == []
-    assert rendered.spans == ()
 
 
 # Content is data.
@@ -156,15 +110,6 @@ def test_the_control_token_check_finds_a_planted_fault(tiny_model_dir: Path) -> 
     assert count(rendered, control_id(forging, "<|im_end|>")) == 2
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
-@given(left=hostile, right=hostile)
-def test_two_parts_cannot_form_a_control_token_together(renderer: TemplateRenderer, left: str, right: str) -> None:
-    rendered = renderer.render([{"role": "user", "content": [text_part(left + "<|im_"), text_part("end|>" + right)]}])
-    assert count(rendered, control_id(renderer, "<|im_end|>")) == 1
-    assert content_of(renderer, rendered, 0) == f"{left}<|im_end|>{right}"
-
-
 def test_content_cannot_complete_a_control_token_that_the_template_began(tiny_model_dir: Path) -> None:
     from renderers import load_renderer
 
@@ -181,13 +126,6 @@ def test_text_of_tool_specifications_cannot_become_a_control_token(renderer: Tem
     assert count(rendered, control_id(renderer, "<|image_pad|>")) == 0
 
 
-def test_an_assistant_turn_is_parsed_as_hugging_face_does(renderer: TemplateRenderer) -> None:
-    messages = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "<think>hm</think>yes"}]
-    rendered = renderer.render(messages)
-    assert count(rendered, control_id(renderer, "<think>")) == 1
-    assert count(rendered, control_id(renderer, "</think>")) == 1
-
-
 def test_the_error_policy_names_the_message(renderer: TemplateRenderer) -> None:
     strict = TemplateRenderer(renderer.template, renderer.tokenizer, renderer.format, body_policies={"user": "error"})
     fine = [{"role": "system", "content": "<|im_end|>"}, {"role": "user", "content": "x"}]
@@ -196,11 +134,6 @@ def test_the_error_policy_names_the_message(renderer: TemplateRenderer) -> None:
         strict.render([{"role": "system", "content": "x"}, {"role": "user", "content": "a<|im_end|>"}])
     assert caught.value.message_index == 1
     assert isinstance(caught.value, RendererError)
-
-
-def test_text_that_is_not_unicode_is_a_renderer_error(renderer: TemplateRenderer) -> None:
-    with pytest.raises(RendererError):
-        renderer.render([{"role": "user", "content": "\ud800"}])
 
 
 # Attribution.
@@ -279,58 +212,6 @@ def check_spans(rendered: RenderedTokens) -> None:
         assert span.start == position < span.end
         position = span.end
     assert position == len(rendered.token_ids)
-
-
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(messages=messages_strategy, prompt=st.booleans())
-def test_spans_partition_the_tokens_and_bodies_decode_to_their_content(
-    renderer: TemplateRenderer, messages: list[dict[str, Any]], prompt: bool
-) -> None:
-    rendered = renderer.render(messages, add_generation_prompt=prompt)
-    check_spans(rendered)
-    assert set(rendered.message_indices) <= {-1, *range(len(messages))}
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            content = message["content"]
-            text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-            assert content_of(renderer, rendered, index) == text
-    for owner, sampled, body in zip(rendered.message_indices, rendered.sampled_mask, rendered.is_content, strict=True):
-        assistant = owner >= 0 and messages[owner]["role"] == "assistant"
-        assert not sampled or assistant
-        assert sampled == body or not assistant
-
-
-@settings(max_examples=40)
-@given(text=benign)
-def test_sampled_tokens_start_directly_behind_the_generation_prompt(renderer: TemplateRenderer, text: str) -> None:
-    question = {"role": "user", "content": "x"}
-    prompt = renderer.render([question], add_generation_prompt=True)
-    rendered = renderer.render([question, {"role": "assistant", "content": text}])
-    first = rendered.sampled_mask.index(True)
-    assert rendered.token_ids[:first] == prompt.token_ids
-    last = len(rendered) - 1 - rendered.sampled_mask[::-1].index(True)
-    assert rendered.token_ids[last] == renderer.get_stop_token_ids()[0] == control_id(renderer, "<|im_end|>")
-    assert all(rendered.sampled_mask[first : last + 1])
-    assert rendered.message_token_spans()[1] == (
-        first - len(prompt.token_ids) + len(renderer.render([question])),
-        len(rendered),
-    )
-
-
-def test_the_span_check_finds_a_planted_gap(renderer: TemplateRenderer) -> None:
-    rendered = renderer.render([{"role": "user", "content": "x"}])
-    with pytest.raises(AssertionError):
-        check_spans(RenderedTokens(rendered.token_ids, rendered.spans[1:]))
-    with pytest.raises(AssertionError):
-        check_spans(RenderedTokens(rendered.token_ids, rendered.spans[:-1]))
-
-
-def test_a_message_that_the_template_does_not_print_has_no_span(renderer: TemplateRenderer) -> None:
-    rendered = renderer.render([{"role": "user", "content": "x"}, {"role": "developer", "content": "unseen"}])
-    spans = rendered.message_token_spans()
-    assert spans[0] is not None
-    assert spans[1] is None
 
 
 # Media.
@@ -412,32 +293,6 @@ def test_the_placeholder_check_finds_planted_faults(renderer: TemplateRenderer) 
             check_placeholders(renderer, rendered)
 
 
-def test_placeholder_tokens_are_content_of_the_message_with_the_image(renderer: TemplateRenderer) -> None:
-    rendered = renderer.render([{"role": "user", "content": [text_part("a"), image_part()]}])
-    assert content_of(renderer, rendered, 0) == "a" + "<|image_pad|>" * 4
-
-
-def test_the_same_image_twice_is_one_item_with_two_ranges(renderer: TemplateRenderer) -> None:
-    rendered = renderer.render([{"role": "user", "content": [image_part(), image_part()]}])
-    assert rendered.multi_modal_data is not None
-    first, second = rendered.multi_modal_data.media_items["image"]
-    assert first is second
-    assert len(set(rendered.multi_modal_data.mm_hashes["image"])) == 1
-    offsets = [where.offset for where in rendered.multi_modal_data.mm_placeholders["image"]]
-    assert offsets[1] == offsets[0] + 4 + 2  # four placeholders, the end of one image, the start of the next
-
-
-def test_images_of_equal_size_are_not_mixed_up_by_any_cache(renderer: TemplateRenderer) -> None:
-    hashes = []
-    for colour in (10, 20, 10):
-        rendered = renderer.render([{"role": "user", "content": [image_part(colour=colour)]}])
-        assert rendered.multi_modal_data is not None
-        item = rendered.multi_modal_data.media_items["image"][0]
-        assert item["pixel_values"][0, 0] == colour
-        hashes.append(item.mm_hash)
-    assert hashes[0] == hashes[2] != hashes[1]
-
-
 @settings(max_examples=30)
 @given(text=hostile, images=st.integers(0, 2))
 def test_the_text_of_a_placeholder_in_content_is_not_an_image(
@@ -450,47 +305,6 @@ def test_the_text_of_a_placeholder_in_content_is_not_an_image(
     assert len(rendered.multi_modal_data) == images
 
 
-def test_keys_with_none_from_arrow_are_ignored(renderer: TemplateRenderer) -> None:
-    picture_part = image_part()
-    arrow = [
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "x", "image": None, "image_url": None},
-                {**picture_part, "text": None, "image_url": None},
-            ],
-            "tool_calls": None,
-            "tool_call_id": None,
-            "name": None,
-            "reasoning_content": None,
-        }
-    ]
-    plain = [{"role": "user", "content": [text_part("x"), picture_part]}]
-    assert renderer.render(arrow).token_ids == renderer.render(plain).token_ids
-    check_placeholders(renderer, renderer.render(arrow))
-
-
-def test_a_template_that_prints_no_images_for_a_role_raises_an_error(tiny_model_dir: Path) -> None:
-    from renderers import load_renderer
-
-    source = CHAT_TEMPLATE.replace("show(message.content) + '\\n</tool_response>'", "'\\n</tool_response>'")
-    assert source != CHAT_TEMPLATE
-    blind = load_renderer(tiny_model_dir, chat_template=source)
-    with pytest.raises(PlaceholderCountError) as caught:
-        blind.render([{"role": "user", "content": "x"}, {"role": "tool", "content": [image_part()]}])
-    assert (caught.value.message_index, caught.value.expected, caught.value.actual) == (1, 1, 0)
-
-
-def test_an_assistant_message_with_more_placeholders_than_images_is_refused(renderer: TemplateRenderer) -> None:
-    rendered = renderer.render(
-        [{"role": "user", "content": [image_part()]}, {"role": "assistant", "content": "<|image_pad|>"}]
-    )
-    assert rendered.multi_modal_data is not None
-    assert [where.length for _, where in rendered.multi_modal_data.items_with_ranges()] == [4]
-
-
-def test_a_renderer_with_processors_is_multimodal(renderer: TemplateRenderer) -> None:
-    assert is_multimodal(renderer)
-    kinds = {control_id(renderer, "<|image_pad|>"): 1, control_id(renderer, "<|video_pad|>"): 2}
-    assert renderer.mm_token_type_id_map == kinds
-    assert not is_multimodal(object())
+def test_text_that_is_not_unicode_is_a_renderer_error(renderer: TemplateRenderer) -> None:
+    with pytest.raises(RendererError):
+        renderer.render([{"role": "user", "content": "\ud800"}])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 from spelling import ids_of
 
 from renderers import (
@@ -81,23 +81,6 @@ def test_a_value_equals_its_pickle_and_its_copy(values: dict[str, Any], name: st
     assert twin == values[name]
 
 
-def test_pixels_and_source_of_an_image_survive_a_pickle(values: dict[str, Any]) -> None:
-    item, twin = values["ProcessorOutput"], pickle.loads(pickle.dumps(values["ProcessorOutput"]))
-    assert twin.keys() == item.keys()
-    assert all(np.array_equal(twin[name], item[name]) for name in item)
-    assert bytes(twin.item.source.data) == bytes(item.item.source.data)
-
-
-def test_items_of_other_pixels_are_not_equal(renderer: TemplateRenderer, values: dict[str, Any]) -> None:
-    black = {"type": "image", "image": np.zeros((64, 64, 3), dtype=np.uint8)}
-    other = renderer.render([corpus.user([black])]).multi_modal_data
-    assert other is not None
-    assert other != values["MultiModalData"]
-    assert other.media_items["image"][0] != values["MediaItem"]
-    assert values["MediaItem"] != {}
-    assert len({values["MediaItem"], copy.deepcopy(values["MediaItem"]), other.media_items["image"][0]}) == 2
-
-
 class Step(BaseModel):
     """Fields of a consumer's model."""
 
@@ -146,17 +129,6 @@ def test_tokens_that_pypis_package_has_written_are_read() -> None:
     assert (tokens.token_ids, tokens.sampled_mask, tokens.message_indices) == ([1, 2], [False, True], [0, 0])
     assert tokens.multi_modal_data is not None
     assert tokens.multi_modal_data.mm_placeholders["image"] == [PlaceholderRange(0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "place"),
-    [({"token_ids": "ab"}, "token_ids"), ({"token_ids": [1], "pixels": 1}, "pixels"), (7, "tokens"),
-     ({"token_ids": [1], "sampled_mask": [True, False]}, "sampled_mask"),
-     ({"token_ids": [1], "multi_modal_data": {"pixels": 1}}, "mm_hashes")],
-)  # fmt: skip
-def test_tokens_of_another_form_are_a_validation_error_that_names_the_column(wrong: Any, place: str) -> None:
-    with pytest.raises(ValidationError, match=place):
-        Step.model_validate({"tokens": wrong})
 
 
 def test_an_encoder_that_asks_for_model_dump_packs_media(values: dict[str, Any]) -> None:

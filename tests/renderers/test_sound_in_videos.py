@@ -25,7 +25,6 @@ from renderers import (
     MediaSource,
     PlaceholderRange,
     RendererOptions,
-    RendererPool,
     TemplateRenderer,
     load_renderer,
 )
@@ -146,32 +145,6 @@ def test_conversations_with_films_are_those_of_the_models_own_processor(name: st
 
 
 @pytest.mark.slow
-def test_another_sound_of_the_same_film_has_the_same_tokens_and_another_hash(family: Any) -> None:
-    renderer, _ = family("qwen2_5_omni")
-    one, other, again = (renderer.render([user(film(4, 1.0, sound_seed=seed))]) for seed in (1, 2, 1))
-    assert one.token_ids == other.token_ids
-    hashes = [rendered.multi_modal_data.mm_hashes["video"] for rendered in (one, other, again)]
-    assert hashes[0] == hashes[2] != hashes[1]
-    first, second, same = (rendered.multi_modal_data.media_items["video"][0] for rendered in (one, other, again))
-    assert same is first  # processed once
-    assert np.array_equal(first["pixel_values_videos"], second["pixel_values_videos"])
-    assert not np.array_equal(first["input_features"], second["input_features"])
-
-
-@pytest.mark.slow
-def test_one_marker_of_the_template_stands_for_a_video_and_its_sound(family: Any) -> None:
-    renderer, reference = family("qwen2_5_omni")
-    rendered = renderer.render([user(film(4, 1.0), said("What?"))])
-    counts = [rendered.logical_ids.count(token) for token in (reference.video_token_id, reference.audio_token_id)]
-    assert counts == [1, 0]
-    (place,) = rendered.multi_modal_data.mm_placeholders["video"]
-    assert "audio" not in rendered.multi_modal_data.mm_placeholders
-    tokens = reference.tokenizer.convert_ids_to_tokens(rendered.token_ids)
-    assert tokens[place.offset - 1 : place.offset + 1] == ["<|vision_bos|>", "<|audio_bos|>"]
-    assert tokens[place.end - 1 : place.end + 1] == ["<|audio_eos|>", "<|vision_eos|>"]
-
-
-@pytest.mark.slow
 def test_bridges_carry_videos_and_their_sounds_forward(family: Any) -> None:
     renderer, _ = family("qwen2_5_omni")
     history = [user(film(4, 1.0), said("What is it?"))]
@@ -205,17 +178,6 @@ def silent_processors(renderer: TemplateRenderer) -> dict[Any, Any]:
     return {**renderer.processors, "video": renderer.processors["video"]._videos}
 
 
-def test_renderers_with_and_without_the_option_may_share_a_store(family: Any) -> None:
-    renderer, _ = family("qwen2_5_omni")
-    both = [without_sound(renderer), renderer]
-    for part, is_heard in ((film(4, 1.0), True), (film(4, None), False)):
-        silent, heard = (renderer.render([user(part)]) for renderer in both)
-        (silent_item,), (heard_item,) = (each.multi_modal_data.media_items["video"] for each in (silent, heard))
-        assert (silent_item.has_sound, heard_item.has_sound) == (False, is_heard)
-        assert (silent.token_ids == heard.token_ids) != is_heard
-        assert silent_item.mm_hash != heard_item.mm_hash
-
-
 @pytest.mark.slow
 def test_the_first_film_whose_sound_is_dropped_is_logged_once_with_the_option(
     family: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -233,16 +195,6 @@ def test_the_first_film_whose_sound_is_dropped_is_logged_once_with_the_option(
     assert record.levelname == "WARNING"
     assert "has a sound, which the model does not hear" in record.message
     assert 'chat_template_kwargs={"use_audio_in_video": True}' in record.message
-
-
-def test_a_pool_renders_videos_with_their_sound_as_its_renderer_does(family: Any) -> None:
-    renderer, _ = family("qwen2_5_omni")
-    messages = [user(film(2, 0.4), said("What?"))]
-    load = functools.partial(load_renderer, renderer.files.directory, processors=renderer.processors)
-    with RendererPool(load, size=1) as pool:
-        pooled, alone = pool.render(messages), renderer.render(messages)
-    assert pooled.token_ids == alone.token_ids
-    assert pooled.multi_modal_data.mm_hashes == alone.multi_modal_data.mm_hashes
 
 
 def test_an_animation_has_no_sound_and_frames_cannot_have_one(family: Any) -> None:
@@ -268,14 +220,6 @@ def test_a_sound_without_a_token_or_beyond_the_window_of_the_processor_is_an_err
         renderer.render([user(film(2, 30.1))])
 
 
-@pytest.mark.slow
-def test_a_truncated_film_is_an_error_with_its_place(family: Any) -> None:
-    renderer, _ = family("qwen2_5_omni")
-    part = {"type": "video", "video": film(4, 1.0).file[:2000]}
-    with pytest.raises(MediaError, match=r"message 0, part 0: .*(corrupt|ends early)"):
-        renderer.render([user(part)])
-
-
 def test_what_a_server_would_load_is_refused_where_it_would_lose_the_sound(family: Any) -> None:
     renderer, _ = family("qwen2_5_omni")
     messages = [user(said("See:"), film(2, 0.4))]
@@ -283,17 +227,6 @@ def test_what_a_server_would_load_is_refused_where_it_would_lose_the_sound(famil
         renderer.render(messages, process_multimodal=False)
     heard = [user(hear(0.3))]
     assert renderer.render(heard, process_multimodal=False).multi_modal_data is None
-
-
-@pytest.mark.parametrize("option", ["use_audio_in_video", "load_audio_from_video"])
-def test_the_option_has_both_names_of_transformers(option: str, family: Any) -> None:
-    renderer, _ = family("qwen2_5_omni")
-    assert RendererOptions(chat_template_kwargs={option: True}).sound_of_videos == option
-    without_sound(renderer, chat_template_kwargs={option: False})
-    with pytest.raises(ConfigError, match=f"{option}.*processors= decide"):
-        without_sound(renderer, chat_template_kwargs={option: True})
-    with pytest.raises(ConfigError, match=f"{option}.* is 'yes'; it can be True, False"):
-        RendererOptions(chat_template_kwargs={option: "yes"})
 
 
 @pytest.mark.slow
@@ -327,14 +260,6 @@ def test_a_processor_that_does_not_put_both_in_place_of_a_video_is_refused(
     assert method.called
 
 
-def test_processors_of_the_caller_must_read_the_sound_themselves(family: Any) -> None:
-    renderer, _ = family("qwen2_5_omni")
-    messages = [user(film(2, 0.4))]
-    directory = renderer.files.directory
-    given = load_renderer(directory, processors=renderer.processors, chat_template_kwargs=WITH_SOUND)
-    assert given.render(messages).token_ids == renderer.render(messages).token_ids
-
-
 def test_runs_of_feature_tokens_are_split_by_the_modality_of_their_features() -> None:
     pieces = [
         ("<a>", 1, False),
@@ -361,3 +286,14 @@ def test_runs_of_feature_tokens_are_split_by_the_modality_of_their_features() ->
 def made_item(expansion: tuple[ExpansionPiece, ...]) -> MediaItem:
     count = sum(piece.times for piece in expansion if piece.embed)
     return MediaItem("video", "hash", MediaSource.of(b"film"), {}, count, None, {}, expansion)
+
+
+@pytest.mark.parametrize("option", ["use_audio_in_video", "load_audio_from_video"])
+def test_the_option_has_both_names_of_transformers(option: str, family: Any) -> None:
+    renderer, _ = family("qwen2_5_omni")
+    assert RendererOptions(chat_template_kwargs={option: True}).sound_of_videos == option
+    without_sound(renderer, chat_template_kwargs={option: False})
+    with pytest.raises(ConfigError, match=f"{option}.*processors= decide"):
+        without_sound(renderer, chat_template_kwargs={option: True})
+    with pytest.raises(ConfigError, match=f"{option}.* is 'yes'; it can be True, False"):
+        RendererOptions(chat_template_kwargs={option: "yes"})

@@ -125,12 +125,6 @@ def test_a_template_that_requires_a_system_message_is_loaded_bridged_and_printed
         renderer.render(ASKED[1:])
 
 
-def test_a_template_that_requires_tools_and_a_system_message_is_loaded() -> None:
-    both = NEEDS_SYSTEM.replace(CHATML, HERMES)
-    renderer = loaded(both)
-    assert renderer.render(CYCLE, tools=TOOLS).token_ids == hugging_face(both, CYCLE, tools=TOOLS)
-
-
 def test_a_template_that_refuses_every_conversation_is_a_load_error_with_its_first_message() -> None:
     with pytest.raises(LoadError, match="with tools and a system message too: not today"):
         loaded("{{ raise_exception('not today' if not tools else 'nor with tools') }}")
@@ -196,6 +190,11 @@ def test_a_template_is_chosen_by_its_name_for_conversations_of_every_kind(tmp_pa
         load_renderer(directory, chat_template="tool_users")
 
 
+def test_an_error_lists_the_templates_when_there_is_no_default(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="other, rag"):
+        load_renderer(model_with({"rag": RAG, "other": CHATML}, tmp_path))
+
+
 def test_without_a_default_template_conversations_need_tools_as_in_transformers(tmp_path: Path) -> None:
     named = {"tool_use": HERMES, "rag": RAG}
     renderer = load_renderer(model_with(named, tmp_path))
@@ -204,8 +203,3 @@ def test_without_a_default_template_conversations_need_tools_as_in_transformers(
         hugging_face(named, ASKED)
     with pytest.raises(TemplateError, match="Pass tools="):
         renderer.render(ASKED)
-
-
-def test_an_error_lists_the_templates_when_there_is_no_default(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="other, rag"):
-        load_renderer(model_with({"rag": RAG, "other": CHATML}, tmp_path))

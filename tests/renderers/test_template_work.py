@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from loaded import TODAY
 
 from renderers import load_renderer
-from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError, WorkLimitError
+from renderers.errors import TemplateError, TemplateLimitError, WorkLimitError
 from renderers.messages import check_messages
 from renderers.template import work_limit
 from renderers.template.chat_template import ChatTemplate
@@ -167,32 +167,10 @@ def test_the_time_to_split_a_text_does_not_grow_with_its_length_times_its_pieces
     assert time.process_time() - started < 2
 
 
-def test_a_limit_error_names_the_message_that_was_being_printed() -> None:
-    source = "{% for m in messages %}{% if loop.index == 2 %}{{ 'x' * 10**12 }}{% endif %}{% endfor %}"
-    with pytest.raises(TemplateLimitError) as stopped:
-        ChatTemplate(source, model="m").print([user("a"), user("b"), user("c")])
-    assert stopped.value.message_index == 1
-
-
 def test_loading_an_endless_template_is_refused(tiny_model_dir: Any) -> None:
     with pytest.raises(Exception, match="stopped") as stopped:
         load_renderer(tiny_model_dir, chat_template="{{ messages[0].content }}{{ 'x' * 10**12 }}")
     assert type(stopped.value).__module__ == "renderers.errors"
-
-
-def test_content_that_is_printed_twice_is_rendered_twice(tiny_model_dir: Any) -> None:
-    source = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    renderer = load_renderer(tiny_model_dir, chat_template=source)
-    assert renderer.tokenizer.decode(renderer.render([user("ab")]).token_ids).count("abab") == 1
-
-
-def test_a_message_of_the_template_is_shortened_in_an_error() -> None:
-    with pytest.raises(TemplateError) as refused:
-        ChatTemplate("{{ raise_exception('x' * 10**6) }}", model="m").print([user("a")])
-    assert len(str(refused.value)) < 5000
 
 
 # Operators mean what they meant.
@@ -289,20 +267,3 @@ def test_templates_that_read_each_pair_of_messages_or_each_character_use_at_most
         patch.setattr(work_limit, "_UNITS", 0)  # even of those that come with the conversation alone
         assert spent(template, messages) < 0.5
     assert units == work_limit._UNITS
-
-
-def test_a_huge_constant_expression_raises_a_limit_error_on_print_and_not_on_compile() -> None:
-    template = ChatTemplate("{% if messages|length > 1 %}{{ 'x' * 10**12 }}{% endif %}ok", model="m")
-    assert template.print([user("a")]).text == "ok"
-    with pytest.raises(TemplateLimitError):
-        template.print([user("a"), user("b")])
-
-
-def test_a_template_nested_too_deeply_for_python_is_a_syntax_error() -> None:
-    with pytest.raises(TemplateSyntaxError):
-        ChatTemplate("{{ " + "[" * 4000 + "]" * 4000 + " }}", model="m")
-
-
-def test_a_runtime_error_inside_a_template_is_a_template_error() -> None:
-    with pytest.raises(TemplateError, match="at least one item has to be provided"):
-        ChatTemplate("{{ cycler() }}", model="m").print([user("a")])

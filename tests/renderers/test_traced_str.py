@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -199,19 +197,6 @@ def test_an_operation_that_rewrites_characters_gives_the_text_of_str_and_never_l
                 assert origin is not None, character
 
 
-@pytest.mark.parametrize("method", ["upper", "lower", "swapcase", "casefold"])
-def test_a_case_map_that_keeps_the_length_keeps_template_and_content_apart(method: str) -> None:
-    text = "ab" + TracedStr.of("cd", Origin(0, "content"))
-    assert origins(getattr(text, method)()) == [None, None, Origin(0, "content"), Origin(0, "content")]
-
-
-def test_a_translation_that_drops_one_character_and_doubles_another_does_not_shift_origins() -> None:
-    text = "x" + TracedStr.of("yz", Origin(0, "content")) + "w"
-    moved = text.translate({ord("x"): None, ord("w"): "vv"})
-    assert moved == "yzvv"
-    assert origins(moved) == [Origin(0, "content")] * 2 + [None] * 2
-
-
 def test_the_checks_of_this_file_find_a_planted_fault() -> None:
     lost = TracedStr("d", ())
     swapped = TracedStr("d", (Span(0, 1, Origin(1, "content")),))
@@ -244,11 +229,6 @@ def test_the_text_of_a_container_that_holds_content_is_content(value: Any) -> No
         assert origins(text) == [Origin(3, "content")] * len(text)
 
 
-@pytest.mark.parametrize("value", [None, True, 3, 2.5])
-def test_the_text_of_a_scalar_is_template_text(value: Any) -> None:
-    assert type(traced_text(value)) is str
-
-
 def test_the_text_of_an_unknown_object_is_never_template_text() -> None:
     class Page:
         def __str__(self) -> str:
@@ -261,12 +241,6 @@ def test_percent_keeps_template_and_content_apart() -> None:
     text = traced_percent("<a>%s: %s</a>", ("user", CONTENT))
     assert text == "<a>user: <|im_end|></a>"
     assert origins(text) == [None] * 9 + [Origin(3, "content")] * 10 + [None] * 4
-
-
-def test_percent_reads_named_values_from_a_mapping() -> None:
-    text = traced_percent("<%(a)s|%(b)s>", {"a": "x", "b": CONTENT})
-    assert text == "<x|<|im_end|>>"
-    assert origins(text) == [None] * 3 + [Origin(3, "content")] * 10 + [None]
 
 
 # Loop marks survive what cuts white space off.
@@ -298,48 +272,3 @@ def test_trimming_keeps_the_marks_before_and_behind_the_remaining_text(cut: Any)
 
 
 # A string like any other.
-
-
-@given(text=traced())
-def test_a_traced_string_equals_and_hashes_like_its_text(text: TracedStr) -> None:
-    assert text == plain(text)
-    assert hash(text) == hash(plain(text))
-    assert {plain(text): 1}[text] == 1
-    assert type(plain(text)) is str
-    assert str(text) is text
-
-
-@given(text=traced())
-def test_copies_and_pickles_keep_the_spans(text: TracedStr) -> None:
-    for twin in (copy.copy(text), copy.deepcopy(text), pickle.loads(pickle.dumps(text))):
-        assert twin == plain(text)
-        assert twin.spans == text.spans
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda s: s["x"],
-        lambda s: s[99],
-        lambda s: s * "x",
-        lambda s: s + 1,
-        lambda s: 1 + s,
-        lambda s: s.join([1]),
-        lambda s: s.split(""),
-        lambda s: s.rsplit(""),
-        lambda s: s.partition(""),
-        lambda s: s.rpartition(""),
-        lambda s: s.center(9, "ab"),
-        lambda s: s.ljust(9, "ab"),
-        lambda s: s.rjust(9, ""),
-        lambda s: s % (1, 2),
-        lambda s: "%d" % s,  # noqa: UP031
-        lambda s: "%(k)s" % s,  # noqa: UP031
-        lambda s: s.format_map(3).format("{0}"),
-    ],
-)
-def test_a_wrong_call_raises_the_error_of_str(call: Any) -> None:
-    text = TracedStr.of("a {0} b", Origin(0, "content"))
-    expected = outcome(lambda: call("a {0} b"))
-    assert isinstance(expected, type)
-    assert outcome(lambda: call(text)) is expected

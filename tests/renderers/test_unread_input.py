@@ -68,21 +68,6 @@ def test_a_role_that_the_template_does_not_print_is_logged_once_with_a_role_that
         assert part in message
 
 
-def test_each_renderer_logs_each_role(logged: pytest.LogCaptureFixture) -> None:
-    for _ in range(2):
-        renderer = with_template("{%- if m.role in ('user', 'assistant') %}{{- m.content }}{%- endif %}")
-        for _ in range(2):
-            renderer.render([system("a"), developer("b"), user("c"), says("", None, CALLS), RESULT])
-    roles = [message.partition(" of the role ")[2].split(":")[0] for message in logged.messages]
-    assert roles == ["system", "developer", "assistant", "tool"] * 2
-
-
-def test_a_message_that_a_cached_layout_lacks_is_listed_again(logged: pytest.LogCaptureFixture) -> None:
-    renderer = loaded("trl/qwen3")
-    results = [renderer.render([developer("Be brief."), user("Hi")]) for _ in range(2)]
-    assert list(map(places, results)) == [[(0, "content")]] * 2
-
-
 WORDS = {
     "system": "sapphire",
     "developer": "dandelion",
@@ -123,12 +108,6 @@ def test_a_content_is_listed_exactly_where_its_word_is_not_in_the_prompt(templat
     assert compared
 
 
-def test_a_later_system_message_is_to_be_moved(logged: pytest.LogCaptureFixture) -> None:
-    rendered = loaded("trl/qwen3_vl").render([user("a"), says("b"), system("Be brief."), user("c")])
-    assert places(rendered) == [(2, "content")]
-    assert "prints a system at other places" in logged.text
-
-
 def test_new_messages_of_a_bridge_are_listed_by_their_index_among_them(logged: pytest.LogCaptureFixture) -> None:
     renderer = loaded("trl/qwen3")
     prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
@@ -143,20 +122,6 @@ def test_new_messages_of_a_bridge_are_listed_by_their_index_among_them(logged: p
 # Parts and tool calls.
 
 
-def test_a_part_of_which_nothing_is_printed_is_named(logged: pytest.LogCaptureFixture) -> None:
-    renderer = with_template("{{- m.content if m.content is string else m.content[0].text }}")
-    assert places(renderer.render([user(text("shown", "lost", " "))])) == [(0, "content[1]")]
-    assert "message 0, content[1]" in logged.text
-
-
-def test_a_call_of_which_nothing_is_printed_is_named(logged: pytest.LogCaptureFixture) -> None:
-    renderer = with_template("{{- m.content }}{%- if m.tool_calls %}{{- m.tool_calls[0].function.name }}{%- endif %}")
-    calls = [call("first", {}, "call00000"), call("second", {}, "call00001")]
-    assert places(renderer.render([user("a"), says("b", None, calls)])) == [(1, "tool_calls[1]")]
-    assert places(renderer.render([user("a"), says("b", None, calls[:1])])) == []
-    assert "message 1, tool_calls[1]" in logged.text
-
-
 @pytest.mark.parametrize("printed", ["m | tojson", "m.content | tojson", "m.content | string", "m.values() | list"])
 def test_what_is_printed_as_data_is_not_listed(printed: str, logged: pytest.LogCaptureFixture) -> None:
     """Of data the first origin alone is known."""
@@ -169,39 +134,7 @@ def test_what_is_printed_as_data_is_not_listed(printed: str, logged: pytest.LogC
     assert "prints nothing" not in logged.text
 
 
-def test_calls_that_are_printed_as_data_are_not_listed(logged: pytest.LogCaptureFixture) -> None:
-    renderer = with_template("{{- m.content }}{%- if m.tool_calls %}{{- m.tool_calls | tojson }}{%- endif %}")
-    calls = [call("first", {}, "call00000"), call("second", {}, "call00001")]
-    assert places(renderer.render([user("a"), says("b", None, calls)])) == []
-    assert not logged.records
-
-
-def test_a_part_beside_those_that_are_printed_as_data_is_found() -> None:
-    source = with_template("{{- m.content if m.content is string else m.content[:2] | string }}").template.source
-    config = RendererOptions(content_form="as_given", chat_template=source)
-    renderer = load_renderer(graft("unread", source), config=config)
-    assert places(renderer.render([user(text("one", "two", "three"))])) == [(0, "content[2]")]
-
-
 # Names, reasoning, content beside calls.
-
-
-def test_names_that_are_not_printed_are_logged_once_per_role(logged: pytest.LogCaptureFixture) -> None:
-    renderer = loaded("trl/qwen3")
-    for question in ("Hi", "Hello"):
-        messages = [{**user(question), "name": "ann"}, {**says("a"), "name": "bot"}, {**user("b"), "name": "bob"}]
-        assert places(renderer.render(messages)) == []
-    assert len(logged.messages) == 2
-    assert "message 0, name of the role user" in logged.messages[0]
-    assert "Write it into the content" in logged.messages[0]
-    assert "message 1, name of the role assistant" in logged.messages[1]
-
-
-def test_a_name_that_is_printed_and_the_name_of_a_result_are_not_logged(logged: pytest.LogCaptureFixture) -> None:
-    renderer = with_template("{{- m.name }}{{- m.content }}{%- if m.tool_calls %}{{- m.tool_calls }}{%- endif %}")
-    renderer.render([{**user("Hi"), "name": "ann"}])
-    loaded("trl/qwen3").render([user("a"), says("", None, CALLS), {**RESULT, "name": "get_weather"}])
-    assert not logged.records
 
 
 def test_reasoning_that_a_template_prints_in_some_turn_is_dropped_from_earlier_ones_by_design(
@@ -213,24 +146,6 @@ def test_reasoning_that_a_template_prints_in_some_turn_is_dropped_from_earlier_o
     renderer.render(messages[:3], add_generation_prompt=True)
     renderer.render([user("a"), says("<think>thought</think>"), user("b")])
     assert not logged.records
-
-
-def test_a_template_of_a_reasoning_model_that_never_prints_reasoning_drops_the_earlier_by_design(
-    logged: pytest.LogCaptureFixture,
-) -> None:
-    renderer = loaded("trl/deepseek_r1_distill")
-    renderer.render([user("a"), says("b", "thought"), user("c")])
-    assert not logged.records
-    renderer.render([user("a"), says("b", "thought")])
-    assert "message 1, reasoning_content of the role assistant" in logged.text
-
-
-def test_reasoning_is_logged_where_the_model_has_none(logged: pytest.LogCaptureFixture) -> None:
-    renderer = loaded("trl/llama3_1")
-    for question in ("a", "b"):
-        renderer.render([user(question), says("b", "thought"), user("c")])
-    (message,) = logged.messages
-    assert "message 1, reasoning_content of the role assistant" in message
 
 
 def test_content_beside_calls_is_listed_where_the_template_prints_it_in_no_turn(
@@ -302,11 +217,3 @@ def test_tools_of_which_the_model_is_not_told_are_logged_once(
     for message, part in zip(logged, expected, strict=True):
         assert part in message
         assert "chat_template=" in message
-
-
-def test_a_template_for_conversations_with_tools_alone_prints_them(caplog: pytest.LogCaptureFixture) -> None:
-    source = "{{ tools[0].function.name }}" + corpus.templates()["trl/qwen3_vl"]
-    renderer = load_renderer(directory_of("trl/qwen3_vl"), chat_template=source)
-    with caplog.at_level("WARNING", logger="renderers"):
-        renderer.render([system("S"), user("Hi")], tools=TOOLS, add_generation_prompt=True)
-    assert not caplog.records

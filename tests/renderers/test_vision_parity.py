@@ -149,51 +149,10 @@ def test_any_conversation_is_what_the_models_own_processor_makes_of_it(family: s
     check_equal(family, messages[:-1])
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
-@given(
-    st.sampled_from(["qwen3-vl", "qwen2.5-vl"]),
-    st.lists(parts, min_size=1, max_size=3),
-    st.lists(parts, min_size=1, max_size=3),
-    st.sampled_from(["user", "tool"]),
-)
-def test_a_bridge_with_new_media_is_the_full_render(family: str, old: Any, new: Any, role: str) -> None:
-    renderer = renderer_of(family)
-    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {}}}
-    turn = {"role": "assistant", "content": "", "tool_calls": [call]} if role == "tool" else None
-    turn = turn or {"role": "assistant", "content": "Yes."}
-    message = {"role": role, "content": new} | ({"tool_call_id": "call00001"} if role == "tool" else {})
-    prompt = renderer.render([user(*old)], add_generation_prompt=True)
-    full = renderer.render([user(*old), turn, message], add_generation_prompt=True)
-    printed = renderer.render([user(*old), turn])
-    stop = renderer.get_stop_token_ids()[0]
-    end = len(printed) - printed.token_ids[::-1].index(stop)
-    assert printed.token_ids[: len(prompt)] == prompt.token_ids
-    completion = printed.token_ids[len(prompt) : end]
-    bridged = renderer.try_bridge(
-        prompt.token_ids, completion, [message], previous_multi_modal_data=prompt.multi_modal_data
-    )
-    assert isinstance(bridged, RenderedTokens), bridged
-    assert bridged.token_ids == full.token_ids
-    assert bridged.multi_modal_data is not None
-    assert full.multi_modal_data is not None
-    assert bridged.multi_modal_data.mm_placeholders == full.multi_modal_data.mm_placeholders
-    assert bridged.multi_modal_data.mm_hashes == full.multi_modal_data.mm_hashes
-    assert bridged.logical_ids == full.logical_ids
-
-
 def test_the_comparison_sees_a_planted_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor_of("qwen3-vl").image_processor, "patch_size", 8)
     with pytest.raises(AssertionError):
         check_equal("qwen3-vl", CONVERSATIONS["one image"])
-
-
-def test_a_sum_of_ranges_is_the_sum_of_grids() -> None:
-    rendered = renderer_of("qwen3-vl").render(CONVERSATIONS["videos and images"])
-    assert rendered.multi_modal_data is not None
-    for modality, ranges in rendered.multi_modal_data.mm_placeholders.items():
-        grids = [item[f"{modality}_grid_thw"] for item in rendered.multi_modal_data.media_items[modality]]
-        assert sum(where.num_embeds for where in ranges) == sum(int(np.prod(grid)) // 4 for grid in grids)
 
 
 def test_files_are_read_as_transformers_reads_them() -> None:

@@ -139,8 +139,9 @@ class QwenXmlCalls(ToolCallSyntax):
 class InvokeCalls(ToolCallSyntax):
     """`<invoke name="get_weather"><parameter name="city">Zürich</parameter></invoke>` in a block, one or several.
 
-    MiniMax M2 and, with other markers, DeepSeek's DSML. `inner_markers` are the beginnings of the four tags. In DSML
-    the attribute `string` says whether a value is a string or JSON; without it, the tool's schema decides.
+    MiniMax M2 and, with other markers, DeepSeek's DSML. `inner_markers` are the beginnings of the four
+    tags. In DSML the attribute `string` says whether a value is a string or JSON; without it, the tool's
+    schema decides.
     """
 
     start_markers: tuple[str, ...] = ("<minimax:tool_call>",)
@@ -186,9 +187,10 @@ def _read_elements(
     """The call `name` with the arguments from `start` on: each a match of `opening` (group 1 is the key), a value, and
     the end of the value, which `call.values` describes.
 
-    `read(schema, text, match)` gives the value or raises `InvalidJsonError`; the text is then the value. With
-    `on_lines`, values are on lines of their own. A value without its end, a duplicate key, and other text than white
-    space between elements make the call malformed; a value whose start tag is missing makes it noncanonical.
+    `read(schema, text, match)` gives the value or raises `InvalidJsonError`; the text is then the value.
+    With `on_lines`, values are on lines of their own. A value without its end, a duplicate key, and other
+    text than white space between elements make the call malformed; a value whose start tag is missing makes
+    it noncanonical.
     """
     (written,) = call.values
     edge = re.compile(f"({written.broken})|(?:{written.end})", re.DOTALL)

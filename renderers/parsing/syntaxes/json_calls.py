@@ -52,8 +52,8 @@ class JsonCalls(ToolCallSyntax):
 class DeepSeekCalls(ToolCallSyntax):
     """DeepSeek V3, R1 and V3.1: a section of calls, each between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`.
 
-    `fenced` (V3, R1): `function<｜tool▁sep｜>name`, then a line "```json", the arguments and a line "```"; otherwise
-    (V3.1): `name<｜tool▁sep｜>arguments`.
+    `fenced` (V3, R1): `function<｜tool▁sep｜>name`, then a line "```json", the arguments and a line "```";
+    otherwise (V3.1): `name<｜tool▁sep｜>arguments`.
     """
 
     fenced: bool = True
@@ -88,7 +88,8 @@ class KimiCalls(ToolCallSyntax):
 
     `<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`
 
-    An id of another form (`functions_get_weather_0`) is read if it names one of the offered tools and no second one.
+    An id of another form (`functions_get_weather_0`) is read if it names one of the offered tools and no
+    second one.
     """
 
     start_markers: tuple[str, ...] = ("<|tool_calls_section_begin|>",)
@@ -129,7 +130,8 @@ def _named_by(call_id: str, tools: ToolSchemas) -> str | None:
 class MistralCalls(ToolCallSyntax):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
-    In the second form `[CALL_ID]` and an id may precede `[ARGS]`. Only the end of the turn closes the last call.
+    In the second form `[CALL_ID]` and an id may precede `[ARGS]`. Only the end of the turn closes the last
+    call.
     """
 
     start_markers: tuple[str, ...] = ("[TOOL_CALLS]",)
@@ -212,8 +214,8 @@ def skip(text: str, position: int, end: int, separator: str = "") -> int:
 def object_attempt(call: CallText, value: Any, *, arguments_key: str = "arguments", canonical: bool = True) -> Attempt:
     """A call that is a JSON object; absent arguments count as an empty object.
 
-    Arguments under the other of "arguments" and "parameters" are read, and the call is noncanonical. A key that is
-    neither read nor known makes it malformed.
+    Arguments under the other of "arguments" and "parameters" are read, and the call is noncanonical. A key
+    that is neither read nor known makes it malformed.
     """
     if not isinstance(value, dict):
         return call.failed()

@@ -33,8 +33,8 @@ class Attempt(NamedTuple):
 class CallText(NamedTuple):
     """The characters `start:end` of an encoded text: one call, or a block of calls.
 
-    `body` is the range between the markers; `closed` is False where the closing marker is missing. `values` says where
-    values begin and end, in which delimiters are text.
+    `body` is the range between the markers; `closed` is False where the closing marker is missing. `values`
+    says where values begin and end, in which delimiters are text.
     """
 
     text: str
@@ -58,8 +58,9 @@ class CallText(NamedTuple):
     def read_calls(self, opening: str, closing: str, read: Callable[[CallText], Attempt]) -> Iterator[Attempt]:
         """Read each call from `opening` to `closing`. Other text than white space between them is malformed.
 
-        A call in which the next one begins, or which reaches the end of the block, is not closed. Delimiters inside
-        values are text if the call is then well-formed, and count otherwise: its values have lost their ends.
+        A call in which the next one begins, or which reaches the end of the block, is not closed.
+        Delimiters inside values are text if the call is then well-formed, and count otherwise: its values
+        have lost their ends.
         """
         text, (position, end) = self.text, self.body
         delimiters = f"{re.escape(opening)}|{re.escape(closing)}"
@@ -107,10 +108,10 @@ class CallText(NamedTuple):
         """An attempt with the first status that applies: unclosed, `error`, missing name, malformed, unknown tool,
         noncanonical, ok.
 
-        An `id` that is empty counts as absent. A name that contains a control token is malformed, and so is one that
-        contains a bracket, a quote or a line break, unless it is that of an offered tool. With the error
-        `INVALID_JSON`, arguments may be the text that is not JSON: it is kept, so that no caller takes the call for one
-        without arguments.
+        An `id` that is empty counts as absent. A name that contains a control token is malformed, and so is
+        one that contains a bracket, a quote or a line break, unless it is that of an offered tool. With the
+        error `INVALID_JSON`, arguments may be the text that is not JSON: it is kept, so that no caller
+        takes the call for one without arguments.
         """
         status = error
         if not isinstance(name, str) or not name:
