@@ -187,7 +187,6 @@ def compare_wire(report: Report, directory: Path) -> None:
         pixel_dtype=None,
         placeholder_ids={"audio": rendered.token_ids[placeholder.offset]},
         merge_area=None,
-        chat_logprobs=False,
         control=True,
         sounds=sound_format(decode_item(features["kwargs_data"]["audio"][0]), item.num_tokens),
     )

@@ -165,7 +165,6 @@ def sent_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 _FINISH_REASONS: Final = {
     "stop": FinishReason.STOP,
     "tool_calls": FinishReason.STOP,
-    "function_call": FinishReason.STOP,
     "length": FinishReason.LENGTH,
 }
 #: A server ended the completion: vLLM, SGLang; DeepSeek.
@@ -205,7 +204,6 @@ class _Message(_Read):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[_Call] | None = None
-    function_call: _Function | None = None
 
 
 class _Choice(_Read):
@@ -315,9 +313,7 @@ def _tokens(request_id: str, content: bytes) -> ChatTokens:
 
 def _parsed(message: _Message, reason: FinishReason, tools: Sequence[Mapping[str, Any]] | None) -> ParsedResponse:
     offered = {tool.get("function", tool).get("name") for tool in tools or ()}
-    calls = list(message.tool_calls or ())
-    if message.function_call is not None:
-        calls.append(_Call(function=message.function_call))
+    calls = message.tool_calls or ()
     # A refusal is what the model wrote; OpenAI puts it beside an empty content.
     content, thinking = message.content, ""
     if isinstance(content, list):

@@ -74,9 +74,10 @@ def single_samples(request: GenerateRequest) -> list[GenerateRequest]:
 
 
 def _sample_seed(seed: int | None, index: int) -> int | None:
-    if seed is None or (seed + index != -1 and seed + index < 2**63):
-        return None if seed is None else seed + index
-    return (seed + index) % 2**63  # -1 means no seed to vLLM, and 2**63 does not fit into its type
+    if seed is None:
+        return None
+    # -1 means no seed to vLLM, and 2**63 does not fit into its type.
+    return seed + index if seed + index != -1 and seed + index < 2**63 else (seed + index) % 2**63
 
 
 def restarts_from_prompt(request: GenerateRequest) -> bool:

@@ -34,7 +34,6 @@ from rollouts.errors import (
     ServerError,
     ServerTimeoutError,
     ServerUnreachableError,
-    is_unicode,
     short_repr,
 )
 from rollouts.values import check_choice, check_integer, check_positive
@@ -57,13 +56,10 @@ OWN_FIELDS: Final = frozenset(
 )
 
 #: The one address that gets the key of OPENAI_API_KEY without being told to.
-_CHECK_SECONDS: Final = 10.0
 _OPENAI: Final = "https://api.openai.com/"
 
 _RESPONSE_BYTES: Final = 64 * 2**20
 _MAX_CONCURRENCY: Final = 1000  # connections of the SDK's client
-_CONNECT_SECONDS: Final = 10.0
-_DATA_URL_BYTES: Final = 256 * 2**20
 
 
 class ChatEndpoint:
@@ -123,8 +119,6 @@ class ChatEndpoint:
         except ImportError as error:
             raise MissingExtraError("ChatEndpoint", "openai", "the SDK of OpenAI") from error
         self.base_url = _checked_url(base_url)
-        if not isinstance(model, str) or not model or not is_unicode(model):
-            raise ArgumentError("model", model, "pass the name that the server has for the model")
         self.model = model
         self._api_key = _checked_key(api_key, api_key_env, self.base_url)
         self._concurrency = check_integer("concurrency", concurrency)
@@ -134,19 +128,17 @@ class ChatEndpoint:
         self._max_retries = check_integer("max_retries", max_retries, least=0)
         check_choice("max_tokens_field", max_tokens_field, MaxTokensField)
         self._max_tokens_field = max_tokens_field
-        if isinstance(omit, str) or not set(omit) <= _OMITTABLE.keys():
+        if not set(omit) <= _OMITTABLE.keys():
             raise ArgumentError("omit", omit, f"pass a collection of {', '.join(_OMITTABLE)}")
         self._omitted = frozenset(omit)
         if tool_images is not None:
             check_choice("tool_images", tool_images, ToolImages)
         of_openai = self.base_url.startswith(_OPENAI)
         self._tool_images: ToolImages = tool_images or ("user" if of_openai else "tool")
-        if not isinstance(return_token_ids, bool):
-            raise ArgumentError("return_token_ids", return_token_ids, "pass True or False")
         self._returns_tokens = return_token_ids
         self.media_policy = MediaPolicy() if policy is None else policy
         self._store = MediaStore() if store is None else store  # an empty store is falsy
-        self._data_urls: ByteLRU[str, str] = ByteLRU(_DATA_URL_BYTES)
+        self._data_urls: ByteLRU[str, str] = ByteLRU(256 * 2**20)
         self._loop = EngineLoop()
         self._open: _Open | None = None
         self._closed = False
@@ -220,7 +212,7 @@ class ChatEndpoint:
         request_id = uuid.uuid4().hex
         self._check_open(request_id)
         opened = await self._opened(request_id)
-        client = opened.client.with_options(max_retries=1, timeout=min(self._timeout_seconds, _CHECK_SECONDS))
+        client = opened.client.with_options(max_retries=1, timeout=min(self._timeout_seconds, 10.0))
         try:
             await client.models.with_raw_response.list()
             return
@@ -443,7 +435,7 @@ def _sdk_client(base_url: str, api_key: str, seconds: float, retries: int) -> op
             headers = [item for item in response.headers.multi_items() if item[0].lower() != "content-encoding"]
             return type(response)(response.status_code, headers=headers, content=b"".join(pieces), request=request)
 
-    timeout = openai.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
+    timeout = openai.Timeout(seconds, connect=min(seconds, 10.0))
     return openai.AsyncOpenAI(
         base_url=base_url,
         api_key="-",  # not the key, and never sent: the SDK does not do without one
@@ -456,20 +448,17 @@ def _sdk_client(base_url: str, api_key: str, seconds: float, retries: int) -> op
 def _checked_url(base_url: str) -> str:
     """The address without a slash at its end. Raises `ArgumentError`, whose text contains no credentials."""
     rule = 'pass the part of the address before /chat/completions, such as "http://127.0.0.1:8000/v1"'
-    if not isinstance(base_url, str):
-        raise ArgumentError("base_url", base_url, rule)
     shown = redacted(re.split("[?#]", base_url)[0])
     try:
         parts = urlsplit(base_url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_valid &= not (parts.query or parts.fragment or parts.path.rstrip("/").endswith("/chat/completions"))
     except ValueError:  # the port, or brackets
         is_valid = False
     if not is_valid or not re.fullmatch(r"[\x21-\x7e]+", base_url):
         raise ArgumentError("base_url", shown, rule)
     if parts.username is not None or parts.password is not None:
         raise ArgumentError("base_url", shown, "it has credentials; pass the key as api_key")
-    if parts.query or parts.fragment or parts.path.rstrip("/").endswith("/chat/completions"):
-        raise ArgumentError("base_url", shown, rule)
     return base_url.rstrip("/")
 
 
@@ -482,7 +471,7 @@ def _checked_key(api_key: str | None, api_key_env: str | None, base_url: str) ->
             raise ArgumentError(name, "...", "the environment variable of this name is not set; put the key in it")
     elif key is None and base_url.startswith(_OPENAI):
         name, key = "OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY")
-    if not isinstance(key or "", str) or not re.fullmatch(r"[\x21-\x7e]*", key or ""):
+    if not re.fullmatch(r"[\x21-\x7e]*", key or ""):
         rule = "the key has spaces, line ends or other characters that no HTTP header can carry; strip it"
         raise ArgumentError(name, "...", rule)
     return key or ""

@@ -26,8 +26,6 @@ from rollouts.errors import ArgumentError, EngineClosedError, EngineError, Unkno
 
 log = logging.getLogger("rollouts.engines.lora")
 
-_NO_LIMIT = 2**31
-
 
 def adapter_labels(completions: Iterable[Completion], name: str, base_version: str | None) -> list[Completion]:
     """The completions with the name of an adapter as the version of their tokens.
@@ -49,6 +47,16 @@ def adapter_exists_error(holder: str, name: str, directory: object) -> WeightUpd
         f"{holder} an adapter {name!r} already (of {directory}), and a name stands for one set of weights; load the "
         'new ones under another name, such as "policy@2", and unload the old'
     )
+
+
+def listed_adapters(content: object) -> dict[str, str]:
+    """The adapters in a server's answer to /v1/models, the directory of each by its name: the models with a parent."""
+    cards = content.get("data") if isinstance(content, dict) else None
+    return {
+        card["id"]: str(card.get("root"))
+        for card in (cards if isinstance(cards, list) else ())
+        if isinstance(card, dict) and isinstance(card.get("id"), str) and card.get("parent") is not None
+    }
 
 
 class AdapterEngine(Engine, Protocol):
@@ -77,10 +85,6 @@ class LoRAEngine:
 
     def __init__(self, engine: AdapterEngine, name: str) -> None:
         check_adapter_name(name)
-        for method in ("load_adapter", "unload_adapter"):
-            if not callable(getattr(engine, method, None)):
-                rule = "it takes no adapters; pass a VLLMEngine, an EngineFleet of them, or a LocalEngine"
-                raise ArgumentError("engine", type(engine).__name__, rule)
         self._engine = engine
         self.name = name
         self._adapter: str | None = None  # the version in use
@@ -126,15 +130,16 @@ class LoRAEngine:
         adapter was not loaded: the old one is in use then.
         """
         check_update_arguments(version, in_flight)
-        check_adapter_name(version)
         if not version.startswith(f"{self.name}@"):
             rule = f'the version of an adapter names the adapter; pass one such as "{self.name}@3"'
             raise ArgumentError("version", version, rule)
         async with self._updating:
             await self._engine.load_adapter(version, weights)
             old, self._adapter = self._adapter, version
-            if in_flight != "wait":
-                await self._interrupt(old)
+            if in_flight != "wait":  # `generate` continues the requests of the old one with the one in use
+                requests = [name for name, used in self._running.items() if used == old]
+                self._interrupted.update(requests)
+                await self._abort(requests)
             if old is not None:
                 await self._unload(old)
 
@@ -182,13 +187,7 @@ class LoRAEngine:
 
     async def _max_length(self) -> int:
         capabilities = getattr(self._engine, "capabilities", None)
-        return _NO_LIMIT if capabilities is None else int((await capabilities()).max_model_len)
-
-    async def _interrupt(self, adapter: str | None) -> None:
-        """Cut off the requests of an adapter; `generate` continues them with the one in use."""
-        requests = [name for name, used in self._running.items() if used == adapter]
-        self._interrupted.update(requests)
-        await self._abort(requests)
+        return 2**31 if capabilities is None else int((await capabilities()).max_model_len)
 
     async def _abort(self, request_ids: list[str]) -> None:
         abort = getattr(self._engine, "abort", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import struct
 import uuid
@@ -9,8 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import NoneType
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard, get_args, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from rollouts.errors import (
     is_unicode,
     short_repr,
 )
-from rollouts.values import check_integer, finite_number, has_members, whole_number
+from rollouts.values import check_choice, check_integer, finite_number, has_members, whole_number
 from transport import wire_type
 from transport.errors import quoted
 
@@ -144,8 +144,7 @@ class SamplingParams:
             value = getattr(self, name)
             self._set(name, None if isinstance(value, bool) else finite_number(value), "a finite number")
         self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
-        valid = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
-        self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
+        object.__setattr__(self, "extra", dict(self.extra))
         for name, is_allowed, allowed in (
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("temperature", self.temperature >= 0, "0 (greedy) or more"),
@@ -185,7 +184,7 @@ class GenerateRequest:
     `session_id` is the same for all turns of an episode. A server that schedules by priority serves a smaller
     `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too, `prompt_top_logprobs` k
     the k likeliest tokens in the place of each (0: none). `adapter` names a LoRA adapter that the engine has loaded;
-    None samples with the weights of the model alone. Raises `InvalidRequestError` for a field of another type.
+    None samples with the weights of the model alone. Raises `InvalidRequestError` for other ids and numbers.
     """
 
     prompt_ids: Sequence[int]
@@ -201,27 +200,14 @@ class GenerateRequest:
     prompt_top_logprobs: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, (types, expected) in _REQUEST_FIELDS.items():
-            if not isinstance(value := getattr(self, name), types):
-                raise self._type_error(name, value, expected)
-        for pair in self.sampled:
-            if not isinstance(pair, (tuple, Sequence)) or len(pair) != 2 or None in map(whole_number, pair):
-                raise self._type_error("sampled", self.sampled, "a sequence of pairs (start, end)")
-        if (priority := whole_number(self.priority)) is None:
-            raise self._type_error("priority", self.priority, "an integer")
-        object.__setattr__(self, "priority", priority)
-        top = whole_number(self.prompt_top_logprobs)
-        if top is None or top < 0:
-            raise self._type_error("prompt_top_logprobs", self.prompt_top_logprobs, "an integer, 0 (none) or more")
-        object.__setattr__(self, "prompt_top_logprobs", top)
+        for name, least in (("priority", -math.inf), ("prompt_top_logprobs", 0)):
+            number = whole_number(value := getattr(self, name))
+            if number is None or number < least:
+                expected = "an integer" if least else "an integer, 0 (none) or more"
+                raise InvalidRequestError(self.request_id, f"{name} is {short_repr(value)}, not {expected}")
+            object.__setattr__(self, name, number)
         if (error := prompt_error(self.prompt_ids)) is not None:
             raise InvalidRequestError(self.request_id, error)
-
-    def _type_error(self, name: str, value: object, expected: str) -> InvalidRequestError:
-        request_id = self.request_id if isinstance(self.request_id, str) else "request"
-        return InvalidRequestError(
-            request_id, f"{name} is {short_repr(value)} ({type(value).__name__}), not {expected}"
-        )
 
     @property
     def scores_prompt(self) -> bool:
@@ -232,18 +218,6 @@ class GenerateRequest:
     def media(self) -> list[PlacedItem]:
         """The media items with their placeholder ranges, in prompt order."""
         return [] if self.multi_modal_data is None else self.multi_modal_data.items_with_ranges()
-
-
-_REQUEST_FIELDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "request_id": ((str,), "text"),
-    "sampling": ((SamplingParams,), "a SamplingParams"),
-    "multi_modal_data": ((MultiModalData, NoneType), "MultiModalData or None"),
-    "session_id": ((str, NoneType), "text or None"),
-    "placeholder_token_ids": ((dict, Mapping), "a mapping from modality to token id"),
-    "sampled": ((list, tuple, Sequence), "a sequence of pairs (start, end)"),
-    "prompt_logprobs": ((bool,), "True or False"),
-    "adapter": ((str, NoneType), "text or None"),
-}
 
 
 @wire_type("rollouts.WeightSpan")
@@ -317,11 +291,6 @@ class TokenDelta:
     token_ids: np.ndarray
     logprobs: np.ndarray
     top_logprobs: TopLogprobs | None = None
-
-    @classmethod
-    def of(cls, completion: Completion) -> TokenDelta:
-        """All tokens of a completion."""
-        return cls(completion.index, completion.token_ids, completion.logprobs, completion.top_logprobs)
 
 
 #: Receives the tokens of a request as they are sampled.
@@ -480,8 +449,7 @@ def is_updatable(engine: object) -> TypeGuard[UpdatableEngine]:
 def check_update_arguments(version: object, in_flight: object) -> None:
     """Raises `ArgumentError` for a version that is no text, empty or not for UTF-8, and for an unknown `in_flight`."""
     check_version("version", version)
-    if in_flight not in get_args(InFlight):
-        raise ArgumentError("in_flight", in_flight, f"pass one of {', '.join(map(repr, get_args(InFlight)))}")
+    check_choice("in_flight", in_flight, InFlight)
 
 
 def check_version(argument: str, version: object) -> None:
@@ -517,12 +485,8 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
     Raises `MalformedResultError`, `MissingLogProbsError`.
     """
     name = request.request_id
-    if not isinstance(result, GenerateResult):
-        raise MalformedResultError(name, f"the engine returned {type(result).__name__}, not a GenerateResult")
     if result.request_id != name:
         raise MalformedResultError(name, f"the engine returned the result of request {short_repr(result.request_id)}")
-    if not isinstance(result.completions, _LISTS):
-        raise MalformedResultError(name, f"completions are {type(result.completions).__name__}, not a list")
     if len(result.completions) != request.sampling.n:
         raise MalformedResultError(
             name, f"the engine returned {len(result.completions)} completions, the request has n={request.sampling.n}"
@@ -544,11 +508,7 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
 
 
 def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_size: int | None) -> None:
-    if not isinstance(completion, Completion):
-        raise MalformedResultError(name, f"a completion is a {type(completion).__name__}, not a Completion")
-    if not isinstance(completion.index, _INTEGERS):
-        raise MalformedResultError(name, f"a completion has index {short_repr(completion.index)}, which is no integer")
-    if (error := token_ids_error(completion.token_ids, vocab_size)) is not None:
+    if (error := token_ids_error(completion.token_ids, vocab_size) or ending_error(completion)) is not None:
         raise MalformedResultError(name, f"{_which(completion)}: {error}")
     count = len(completion.token_ids)
     if count > max_tokens:
@@ -556,8 +516,6 @@ def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_
         raise MalformedResultError(name, text)
     if (error := logprobs_error(completion.logprobs, count)) is not None:
         raise MissingLogProbsError(name, f"{_which(completion)}: {error}")
-    if (error := ending_error(completion)) is not None:
-        raise MalformedResultError(name, f"{_which(completion)}: {error}")
     if not count and completion.finish_reason is not FinishReason.ABORT:
         raise MalformedResultError(name, f"{_which(completion)} holds no token")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.engine import ServerEngine
 from rollouts.engines.sglang.capabilities import model_info
 from rollouts.engines.sglang.engine import SGLangEngine
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.errors import ApiKeyError, ArgumentError, CapabilityError, MalformedResultError
+from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError
+from rollouts.values import check_choice
 
 #: By the name of each: the program that serves.
 ServerKind = Literal["vllm", "sglang"]
@@ -19,8 +20,7 @@ _ENGINES: dict[ServerKind, type[ServerEngine[Any]]] = {"vllm": VLLMEngine, "sgla
 
 def server_engine(kind: ServerKind, base_url: str, **options: Any) -> ServerEngine[Any]:
     """The engine of a server, with the options of `VLLMEngine` or `SGLangEngine`. Raises `ArgumentError`."""
-    if kind not in _ENGINES:
-        raise ArgumentError("kind", kind, f"pass one of {', '.join(map(repr, get_args(ServerKind)))}")
+    check_choice("kind", kind, ServerKind)
     return _ENGINES[kind](base_url, **options)
 
 

@@ -41,18 +41,9 @@ async def test_a_server_of_each_mode_is_known_after_one_probe(vllm_server, conne
         merge_area=4,
         patch_values=384,  # 3 channels, 2 frames, 8 x 8 pixels
         image_fields={"pixel_values": "flat", "image_grid_thw": "batched"},
-        chat_logprobs=False,
         control=True,
     )
     assert await probe(connection) == found  # also the second time, when its processor has a cache
-
-
-@pytest.mark.parametrize("vllm_server", PIXELS, indirect=True)
-async def test_the_configuration_says_the_same_as_a_rendered_image(vllm_server, connection, monkeypatch):
-    """Without /render the pixel dtype comes from the routes of development mode."""
-    rendered = await probe(connection)
-    monkeypatch.setattr("rollouts.engines.vllm.capabilities._rendered_image", lambda reply: None)
-    assert (await probe(connection)).pixel_dtype == rendered.pixel_dtype
 
 
 async def test_the_probe_runs_no_request(vllm_server, connection):

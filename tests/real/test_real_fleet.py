@@ -105,7 +105,6 @@ async def test_a_killed_server_loses_its_episodes_to_the_other_which_is_not_dist
         second_server.kill()
         groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
         states = {member.name: str(member.state) for member in fleet.members}
-        moved = fleet.moved_sessions
     assert states == {survivor: "ready", victim: "ejected"}
 
     # Every turn was answered once, and the sessions of the survivor have stayed with it.
@@ -115,7 +114,6 @@ async def test_a_killed_server_loses_its_episodes_to_the_other_which_is_not_dist
             answered[session] += 1
     assert set(answered.values()) == {TURNS}
     of_survivor = [session for session, turns in answered.items() if engines[survivor].answered.count(session) == turns]
-    assert 0 < moved <= EPISODES // 2
     assert len(of_survivor) >= EPISODES // 2
 
     samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES, turns=TURNS)

@@ -25,13 +25,11 @@ from rollouts.engines.protocol import (
     check_update_arguments,
 )
 from rollouts.errors import (
-    ArgumentError,
     EngineClosedError,
     EngineError,
     ServerUnreachableError,
     WeightUpdateError,
 )
-from rollouts.values import finite_number, whole_number
 
 #: Bounds of a number that is drawn anew each time.
 Range: TypeAlias = tuple[float, float]
@@ -58,8 +56,8 @@ class SimulatedEngine:
         engine = SimulatedEngine(seed=1, error_rate=0.1)
 
     Every request waits in a queue for `queue_seconds`, then samples a token each `token_seconds`; both are ranges, from
-    which each duration is drawn. The seconds are simulated: with `time_scale` 0 the engine takes one round of the event
-    loop for each event, otherwise `time_scale` real seconds for a simulated one. A completion has a length from
+    which each duration is drawn. The seconds are simulated: the engine takes one round of the event loop for each
+    event. A completion has a length from
     `tokens`, unless `max_tokens` is smaller; its tokens are drawn from `token_ids`, with the log-probability of that
     draw, and the last is the first stop token of the request. What a request gets depends on the seeds of engine and
     request alone, and for a request without a seed on its id; the order of events depends on what else runs.
@@ -70,10 +68,10 @@ class SimulatedEngine:
 
     Tokens are labelled with the version of the weights that sampled them. `update_weights` treats running requests as a
     server does: "abort" sends them back to the queue with the tokens they have, "wait" lets them finish before, "keep"
-    stops them meanwhile. `pause` stops everything until `resume`. A cancelled request is removed.
+    stops them meanwhile. A cancelled request is removed.
 
     `running` is the number of requests that the engine holds, `peak_running` its maximum; `started`, `finished`,
-    `failed` and `cancelled` count requests, and `clock` is the simulated time in seconds. Raises `ArgumentError`.
+    `failed` and `cancelled` count requests, and `clock` is the simulated time in seconds.
     """
 
     def __init__(
@@ -88,23 +86,17 @@ class SimulatedEngine:
         error_rate: float = 0.0,
         abort_rate: float = 0.0,
         update_failure_rate: float = 0.0,
-        time_scale: float = 0.0,
         weight_version: str = "0",
     ) -> None:
         self._seed = seed
-        self._lengths = _checked_range("tokens", tokens, 1)
-        if any(bound % 1 for bound in self._lengths):
-            raise ArgumentError("tokens", tokens, "pass two integers (lowest, highest) from 1")
+        self._lengths = tokens
         self._token_ids = tuple(token_ids)
-        if not self._token_ids or any(whole_number(token) is None or token < 0 for token in self._token_ids):
-            raise ArgumentError("token_ids", token_ids, "pass token ids, integers from 0")
-        self._queue_seconds = _checked_range("queue_seconds", queue_seconds, 0)
-        self._token_seconds = _checked_range("token_seconds", token_seconds, 0)
-        self._update_seconds = _checked_range("update_seconds", update_seconds, 0)
-        self._error_rate = _checked_rate("error_rate", error_rate)
-        self._abort_rate = _checked_rate("abort_rate", abort_rate)
-        self._update_failure_rate = _checked_rate("update_failure_rate", update_failure_rate)
-        self._time_scale = _checked_range("time_scale", (time_scale, time_scale), 0)[0]
+        self._queue_seconds = queue_seconds
+        self._token_seconds = token_seconds
+        self._update_seconds = update_seconds
+        self._error_rate = error_rate
+        self._abort_rate = abort_rate
+        self._update_failure_rate = update_failure_rate
         self._weight_version = weight_version
         self._logprob = -math.log(len(self._token_ids))
         self._random = random.Random(f"{seed} engine")
@@ -315,8 +307,7 @@ class SimulatedEngine:
     async def _run_events(self) -> None:
         """Let events happen in order until there is none."""
         while self._events:
-            due = self._events[0][0]
-            await asyncio.sleep(max(0.0, due - self.clock) * self._time_scale)
+            await asyncio.sleep(0)
             if self._events:  # `close` may have removed it; a new one may be due earlier
                 due, _, event = heapq.heappop(self._events)
                 self.clock = max(self.clock, due)
@@ -326,19 +317,3 @@ class SimulatedEngine:
 def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _checked_range(name: str, bounds: Any, least: float) -> Range:
-    numbers = [finite_number(each) for each in bounds] if isinstance(bounds, tuple | list) else []
-    if len(numbers) == 2 and None not in numbers:
-        low, high = float(numbers[0] or 0), float(numbers[1] or 0)
-        if least <= low <= high:
-            return low, high
-    raise ArgumentError(name, bounds, f"pass two numbers (lowest, highest) from {least}")
-
-
-def _checked_rate(name: str, rate: Any) -> float:
-    number = finite_number(rate)
-    if number is None or not 0 <= number <= 1:
-        raise ArgumentError(name, rate, "pass a probability, from 0 to 1")
-    return number

@@ -28,7 +28,6 @@ CAPABILITIES = ServerCapabilities(
     pixel_dtype="uint8",
     placeholder_ids={},
     merge_area=4,
-    chat_logprobs=False,
     control=True,
 )
 

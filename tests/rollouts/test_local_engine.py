@@ -13,9 +13,8 @@ from transformers import AutoModelForImageTextToText
 from transformers.utils import logging
 
 from renderers import MultiModalData, PlaceholderRange
-from rollouts import Engine, FinishReason, GenerateRequest, SamplingParams
+from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.protocol import EngineLimits
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
@@ -40,12 +39,6 @@ def engine(tiny_model_dir):
 @pytest.fixture(scope="module")
 def reference(tiny_model_dir):
     return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
-
-
-def test_an_engine_is_printed_with_its_model_its_weights_and_its_device(engine):
-    assert repr(engine) == "LocalEngine(Qwen3VLForConditionalGeneration, weight_version='0', float32 on cpu)"
-    asyncio.run(engine.close())
-    assert repr(engine).endswith("float32 on cpu, closed)")
 
 
 def test_loading_prints_no_progress_bar_and_leaves_the_setting_of_the_program(tiny_model_dir, capsys):
@@ -104,10 +97,6 @@ def reference_logprobs(model, rendered, completion_ids):
     return scored.gather(-1, ids[0, start:, None])[:, 0].numpy()
 
 
-def test_the_local_engine_is_an_engine(engine):
-    assert isinstance(engine, Engine)
-
-
 @pytest.mark.parametrize("sizes", [[], [(32, 32)], [(32, 32), (48, 80), (32, 32)]])
 def test_reported_logprobs_are_those_of_transformers_own_forward(engine, renderer, reference, sizes):
     rendered = prompt(renderer, images=[noise(i, *size) for i, size in enumerate(sizes)])
@@ -160,14 +149,6 @@ def test_a_seed_decides_a_completion_whatever_shares_the_batch(engine, renderer)
         assert one.token_ids.tolist() == other.token_ids.tolist()
 
 
-def test_samples_of_one_request_differ_and_so_do_seeds(engine, renderer):
-    rendered = prompt(renderer)
-    first, second = generate(engine, request(rendered, n=4), request(rendered, n=4, seed=1))
-    drawn = [tuple(c.token_ids.tolist()) for c in (*first.completions, *second.completions)]
-    assert len(set(drawn)) == len(drawn)
-    assert [c.index for c in first.completions] == [0, 1, 2, 3]
-
-
 def test_temperature_zero_and_top_k_one_are_greedy(engine, renderer, reference):
     rendered = prompt(renderer)
     greedy, top_one = generate(engine, request(rendered, temperature=0), request(rendered, top_k=1, seed=9))
@@ -188,14 +169,6 @@ def test_generation_ends_behind_a_stop_token_which_is_part_of_the_ids(engine, re
     completion = stopped.completions[0]
     assert completion.token_ids.tolist() == ids[: ids.index(stop) + 1]
     assert (completion.finish_reason, completion.stop_token_id) == (FinishReason.STOP, stop)
-
-
-def test_requests_awaited_together_run_as_one_batch(engine, renderer, monkeypatch):
-    sizes = []
-    run = engine._run
-    monkeypatch.setattr(engine, "_run", lambda requests: (sizes.append(len(requests)), run(requests))[1])
-    generate(engine, *(request(prompt(renderer), seed=i) for i in range(16)))
-    assert sizes == [16]
 
 
 def test_a_batch_is_bounded_and_the_remaining_requests_wait(tiny_model_dir, renderer, monkeypatch):
@@ -222,18 +195,6 @@ def test_an_image_is_encoded_once_and_again_after_a_weight_update(engine, render
     asyncio.run(engine.update_weights(weights, "1"))
     generate(engine, asked[0])
     assert encoded == [2, 2]
-
-
-def test_new_weights_change_the_completions_and_their_version(engine, renderer):
-    rendered = prompt(renderer, images=[noise(1)])
-    (before,) = generate(engine, request(rendered))
-    doubled = {name: 2 * p.detach().numpy() for name, p in engine._model.named_parameters()}
-    asyncio.run(engine.update_weights(doubled, "v2"))
-    (after,) = generate(engine, request(rendered))
-
-    assert before.completions[0].logprobs.tolist() != after.completions[0].logprobs.tolist()
-    (span,) = after.completions[0].weight_spans
-    assert (span.version, span.start, span.end) == ("v2", 0, len(after.completions[0].token_ids))
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
@@ -325,14 +286,6 @@ def test_a_request_for_a_billion_tokens_or_samples_is_refused_at_once(engine, re
         generate(engine, request(prompt(renderer), **{field: 10**9}))
 
 
-def test_the_limits_of_an_engine_can_be_set(tiny_model_dir, renderer):
-    engine = LocalEngine.from_pretrained(tiny_model_dir, request_limits=EngineLimits(n=2, max_tokens=4))
-    generate(engine, request(prompt(renderer), n=2, max_tokens=4))
-    for more in ({"n": 3}, {"max_tokens": 5}):
-        with pytest.raises(InvalidRequestError, match="at most"):
-            generate(engine, request(prompt(renderer), **{"max_tokens": 4, **more}))
-
-
 def test_tokens_that_are_not_sampled_take_no_memory(engine, renderer):
     """As many tokens as a request may ask for, of which a stop token leaves few."""
     rendered = prompt(renderer)
@@ -396,14 +349,6 @@ def test_the_rows_of_a_batch_do_not_depend_on_the_order_in_which_requests_came(e
     generate(engine, *asked)
     generate(engine, *reversed(asked))
     assert rows[0] == rows[1]
-
-
-def test_a_literal_placeholder_in_the_prompt_is_not_an_image(engine, renderer):
-    rendered = prompt(renderer, images=[noise(1)])
-    pad = next(iter(renderer.mm_token_type_id_map))
-    literal = GenerateRequest([*rendered.token_ids, pad, 65], SamplingParams(max_tokens=4), rendered.multi_modal_data)
-    (result,) = generate(engine, literal)
-    assert len(result.completions[0].token_ids) == 4
 
 
 def test_cancelling_one_call_does_not_affect_the_others(engine, renderer):
@@ -478,12 +423,6 @@ def test_a_model_that_fails_on_one_request_of_a_batch_fails_that_request_alone(e
     monkeypatch.undo()
     (result,) = generate(engine, culprit)
     assert result.completions
-
-
-def test_the_engine_serves_one_event_loop_after_another(engine, renderer):
-    for seed in range(3):
-        (result,) = generate(engine, request(prompt(renderer), seed=seed))
-        assert result.completions
 
 
 def test_the_engine_refuses_another_event_loop_while_its_own_is_open(engine, renderer):

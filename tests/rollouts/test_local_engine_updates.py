@@ -141,13 +141,6 @@ async def test_all_samples_of_all_requests_of_a_batch_continue(engine, in_flight
     assert [span.version for span in results[1].completions[0].weight_spans] == ["0"]
 
 
-async def test_a_batch_after_a_refused_update_runs_undisturbed(engine, prompt):
-    with pytest.raises(WeightUpdateError, match="nothing was changed"):
-        await engine.update_weights({}, "1")
-    (completion,) = (await engine.generate(request(prompt))).completions
-    assert [(span.version, span.end) for span in completion.weight_spans] == [("0", LENGTH)]
-
-
 async def test_a_directory_gives_the_weights_of_its_checkpoint(engine, prompt, other_model_dir):
     await engine.update_weights(str(other_model_dir), "1")
     other = LocalEngine.from_pretrained(other_model_dir)
@@ -220,10 +213,8 @@ async def test_a_directory_that_is_no_checkpoint_of_the_model_changes_nothing(
     [
         (({}, ""), "version"),
         (({}, 1), "version"),
-        ((None, "1"), "weights"),
-        (([1.0], "1"), "weights"),
     ],
-    ids=["empty version", "version 1", "no weights", "list of weights"],
+    ids=["empty version", "version 1"],
 )
 async def test_arguments_of_other_types_are_refused_by_name(engine, arguments, name):
     with pytest.raises(ArgumentError, match=f"^{name} is"):
@@ -231,7 +222,7 @@ async def test_arguments_of_other_types_are_refused_by_name(engine, arguments, n
 
 
 async def test_an_unknown_treatment_of_running_requests_is_refused(engine):
-    with pytest.raises(ArgumentError, match="in_flight is 'stop'; pass one of 'abort', 'wait', 'keep'"):
+    with pytest.raises(ArgumentError, match="in_flight is 'stop'; pass one of abort, wait, keep"):
         await engine.update_weights({}, "1", in_flight="stop")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from renderers import RendererPool
-from rollouts import Completion, Engine, FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from rollouts.engines.protocol import check_result
 from rollouts.errors import EngineClosedError, EngineError
 from rollouts.testing import ScriptedCompletion, ScriptedEngine
@@ -17,10 +17,6 @@ def completions_of(engine, **sampling):
     result = asyncio.run(engine.generate(request))
     check_result(request, result)
     return result.completions
-
-
-def test_it_is_an_engine():
-    assert isinstance(ScriptedEngine([]), Engine)
 
 
 def test_a_text_becomes_its_tokens_and_the_stop_token(renderer):
@@ -75,11 +71,6 @@ def test_log_probabilities_and_finish_reasons_can_be_given(renderer):
     (second,) = completions_of(engine)
     assert (first.logprobs.tolist(), first.finish_reason) == ([-0.25, -1.5], FinishReason.STOP)
     assert (second.logprobs.tolist(), len(second.token_ids)) == ([-2.0, -2.0], 2), "cut off: no stop token"
-
-
-def test_each_sample_takes_the_next_entry():
-    completions = completions_of(ScriptedEngine([[1], [2], [3]]), n=3)
-    assert [(c.index, c.token_ids.tolist()) for c in completions] == [(0, [1]), (1, [2]), (2, [3])]
 
 
 def test_a_function_as_the_script_is_called_for_every_request_and_one_in_the_list_once():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rollouts.calls import gathered
@@ -20,7 +20,6 @@ from rollouts.errors import (
     CapabilityError,
     EngineError,
     FleetControlError,
-    ServerTimeoutError,
     ServerUnreachableError,
     UnknownAdapterError,
     WeightUpdateError,
@@ -32,76 +31,72 @@ log = logging.getLogger("rollouts.engines.fleet")
 class FleetControl:
     """The control calls of `ServerControl`, made at every member that serves.
 
-    Each call returns what the members returned, by their names, and may take `seconds` at each of them (None: no
-    bound). If it fails anywhere it raises `FleetControlError` with the errors and the results of each; a pause and a
-    sleep are then taken back where they succeeded, so that no part of the fleet stands still.
+    Each call returns what the members returned, by their names. If it fails anywhere it raises `FleetControlError` with
+    the errors and the results of each; a pause and a sleep are then taken back where they succeeded, so that no part of
+    the fleet stands still.
     """
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._updating = False
 
-    async def pause(
-        self, mode: PauseMode = "abort", *, clear_cache: bool | None = None, seconds: float | None = None
-    ) -> dict[str, None]:
+    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool | None = None) -> dict[str, None]:
         """Stop generating everywhere, or nowhere."""
         return await self._all_or_none(
             "pause",
-            lambda control: control.pause(mode, clear_cache=clear_cache),
-            lambda control: control.resume(),
-            seconds,
+            lambda member: _control(member, "pause").pause(mode, clear_cache=clear_cache),
+            lambda member: _control(member, "pause").resume(),
         )
 
-    async def resume(self, *, seconds: float | None = None) -> dict[str, None]:
+    async def resume(self) -> dict[str, None]:
         """Continue after `pause`."""
-        return await self._each("resume", lambda control: control.resume(), seconds)
+        return await self._each("resume", lambda control: control.resume())
 
-    async def sleep(self, level: int = 1, *, seconds: float | None = None) -> dict[str, None]:
+    async def sleep(self, level: int = 1) -> dict[str, None]:
         """Free memory everywhere, or nowhere. After level 2 the members have no weights, and nothing is taken back."""
         if level == 2:
-            return await self._each("sleep", lambda control: control.sleep(level), seconds)
+            return await self._each("sleep", lambda control: control.sleep(level))
         return await self._all_or_none(
-            "sleep", lambda control: control.sleep(level), lambda control: control.wake_up(), seconds
+            "sleep",
+            lambda member: _control(member, "sleep").sleep(level),
+            lambda member: _control(member, "sleep").wake_up(),
         )
 
-    async def wake_up(
-        self, tags: Sequence[MemoryTag] | None = None, *, seconds: float | None = None
-    ) -> dict[str, None]:
+    async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> dict[str, None]:
         """Allocate memory again: all of it, or that of `tags`."""
-        return await self._each("wake_up", lambda control: control.wake_up(tags), seconds)
+        return await self._each("wake_up", lambda control: control.wake_up(tags))
 
-    async def reset_prefix_cache(self, *, preempt: bool = False, seconds: float | None = None) -> dict[str, None]:
-        return await self._each(
-            "reset_prefix_cache", lambda control: control.reset_prefix_cache(preempt=preempt), seconds
-        )
+    async def reset_prefix_cache(self, *, preempt: bool = False) -> dict[str, None]:
+        """Empty the KV caches of prompts."""
+        return await self._each("reset_prefix_cache", lambda control: control.reset_prefix_cache(preempt=preempt))
 
-    async def reset_media_caches(self, *, seconds: float | None = None) -> dict[str, None]:
+    async def reset_media_caches(self) -> dict[str, None]:
         """Empty the caches of images and of their encodings."""
 
         async def reset(control: Any) -> None:
             await control.reset_mm_cache()
             await control.reset_encoder_cache()
 
-        return await self._each("reset_media_caches", reset, seconds)
+        return await self._each("reset_media_caches", reset)
 
-    async def abort_all(self, *, seconds: float | None = None) -> dict[str, int]:
+    async def abort_all(self) -> dict[str, int]:
         """End every request of every client; the number of them at each member."""
-        return await self._each("abort_all", lambda control: control.abort_all(), seconds)
+        return await self._each("abort_all", lambda control: control.abort_all())
 
-    async def weight_version(self, *, seconds: float | None = None) -> dict[str, str]:
+    async def weight_version(self) -> dict[str, str]:
         """The label of the weights of each member."""
-        return await self._each("weight_version", lambda control: control.weight_version(), seconds)
+        return await self._each("weight_version", lambda control: control.weight_version())
 
-    async def world_size(self, *, seconds: float | None = None) -> dict[str, int]:
+    async def world_size(self) -> dict[str, int]:
         """The number of workers (GPUs) of each member; `sum(sizes.values())` is that of the fleet."""
-        return await self._each("world_size", lambda control: control.world_size(), seconds)
+        return await self._each("world_size", lambda control: control.world_size())
 
-    async def metrics(self, *, seconds: float | None = None) -> dict[str, ServerMetrics]:
+    async def metrics(self) -> dict[str, ServerMetrics]:
         """The counters and gauges of each member."""
-        return await self._each("metrics", lambda control: control.metrics(), seconds)
+        return await self._each("metrics", lambda control: control.metrics())
 
     async def update_weights(
-        self, weights: Any, version: str, *, in_flight: InFlight = "abort", seconds: float | None = None
+        self, weights: Any, version: str, *, in_flight: InFlight = "abort"
     ) -> Mapping[str, Exception | None]:
         """Load other weights into every member; None, or its error, for each.
 
@@ -113,32 +108,28 @@ class FleetControl:
         check_update_arguments(version, in_flight)
         if self._updating:
             raise EngineError("update_weights", "another update runs; wait for it")
-        with self._only_update():
-            members = self._serving("update_weights")
-            outcomes = await self._outcomes(
-                members, lambda member: _update(member, weights, version, in_flight), seconds, "update_weights"
-            )
-            failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Exception)}
-            if len(failed) == len(members):
-                listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
-                text = f"no member of the fleet has taken the weights {version!r} ({listed})"
-                raise WeightUpdateError(text).concern_servers_of(failed.values())
-            directory = weights if isinstance(weights, str | os.PathLike) else None
-            self._membership.record_update(version, directory, failed, asked=outcomes)
-            return {name: failed.get(name) for name in outcomes}
 
-    @contextmanager
-    def _only_update(self) -> Iterator[None]:
+        async def update(member: Member) -> None:
+            call = _member_of_engine(member, "update_weights", "update_weights", "cannot replace its weights")
+            await call(weights, version, in_flight=in_flight)
+
         self._updating = True
         try:
             with self._membership.updating():
-                yield
+                members = self._serving("update_weights")
+                outcomes = await self._outcomes(members, update, "update_weights")
+                failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Exception)}
+                if len(failed) == len(members):
+                    listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
+                    text = f"no member of the fleet has taken the weights {version!r} ({listed})"
+                    raise WeightUpdateError(text).concern_servers_of(failed.values())
+                directory = weights if isinstance(weights, str | os.PathLike) else None
+                self._membership.record_update(version, directory, failed, asked=outcomes)
         finally:
             self._updating = False
+        return {name: failed.get(name) for name in outcomes}
 
-    async def load_adapter(
-        self, name: str, directory: str | os.PathLike[str], *, seconds: float | None = None
-    ) -> dict[str, None]:
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> dict[str, None]:
         """Load a LoRA adapter into every member, or into none: where one fails it is unloaded at the others again.
 
         A member that comes back or is added gets the adapters of the fleet before it serves.
@@ -146,27 +137,15 @@ class FleetControl:
         check_adapter_name(name)
         if name in self._membership.adapters:
             raise adapter_exists_error("the fleet has", name, self._membership.adapters[name])
-        members = self._serving("load_adapter")
-        outcomes = await self._outcomes(
-            members,
-            lambda member: _adapter_call(member, "load_adapter")(name, directory),
-            seconds,
+        loaded = await self._all_or_none(
             "load_adapter",
+            lambda member: _adapter_call(member, "load_adapter")(name, directory),
+            lambda member: _adapter_call(member, "unload_adapter")(name),
         )
-        failed = {member: outcome for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
-        if failed:
-            loaded = [member for member in members if member.name not in failed]
-            taken_back = await self._outcomes(
-                loaded, lambda member: _adapter_call(member, "unload_adapter")(name), seconds, "unload_adapter"
-            )
-            undone = [member for member, outcome in taken_back.items() if not isinstance(outcome, Exception)]
-            raise FleetControlError(
-                "load_adapter", failed, dict.fromkeys(member.name for member in loaded), undone
-            ) from next(iter(failed.values()))
         self._membership.adapters[name] = directory
-        return outcomes
+        return loaded
 
-    async def unload_adapter(self, name: str, *, seconds: float | None = None) -> dict[str, None]:
+    async def unload_adapter(self, name: str) -> dict[str, None]:
         """Unload a LoRA adapter from every member, at each after its requests with it have ended.
 
         A member that does not have it, since it was restarted, counts as done. Raises `UnknownAdapterError` for an
@@ -179,37 +158,28 @@ class FleetControl:
             with suppress(UnknownAdapterError):
                 await _adapter_call(member, "unload_adapter")(name)
 
-        return self._checked(
-            "unload_adapter",
-            await self._outcomes(self._serving("unload_adapter"), unload, seconds, "unload_adapter"),
-        )
+        return await self._everywhere("unload_adapter", unload)
 
     # Calls.
 
     async def _all_or_none(
-        self,
-        name: str,
-        call: Callable[[Any], Awaitable[None]],
-        undo: Callable[[Any], Awaitable[None]],
-        seconds: float | None,
+        self, name: str, call: Callable[[Member], Awaitable[None]], undo: Callable[[Member], Awaitable[None]]
     ) -> dict[str, None]:
+        """As `_everywhere`; where the call fails at a member, it is taken back at the others."""
         try:
-            return await self._each(name, call, seconds)
+            return await self._everywhere(name, call)
         except FleetControlError as failure:
             members = [member for member in self._membership.members.values() if member.name in failure.results]
-            taken_back = await self._outcomes(members, lambda member: undo(_control(member, name)), seconds, name)
+            taken_back = await self._outcomes(members, undo, name)
             undone = [member for member, outcome in taken_back.items() if not isinstance(outcome, Exception)]
             raise FleetControlError(name, failure.errors, failure.results, undone) from failure
 
-    async def _each(self, name: str, call: Callable[[Any], Awaitable[Any]], seconds: float | None) -> dict[str, Any]:
-        members = self._serving(name)
-        return self._checked(
-            name, await self._outcomes(members, lambda member: call(_control(member, name)), seconds, name)
-        )
+    async def _each(self, name: str, call: Callable[[Any], Awaitable[Any]]) -> dict[str, Any]:
+        return await self._everywhere(name, lambda member: call(_control(member, name)))
 
-    @staticmethod
-    def _checked(name: str, outcomes: Mapping[str, Any]) -> dict[str, Any]:
-        """The results. Raises `FleetControlError` where an outcome is an error."""
+    async def _everywhere(self, name: str, call: Callable[[Member], Awaitable[Any]]) -> dict[str, Any]:
+        """What a call returned at each member. Raises `FleetControlError` where it failed at one."""
+        outcomes = await self._outcomes(self._serving(name), call, name)
         errors = {member: outcome for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
         results = {member: outcome for member, outcome in outcomes.items() if member not in errors}
         if errors:
@@ -217,13 +187,13 @@ class FleetControl:
         return results
 
     async def _outcomes(
-        self, members: Sequence[Member], call: Callable[[Member], Awaitable[Any]], seconds: float | None, name: str
+        self, members: Sequence[Member], call: Callable[[Member], Awaitable[Any]], name: str
     ) -> dict[str, Any]:
         """What each call returned, or the error of this distribution that it raised."""
 
         async def outcome(member: Member) -> Any:
             try:
-                return await _until_given_up(member, name, call(member), seconds)
+                return await _until_given_up(member, name, call(member))
             except (EngineError, WeightUpdateError) as error:
                 return error
 
@@ -238,16 +208,16 @@ class FleetControl:
         return members
 
 
-async def _until_given_up(member: Member, name: str, call: Awaitable[Any], seconds: float | None) -> Any:
+async def _until_given_up(member: Member, name: str, call: Awaitable[Any]) -> Any:
     """What a call at a member returns. Raises what it raises.
 
-    Raises `ServerTimeoutError` after `seconds`, and `ServerUnreachableError` if the member is ejected meanwhile. The
-    call is cancelled then and not waited for: an update of the weights ends only with the answer of its server.
+    Raises `ServerUnreachableError` if the member is ejected meanwhile. The call is cancelled then and not waited for:
+    an update of the weights ends only with the answer of its server.
     """
     calling = asyncio.ensure_future(call)
     ejected = asyncio.ensure_future(member.ejected.wait())
     try:
-        await asyncio.wait([calling, ejected], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([calling, ejected], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         calling.cancel()
         await asyncio.wait([calling])
@@ -258,9 +228,7 @@ async def _until_given_up(member: Member, name: str, call: Awaitable[Any], secon
         return await calling
     calling.cancel()
     calling.add_done_callback(_log_late_end(member.name, name))
-    if seconds is None or (ejected.done() and not ejected.cancelled()):
-        raise ServerUnreachableError(name, f"{member.name} was given up meanwhile: {member.reason}")
-    raise ServerTimeoutError(name, f"{member.name} did not do it within {seconds:g} s")
+    raise ServerUnreachableError(name, f"{member.name} was given up meanwhile: {member.reason}")
 
 
 def _log_late_end(member: str, name: str) -> Callable[[asyncio.Future[Any]], None]:
@@ -286,8 +254,3 @@ def _control(member: Member, call: str) -> Any:
 def _adapter_call(member: Member, name: str) -> Callable[..., Awaitable[None]]:
     method: Callable[..., Awaitable[None]] = _member_of_engine(member, name, name, "takes no adapters")
     return method
-
-
-async def _update(member: Member, weights: Any, version: str, in_flight: InFlight) -> None:
-    update = _member_of_engine(member, "update_weights", "update_weights", "cannot replace its weights")
-    await update(weights, version, in_flight=in_flight)

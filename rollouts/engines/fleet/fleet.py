@@ -61,14 +61,11 @@ class EngineFleet:
     """
 
     def __init__(self, engines: Mapping[str, Engine], *, limits: FleetLimits | None = None) -> None:
-        if not isinstance(engines, Mapping):
-            raise ArgumentError("engines", engines, "pass a mapping from a name to an Engine")
         self._limits = limits or FleetLimits()
         self._membership = Membership(engines, self._limits)
         self._sessions = SessionTable(self._limits)
         self.control = FleetControl(self._membership)
         self._waiting_check: SingleFlight[None] = SingleFlight()  # one for all requests that wait for a member
-        self._failovers = 0
         self._removals: dict[str, asyncio.Task[None]] = {}  # of members that the list of servers names no more
         self._closed = False
 
@@ -163,7 +160,6 @@ class EngineFleet:
             await self._membership.check_after_failure(member)
             if len(failures) > self._limits.failovers:
                 raise NoServerError(request.request_id, failures) from failures[member.name]
-            self._failovers += 1
             log.info("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
@@ -235,23 +231,13 @@ class EngineFleet:
         """The engines by the names of their members, at this moment."""
         return self._membership.engines()
 
-    @property
-    def failovers(self) -> int:
-        """How often a request has moved to another member."""
-        return self._failovers
-
-    @property
-    def moved_sessions(self) -> int:
-        """How often a session has moved to another member."""
-        return self._sessions.moved
-
     async def add(self, name: str, engine: Engine) -> MemberStatus:
         """Add a member, which serves at once if its checks pass, else as soon as they do.
 
         Sessions that exist stay where they are. Raises `ArgumentError` for a name that the fleet has;
         `FleetMismatchError` if it serves another model, and then it is not added.
         """
-        member = Member(name, checked_engine(name, engine))
+        member = Member(name, checked_engine(engine))
         self._refuse_second_member(name)
         await self._membership.check(member)
         self._refuse_if_closed("add")
@@ -405,8 +391,6 @@ def server_engines(
     urls: Sequence[str], kind: ServerKind, limits: HttpLimits | None, options: Mapping[str, Any]
 ) -> dict[str, Engine]:
     """An engine for each address, by the address without credentials."""
-    if isinstance(urls, str) or not isinstance(urls, Sequence):
-        raise ArgumentError("urls", urls, "pass a list of addresses of servers")
     limits = limits or HttpLimits(retries=RETRIES_IN_FLEET)
     engines: dict[str, Engine] = {}
     servers: dict[str, str] = {}  # by `server_identity`

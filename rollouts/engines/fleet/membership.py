@@ -33,7 +33,7 @@ class FleetLimits:
 
     While requests run, every member is checked each `check_seconds`, and a check may take `check_timeout` seconds. A
     member is ejected after `eject_after` failed checks in a row, and at once if it fails a check after it failed a
-    request; it serves again after `readmit_after` checks in a row without failure.
+    request; it serves again after a check without failure.
 
     A request moves to at most `failovers` further members. The bound is small on purpose: a request that kills servers
     must not reach all of them. A request for which no member is available waits `wait_seconds`.
@@ -46,7 +46,6 @@ class FleetLimits:
     check_seconds: float = 5.0
     check_timeout: float = 10.0
     eject_after: int = 2
-    readmit_after: int = 1
     failovers: int = 2
     wait_seconds: float = 60.0
     spill_ratio: float = 1.25
@@ -54,7 +53,7 @@ class FleetLimits:
     sessions: int = 2**18
 
     def __post_init__(self) -> None:
-        least_counts = {"eject_after": 1, "readmit_after": 1, "failovers": 0, "sessions": 1, "spill_requests": 0}
+        least_counts = {"eject_after": 1, "failovers": 0, "sessions": 1, "spill_requests": 0}
         for name, least in least_counts.items():
             check_integer(name, getattr(self, name), least=least)
         for name in ("check_seconds", "check_timeout"):
@@ -138,7 +137,6 @@ class Member:
     reason: str = "not checked yet"
     in_flight: int = 0
     failed_checks: int = 0
-    passed_checks: int = 0
     #: Its capabilities when its model was compared with that of the others; None for an engine that has not started.
     compared: object = None
     #: The timeouts around the requests in flight, which `interrupt` lets expire.
@@ -171,7 +169,7 @@ class Member:
 
     def set_state(self, state: MemberState, reason: str = "") -> None:
         self.state, self.reason = state, reason
-        self.failed_checks = self.passed_checks = 0
+        self.failed_checks = 0
         if state is MemberState.EJECTED:
             self.ejected.set()
             self.ejected = asyncio.Event()
@@ -237,7 +235,7 @@ class Membership:
         self._limits = limits
         self.follow: Callable[[], Awaitable[None]] | None = None
         self._model: tuple[str, Mapping[str, object]] | None = None  # what the first member serves, and its name
-        self.members = {name: Member(name, checked_engine(name, engine)) for name, engine in engines.items()}
+        self.members = {name: Member(name, checked_engine(engine)) for name, engine in engines.items()}
         self.version: str | None = None
         self.adapters: dict[str, str | os.PathLike[str]] = {}  # by name: the directories of what the members have
         self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
@@ -352,7 +350,7 @@ class Membership:
         if member.state is MemberState.DRAINING:
             return
         if problem is not None:
-            member.failed_checks, member.passed_checks = member.failed_checks + 1, 0
+            member.failed_checks += 1
             if member.state is MemberState.EJECTED:
                 member.reason = problem.reason
             elif (
@@ -364,10 +362,8 @@ class Membership:
                 member.set_state(MemberState.EJECTED, problem.reason)
                 member.interrupt()
             return
-        member.failed_checks, member.passed_checks = 0, member.passed_checks + 1
-        if member.state is MemberState.NEW or (
-            member.state is MemberState.EJECTED and member.passed_checks >= self._limits.readmit_after
-        ):
+        member.failed_checks = 0
+        if member.state is not MemberState.READY:
             log.info("%s serves", member.name)
             self._catching_up.pop(member.name, None)
             member.set_state(MemberState.READY)
@@ -517,9 +513,7 @@ class Membership:
         self._monitor, self._catching_up = None, {}
 
 
-def checked_engine(name: object, engine: Engine) -> Engine:
-    if not isinstance(name, str) or not name:
-        raise ArgumentError("name", name, "pass a text that is not empty")
+def checked_engine(engine: Engine) -> Engine:
     if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
         raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
     return engine

@@ -33,10 +33,6 @@ class SessionTable:
     def __init__(self, limits: FleetLimits) -> None:
         self._limits = limits
         self._members: OrderedDict[str, str] = OrderedDict()  # session -> member, the least recently used first
-        self.moved = 0
-
-    def __len__(self) -> int:
-        return len(self._members)
 
     def last_member(self, session: str | None) -> str:
         """The member that a session is with, available or not; empty for a new session, and for None."""
@@ -50,13 +46,12 @@ class SessionTable:
 
         A session stays with its member as long as that one is available. A new session, or one whose member is not
         available, goes to the first in its rendezvous order that is not overloaded, and stays there. A request without
-        a session is placed by its own id. Raises `KeyError` where `loads` is empty.
+        a session is placed by its own id.
         """
         if session is None:
             return self._first_with_room(request_id, loads)
         member = self._members.get(session)
         if member is None or member not in loads:
-            self.moved += member is not None
             member = self._first_with_room(session, loads)
             self._members[session] = member
             if len(self._members) > self._limits.sessions:
@@ -69,8 +64,6 @@ class SessionTable:
         if len(loads) == 1:
             return next(iter(loads))
         order = ranked_members(key, loads)
-        if not order:
-            raise KeyError(key)
         bound = max(self._limits.spill_requests, self._limits.spill_ratio * sum(loads.values()) / len(loads))
         # The mean is below the bound, so that one member always has room.
         return next(member for member in order if loads[member] <= bound)

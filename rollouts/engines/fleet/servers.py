@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from rollouts.errors import ArgumentError, MissingExtraError, ServerActorError, describe_exception
-
-_FIRST_SECONDS: Final = 60.0  # for an actor that is being placed
-_NEXT_SECONDS: Final = 5.0  # for one whose server is started again, meanwhile the fleet goes on without it
 
 
 class RayServerNames:
     """The addresses of servers by the names of actors, which have a method `base_url`, as those of `RayServers` do.
 
-    Requests go to the addresses: pixels do not pass through actors. Raises `ArgumentError`.
+    Requests go to the addresses: pixels do not pass through actors.
     """
 
     def __init__(self, names: Sequence[str], namespace: str | None) -> None:
-        if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
-            raise ArgumentError("names", names, "pass a list of names of actors")
         self._names = list(names)
         self._namespace = namespace
         self._urls: dict[str, str] = {}
 
     def read(self) -> list[str]:
         """The addresses. Raises `ServerActorError` for a name without such an actor, and `MissingExtraError`."""
-        self._urls = {name: self._ask(name, _FIRST_SECONDS) for name in self._names}
+        self._urls = {name: self._ask(name, 60.0) for name in self._names}
         return list(self._urls.values())
 
     def read_if_changed(self) -> list[str] | None:
@@ -34,7 +29,7 @@ class RayServerNames:
         urls = dict(self._urls)
         for name in self._names:
             try:
-                urls[name] = self._ask(name, _NEXT_SECONDS)
+                urls[name] = self._ask(name, 5.0)  # while a server is started again, the fleet goes on without it
             except ServerActorError:
                 continue
         if urls == self._urls:

@@ -28,11 +28,10 @@ async def probe_request(
     method: str,
     path: str,
     content: Mapping[str, Any] | None = None,
-    params: Mapping[str, str | int | bool] | None = None,
 ) -> HttpResponse:
     """Send a small request. Raises `ApiKeyError` and what `ServerConnection.request` raises."""
     body = None if content is None else [json.dumps(content).encode()]
-    response = await connection.request(method, path, name=PROBE_NAME, body=body, params=params, slot=False)
+    response = await connection.request(method, path, name=PROBE_NAME, body=body, slot=False)
     if response.status == 401:
         raise ApiKeyError(PROBE_NAME, f"{connection.base_url} refuses the API key for {path}; pass its key as api_key=")
     return response

@@ -108,12 +108,7 @@ def _retry_after_seconds(value: str | None) -> float | None:
 
 
 _LOG = logging.getLogger("rollouts.engines.http")
-# Too Many Requests, Service Unavailable: the statuses that invite a retry.
-_BUSY = frozenset((429, 503))
 _CONTROL_SLOTS = 32
-# After [DONE] only the end of the encoding may follow; a server that sends more than that loses the connection.
-_AFTER_DONE_SECONDS = 1.0
-_CLOSE_SECONDS = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -306,7 +301,7 @@ class ServerConnection:
                     kept_connection_lost = immediately = True
                     retries += 1
             else:
-                if response.status not in _BUSY:
+                if response.status not in (429, 503):  # Too Many Requests, Service Unavailable
                     if self._failing:
                         self._failing = False
                         _LOG.info("%s responds again", self.base_url)
@@ -336,8 +331,9 @@ class ServerConnection:
                     if event != b"[DONE]":
                         yield event
                         continue
+                    # Only the end of the encoding may follow; a server that sends more loses the connection.
                     with suppress(TimeoutError, ConnectionError, EngineError):
-                        async with asyncio.timeout(_AFTER_DONE_SECONDS):
+                        async with asyncio.timeout(1.0):
                             await call.read(response)
                     return
         except ConnectionError as error:
@@ -383,5 +379,5 @@ async def _closing(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]
         yield
     finally:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(1.0):
                 await session.close()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar
 
-from rollouts.engines.continuation import restarts_from_prompt
+from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
 from rollouts.engines.http.capability_cache import CapabilityCache
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.exchange import error_context
@@ -17,20 +18,17 @@ from rollouts.engines.http.running_requests import RunningRequests
 from rollouts.engines.protocol import (
     Completion,
     EngineLimits,
+    FinishReason,
     GenerateRequest,
     GenerateResult,
     InFlight,
     TokenDelta,
     TokenListener,
     check_streamable,
-    check_update_arguments,
 )
-from rollouts.errors import ArgumentError, CapabilityError, EngineClosedError, EngineError, ServerUnreachableError
+from rollouts.errors import CapabilityError, EngineClosedError, EngineError, ServerUnreachableError
 
 log = logging.getLogger("rollouts.engines.http")
-
-#: The longest time that sending an abort to the server may delay a caller that is cancelled.
-_ABORT_REQUEST_SECONDS = 5.0
 
 C = TypeVar("C")
 
@@ -94,8 +92,8 @@ class ServerEngine(Generic[C]):
             return await self._generate(request, listen)
         # A completion that may be sampled again from its beginning is reported only after its end.
         result = await self._generate(request, None)
-        for completion in result.completions:
-            listen(TokenDelta.of(completion))
+        for each in result.completions:
+            listen(TokenDelta(each.index, each.token_ids, each.logprobs, each.top_logprobs))
         return result
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
@@ -125,11 +123,7 @@ class ServerEngine(Generic[C]):
 
         Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and the errors of a server that does not answer.
         """
-        check_update_arguments(version, in_flight)
-        if not isinstance(weights, str | os.PathLike):
-            rule = "pass a checkpoint directory that the server can read; tensors are for LocalEngine"
-            raise ArgumentError("weights", weights, rule)
-        await self._update_weights(weights, version, in_flight)
+        await self.control.update_weights_from_directory(weights, version, in_flight)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests of this engine: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
@@ -173,8 +167,8 @@ class ServerEngine(Generic[C]):
     async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
         raise NotImplementedError
 
-    async def _update_weights(self, directory: str | os.PathLike[str], version: str, in_flight: InFlight) -> None:
-        await self.control.update_weights_from_directory(directory, version, in_flight)
+    async def _wait_until_resumed(self, request_id: str) -> None:
+        """Wait until the server is not paused or the request is aborted, where the server does not wait itself."""
 
     def _forget_server(self) -> None:
         """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
@@ -193,23 +187,56 @@ class ServerEngine(Generic[C]):
         A failure is only logged, because the caller closes the connections, or ends with another error.
         """
         try:
-            async with asyncio.timeout(_ABORT_REQUEST_SECONDS):
+            async with asyncio.timeout(5.0):  # the longest delay of a caller that is cancelled
                 await self.control.abort(request_ids)
         # It has ended, as a rule, and its requests with it; or it has no such route.
         except (ServerUnreachableError, CapabilityError) as error:
             log.debug("could not abort %s: %r", request_ids, error)
         except (EngineError, TimeoutError) as error:
-            self._log_failed_abort(request_ids, error)
+            # A warning once until an abort succeeds: where one fails, those of hundreds of requests do.
+            level = logging.DEBUG if self._abort_fails else logging.WARNING
+            self._abort_fails = True
+            log.log(level, "could not abort %s on the server: %r", list(request_ids), error)
         else:
             self._abort_fails = False
             return True
         return False
 
-    def _log_failed_abort(self, request_ids: Iterable[str], error: Exception) -> None:
-        """Log a failure once until an abort succeeds: where one fails, those of hundreds of requests do."""
-        level = logging.DEBUG if self._abort_fails else logging.WARNING
-        self._abort_fails = True
-        log.log(level, "could not abort %s on the server: %r", list(request_ids), error)
+    async def _completed(
+        self,
+        request: GenerateRequest,
+        partial: Completion,
+        root_id: str,
+        send: Callable[[GenerateRequest], Awaitable[Completion]],
+    ) -> Completion:
+        """The completion `partial` of a request with what is sampled after each abort by the server.
+
+        `root_id` is the id of the caller's request, which keeps the tokens so far where the caller ends it. `send`
+        samples one completion. Raises `EngineError` after `ResumePolicy.rounds` aborts, and what `send` raises.
+        """
+        done = 0
+        while partial.finish_reason is FinishReason.ABORT and not self._requests.is_aborted(root_id):
+            done += 1
+            if done > self._resume.rounds:
+                raise EngineError(
+                    request.request_id,
+                    f"completion {partial.index} was aborted {self._resume.rounds} times without an end; "
+                    "pause the server less often, or raise ResumePolicy.rounds",
+                )
+            await self._wait_until_resumed(root_id)
+            if self._requests.is_aborted(root_id):
+                return partial
+            capabilities: Any = await self._capabilities.get()
+            rest_request = continuation(request, partial, done, capabilities.max_model_len)
+            if rest_request is None:
+                return replace(partial, finish_reason=FinishReason.LENGTH)  # aborted at its last possible token
+            log.info("request %s: cut off after %d tokens; continued", request.request_id, len(partial.token_ids))
+            rest = await send(rest_request)
+            if restarts_from_prompt(request):
+                partial = replace(rest, index=partial.index)
+            else:
+                partial = join_completions(partial, rest)
+        return partial
 
     def _set_weight_version(self, version: str) -> None:
         self._weight_version = version

@@ -118,12 +118,6 @@ class EventDecoder:
 
 _EXCERPT_CHARACTERS = 2000
 
-#: vLLM's message while it shuts down.
-_ENGINE_DEAD = "EngineCore encountered an issue"
-
-#: The message of vLLM's Rust frontend about a body that is too large.
-_BODY_LIMIT = "length limit exceeded"
-
 
 class HttpResponse(NamedTuple):
     """A whole response. `headers` ignores case; `name` is that of the request, `sent` the bytes of its body."""
@@ -151,7 +145,7 @@ def response_error(name: str, response: HttpResponse, action: str) -> ServerErro
     Other bodies are quoted from their beginning. Credentials are removed.
     """
     message = _message(response.body)
-    if response.status == 413 or _BODY_LIMIT in message:
+    if response.status == 413 or "length limit exceeded" in message:  # as vLLM's Rust frontend says it
         action += (
             f" (the request has {response.sent} bytes; vLLM's Rust frontend takes 32 MiB unless it was started with "
             "another VLLM_HTTP_MAX_REQUEST_BODY_SIZE, in bytes: raise it, or send fewer or smaller images)"
@@ -161,7 +155,7 @@ def response_error(name: str, response: HttpResponse, action: str) -> ServerErro
 
 def server_error(name: str, action: str, status: int, message: str) -> ServerError:
     """The error for a server's message, with the cure if its engine has died."""
-    if _ENGINE_DEAD in message:
+    if "EngineCore encountered an issue" in message:  # of vLLM while it shuts down
         action += " (the server's engine has died and the server ends; its log has the cause. Start it again)"
     return ServerError(name, action, status=status, body=message)
 
@@ -177,15 +171,10 @@ def _message(body: bytes) -> str:
             kind = error.get("type")
             error = f"{kind}: {error['message']}" if isinstance(kind, str) else error["message"]
         elif isinstance(error, list) and all(isinstance(item, dict) and "msg" in item for item in error):
-            error = "; ".join(f"{_place(item.get('loc'))}: {item['msg']}" for item in error)
+            error = "; ".join(f"{'.'.join(map(str, item.get('loc') or ()))}: {item['msg']}" for item in error)
         if isinstance(error, str):
             return excerpt(error.encode("utf-8", "replace"))
     return excerpt(body)
-
-
-def _place(location: object) -> str:
-    """The field that a validation error is about: the names on the way to it, separated by dots."""
-    return ".".join(map(str, location)) if isinstance(location, list) else str(location)
 
 
 def excerpt(body: bytes) -> str:

@@ -47,11 +47,8 @@ class Metrics(dict[str, list[Sample]]):
                 raise MalformedResultError(_CALL_NAME, f"{error} in the line {redacted(line)[:200]!r}") from None
         return metrics
 
-    def total(self, name: str, **labels: str) -> float:
-        """The sum of the samples of a name that have these labels. Raises `CapabilityError` if there are none."""
-        values = [sample.value for sample in self.get(name, ()) if labels.items() <= sample.labels.items()]
-        if not values:
-            raise CapabilityError(
-                _CALL_NAME, f"the server does not report {name}{labels or ''}; was it started without statistics?"
-            )
-        return sum(values)
+    def total(self, name: str) -> float:
+        """The sum of the samples of a name. Raises `CapabilityError` if there are none."""
+        if name not in self:
+            raise CapabilityError(_CALL_NAME, f"the server does not report {name}; was it started without statistics?")
+        return sum(sample.value for sample in self[name])

@@ -18,7 +18,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from renderers import MediaSource
 from renderers.media.audio_decoding import audio_info, decode_audio
@@ -31,17 +31,6 @@ from renderers.process.caches import ByteLRU
 #: OpenCV reads no frame from a file with one frame: it seeks to the end of the file first and does not seek back.
 MIN_VIDEO_FRAMES = 2
 
-#: Bytes of the PNG and WAV files that are kept for the next server, in all.
-_KEPT_BYTES = 256 * 2**20
-
-# Where the first chunk of a PNG has the bits of a sample.
-_PNG_BIT_DEPTH = 24
-
-# EXIF tag of the camera's orientation.
-_ORIENTATION = 0x0112
-
-#: The frame rate that transformers assumes for frames without one.
-_DEFAULT_FPS = 24.0
 _KEY_FRAME = 0x10
 _CODEC = b"MPNG"
 
@@ -57,8 +46,8 @@ class SourceFile(NamedTuple):
         return [f"data:{self.media_type};base64,".encode(), base64.b64encode(self.data)]
 
 
-# By digest of the source, and the rate of a sound.
-_made: ByteLRU[tuple[str, int | None], SourceFile] = ByteLRU(_KEPT_BYTES)
+# The PNG and WAV files for the next server, by digest of the source and the rate of a sound.
+_made: ByteLRU[tuple[str, int | None], SourceFile] = ByteLRU(256 * 2**20)
 # A source passed a policy before, whose limits may be wider than those of the default policy.
 _WIDE = MediaPolicy(
     max_pixels=2**40, max_aspect_ratio=2**40, max_audio_seconds=2**40, max_audio_channels=2**20, max_bytes=2**40
@@ -113,10 +102,10 @@ def image_file(source: MediaSource, policy: MediaPolicy, *, jpeg_as_file: bool =
     """
     image = decode_image(source, policy)
     media_type = sniff(source.data)
-    of_eight_bits = media_type == "image/png" and source.data[_PNG_BIT_DEPTH] == 8
+    of_eight_bits = media_type == "image/png" and source.data[24] == 8  # the bits of a sample
     if of_eight_bits or (jpeg_as_file and media_type == "image/jpeg"):
         with Image.open(io.BytesIO(source.data)) as file:
-            upright = file.getexif().get(_ORIENTATION, 1) == 1
+            upright = file.getexif().get(ExifTags.Base.Orientation, 1) == 1
             if file.mode in ("RGB", "L") and upright and "transparency" not in file.info:
                 return SourceFile(source.data, str(media_type))
     return SourceFile(_png(image), "image/png")
@@ -131,7 +120,7 @@ def encode_avi(source: MediaSource) -> bytes:
     frames, fps = raw_video_frames(source.data)
     count, height, width, _ = frames.shape
     images = [_png(Image.fromarray(frame)) for frame in frames]
-    rate = Fraction(fps or _DEFAULT_FPS).limit_denominator(1_000_000)
+    rate = Fraction(fps or 24.0).limit_denominator(1_000_000)
     largest = max(map(len, images))
     # AVIMAINHEADER, AVISTREAMHEADER and BITMAPINFOHEADER of Microsoft's AVI RIFF file reference.
     main = struct.pack(

@@ -26,9 +26,6 @@ class LazyEngine:
     """
 
     def __init__(self, start: Callable[[], Engine | Awaitable[Engine]]) -> None:
-        if not callable(start):
-            rule = "pass a function that returns an Engine, or use LazyEngine.from_command"
-            raise ArgumentError("start", start, rule)
         self._start_engine = start
         self._engine: Engine | None = None
         self._process: ServerProcess | None = None  # the server of the engine, where it is started here
@@ -78,10 +75,6 @@ class LazyEngine:
         return lazy
 
     # The engine protocol.
-
-    @property
-    def is_started(self) -> bool:
-        return self._engine is not None
 
     @property
     def vocab_size(self) -> int | None:
@@ -188,7 +181,11 @@ class LazyEngine:
             raise self._failure
         engine = await self._started_engine()
         if self._closed:
-            await self._end(engine)
+            try:
+                await engine.close()
+            finally:
+                if self._process is not None:
+                    await self._process.stop()
             raise EngineClosedError("start", "the engine was closed while it started")
         self._engine = engine
         return engine
@@ -203,10 +200,3 @@ class LazyEngine:
         except Exception as error:
             self._failure = EngineStartError("start", f"it raised {describe_exception(error)}", "", None)
             raise self._failure from error
-
-    async def _end(self, engine: Engine) -> None:
-        try:
-            await engine.close()
-        finally:
-            if self._process is not None:
-                await self._process.stop()

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from rollouts.errors import EngineStartError
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
-_POLL_SECONDS = 0.1
 _LOG_LINES, _LOG_BYTES = 20, 8192
 
 
@@ -31,22 +29,16 @@ class ServerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         log_path: str | os.PathLike[str] | None = None,
-        stop_seconds: float = 20.0,
     ) -> None:
         self.command = tuple(command)
         self._environment = dict(environment or {})
-        self._log_path = None if log_path is None else Path(log_path)
-        self._stop_seconds = stop_seconds
+        #: Where the output of the server is; None before the first start without a given path.
+        self.log_path = None if log_path is None else Path(log_path)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
-
-    @property
-    def log_path(self) -> Path | None:
-        """Where the output of the server is; None before the first start without a given path."""
-        return self._log_path
 
     async def start(self, is_ready: Callable[[], Awaitable[bool]], seconds: float) -> None:
         """Start the server; return once `is_ready()`.
@@ -59,8 +51,8 @@ class ServerProcess:
             async with asyncio.timeout(seconds):
                 while not await is_ready():
                     if not self.is_running:
-                        raise self._error(f"it ended with status {self._exit_status()} before it was ready")
-                    await asyncio.sleep(_POLL_SECONDS)
+                        raise self.exit_error()
+                    await asyncio.sleep(0.1)
         except TimeoutError:
             await self.stop()
             raise self._error(f"it was not ready after {seconds:g} s") from None
@@ -80,9 +72,9 @@ class ServerProcess:
 
     def last_lines(self) -> str:
         """The end of the log."""
-        if self._log_path is None or not self._log_path.exists():
+        if self.log_path is None or not self.log_path.exists():
             return ""
-        with self._log_path.open("rb") as log:
+        with self.log_path.open("rb") as log:
             log.seek(0, os.SEEK_END)
             log.seek(max(0, log.tell() - _LOG_BYTES))
             lines = log.read().decode("utf-8", "replace").splitlines()
@@ -90,15 +82,16 @@ class ServerProcess:
 
     def exit_error(self) -> EngineStartError:
         """The error of a server that has ended by itself."""
-        return self._error(f"it ended with status {self._exit_status()}")
+        assert self._process is not None
+        return self._error(f"it ended with status {self._process.poll()}")
 
     def _spawn(self) -> None:
-        if self._log_path is None:
+        if self.log_path is None:
             handle, name = tempfile.mkstemp(prefix="rollouts-server-", suffix=".log")
             os.close(handle)
-            self._log_path = Path(name)
-        supervisor = [sys.executable, "-I", str(_SUPERVISOR), str(self._stop_seconds)]
-        with self._log_path.open("ab") as log:
+            self.log_path = Path(name)
+        supervisor = [sys.executable, "-I", str(Path(__file__).with_name("supervisor.py")), "20"]
+        with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  the user's own command
                 [*supervisor, *self.command],
                 stdin=subprocess.PIPE,
@@ -108,8 +101,5 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def _exit_status(self) -> int | None:
-        return None if self._process is None else self._process.poll()
-
     def _error(self, reason: str) -> EngineStartError:
-        return EngineStartError(" ".join(self.command), reason, self.last_lines(), self._log_path)
+        return EngineStartError(" ".join(self.command), reason, self.last_lines(), self.log_path)

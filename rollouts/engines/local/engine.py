@@ -36,7 +36,7 @@ from rollouts.engines.protocol import (
     check_update_arguments,
     check_version,
 )
-from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError, UnsupportedModelError
+from rollouts.errors import InvalidRequestError, MissingExtraError, UnsupportedModelError
 from rollouts.values import check_integer
 
 try:
@@ -65,10 +65,10 @@ class LocalEngine:
 
     The engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
 
-    `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded images,
-    `request_limits` the size of one request. `lock` is held while the model runs and while its weights change, for a
-    model that something else uses as well: `LocalEngine(trainer.model, lock=trainer.lock)`. Raises
-    `UnsupportedModelError` for a model whose hidden states or output layer are not accessible (see `token_logprobs`).
+    `max_batch_rows` bounds how many completions are sampled at once, `request_limits` the size of one request. `lock`
+    is held while the model runs and while its weights change, for a model that something else uses as well:
+    `LocalEngine(trainer.model, lock=trainer.lock)`. Raises `UnsupportedModelError` for a model whose hidden states or
+    output layer are not accessible (see `token_logprobs`).
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class LocalEngine:
         *,
         weight_version: str = "0",
         max_batch_rows: int = 512,
-        max_feature_bytes: int = 256 * 2**20,
         request_limits: EngineLimits | None = None,
         lock: AbstractContextManager[Any] | None = None,
     ) -> None:
@@ -94,7 +93,7 @@ class LocalEngine:
             raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
         self._request_limits = request_limits or EngineLimits()
         # By adapter, which may change the vision tower, version of the weights, and mm_hash.
-        self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(max_feature_bytes)
+        self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(256 * 2**20)
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)
@@ -189,9 +188,6 @@ class LocalEngine:
         holds no checkpoint of this model.
         """
         check_update_arguments(version, in_flight)
-        if not isinstance(weights, Mapping | str | Path):
-            rule = "pass a mapping from the names of state_dict() to tensors, or a checkpoint directory"
-            raise ArgumentError("weights", weights, rule)
         interrupts = in_flight != "wait"
         if self._closed.is_set():
             raise closed_error("update_weights")
@@ -208,7 +204,7 @@ class LocalEngine:
 
         Raises `ArgumentError` for a version that is no text or empty.
         """
-        check_update_arguments(version, "abort")
+        check_version("version", version)
         self._weight_version = version
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
@@ -220,7 +216,12 @@ class LocalEngine:
         """
         if self._closed.is_set():
             raise closed_error("load_adapter")
-        await asyncio.to_thread(self._load_adapter, name, Path(directory))
+
+        def load() -> None:
+            with self._lock:  # PEFT freezes parameters of the model for a moment
+                self._adapters.load(name, Path(directory), self._weight_version)
+
+        await asyncio.to_thread(load)
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; requests that have begun with it keep it to their ends. Raises `UnknownAdapterError`."""
@@ -314,10 +315,6 @@ class LocalEngine:
             for start, end in item_range.runs:
                 if not np.all(np.isin(ids[start:end], placeholders)):
                     raise InvalidRequestError(name, f"tokens {start}:{end} are not all the {item.modality} placeholder")
-
-    def _load_adapter(self, name: str, directory: Path) -> None:
-        with self._lock:  # PEFT freezes parameters of the model for a moment
-            self._adapters.load(name, directory, self._weight_version)
 
     # On the worker thread.
 

@@ -100,13 +100,11 @@ def checkpoint_weights(
     return weights
 
 
-def _check_type(name: object, value: Any) -> None:
-    if not isinstance(name, str):
-        raise _error(f"{name!r:.100} is not the name of a tensor")
-    if not isinstance(value, torch.Tensor | np.ndarray):
-        raise _error(f"{name} is a {type(value).__name__}, not a tensor or an array")
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "fiu":
-        raise _error(f"{name} is an array of {value.dtype}, which torch cannot convert; pass a tensor")
+def _check_type(name: str, value: Any) -> None:
+    is_array = isinstance(value, np.ndarray)
+    if not isinstance(value, torch.Tensor) and not (is_array and value.dtype.kind in "fiu"):
+        described = f"an array of {value.dtype}" if is_array else f"a {type(value).__name__}"
+        raise _error(f"{name} is {described}, not a tensor or an array that torch can convert; pass a tensor")
 
 
 def _check_fits(name: str, target: torch.Tensor, value: Any) -> None:

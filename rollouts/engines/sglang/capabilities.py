@@ -72,6 +72,7 @@ async def probe(
     found_size, served_length = await asyncio.gather(_vocab_size(connection), _served_length(connection))
     size = _agreed(connection, "vocab_size", found_size, vocab_size)
     length = _agreed(connection, "max_model_len", served_length or server.get("context_length"), max_model_len)
+    sign = 1 if server.get("schedule_low_priority_values_first") else -1
     plain, scaled = await asyncio.gather(*(_probe_tokens(connection, each) for each in (1.0, _PROBE_TEMPERATURE)))
     return SGLangCapabilities(
         version=str(server.get("version", "unknown")),
@@ -85,7 +86,7 @@ async def probe(
         deterministic=server.get("enable_deterministic_inference") is True,
         lora=bool(server.get("enable_lora")),
         routed_experts=server.get("enable_return_routed_experts") is True,
-        priority_sign=_priority_sign(server),
+        priority_sign=sign if server.get("enable_priority_scheduling") is True else None,
     )
 
 
@@ -167,9 +168,3 @@ def _are_raw(plain: float, scaled: float) -> bool | None:
     if plain < _LEAST_GAP:
         return None
     return scaled / plain < (1 + 1 / _PROBE_TEMPERATURE) / 2
-
-
-def _priority_sign(server: Mapping[str, Any]) -> int | None:
-    if server.get("enable_priority_scheduling") is not True:
-        return None
-    return 1 if server.get("schedule_low_priority_values_first") else -1

@@ -13,16 +13,17 @@ from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.exchange import HttpResponse, name_errors_after_methods, response_error
 from rollouts.engines.http.health import HealthControl
 from rollouts.engines.http.metrics import Metrics
+from rollouts.engines.lora import listed_adapters
 from rollouts.engines.protocol import check_version
 from rollouts.engines.sglang.capabilities import model_info, server_info
 from rollouts.errors import (
-    ArgumentError,
     CapabilityError,
     InvalidRequestError,
     MalformedResultError,
     ServerError,
     WeightUpdateError,
 )
+from rollouts.values import check_choice
 
 MemoryTag = Literal["weights", "kv_cache"]
 
@@ -56,8 +57,7 @@ class SGLangControl(HealthControl):
 
         Requests that arrive wait on the server until `resume`; its /health then answers 503.
         """
-        if mode not in get_args(PauseMode):
-            raise ArgumentError("mode", mode, f"pass one of {', '.join(map(repr, get_args(PauseMode)))}")
+        check_choice("mode", mode, PauseMode)
         await self._call("/pause_generation", {"mode": _MODES[mode]}, "pausing")
         if clear_cache:
             await self.reset_prefix_cache()
@@ -88,6 +88,7 @@ class SGLangControl(HealthControl):
         with the server's own words about which weights are in use.
         """
         check_version("version", version)
+        check_choice("in_flight", in_flight, PauseMode)
         path = await asyncio.to_thread(os.path.abspath, directory)
         if check and not await asyncio.to_thread((Path(path) / "config.json").is_file):
             raise WeightUpdateError(
@@ -117,13 +118,7 @@ class SGLangControl(HealthControl):
     async def adapters(self) -> Mapping[str, str]:
         """The directory of each loaded adapter, by its name."""
         response = await self._connection.request("GET", "/v1/models", name="adapters", slot=False)
-        content = self._checked(response, "/v1/models", "listing the adapters").json()
-        cards = content.get("data") if isinstance(content, dict) else None
-        return {
-            card["id"]: str(card.get("root"))
-            for card in (cards if isinstance(cards, list) else ())
-            if isinstance(card, dict) and isinstance(card.get("id"), str) and card.get("parent") is not None
-        }
+        return listed_adapters(self._checked(response, "/v1/models", "listing the adapters").json())
 
     # Memory and caches.
 

@@ -14,7 +14,7 @@ from rollouts.engines.continuation import single_samples, with_index
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.engine import ServerEngine
 from rollouts.engines.http.exchange import error_context, response_error
-from rollouts.engines.http.resuming import ResumePolicy, completed
+from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.lora import adapter_exists_error, adapter_labels
 from rollouts.engines.protocol import (
     Completion,
@@ -40,9 +40,6 @@ from rollouts.errors import (
 log = logging.getLogger("rollouts.engines.sglang")
 
 _GENERATE = "/generate"
-
-#: Responses of more bytes are parsed in a thread, because parsing them would delay the other requests of the loop.
-_LARGE_RESPONSE = 256 * 2**10
 
 #: Waits before a request is sent again whose id the server still has. It notices a connection that broke within 4 s.
 _ID_IS_TAKEN = "Duplicate request ID"
@@ -206,21 +203,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
                 first.append(generation)
             return completion
 
-        async def max_model_len() -> int:
-            return (await self._capabilities.get()).max_model_len
-
-        async def wait() -> None:
-            """The server holds requests back by itself while it is paused."""
-
-        completion = await completed(
-            request,
-            await send(request),
-            rounds=self._resume.rounds,
-            max_model_len=max_model_len,
-            is_aborted=lambda: self._requests.is_aborted(root_id),
-            wait_until_resumed=wait,
-            send=send,
-        )
+        completion = await self._completed(request, await send(request), root_id, send)
         return completion, first[0] if first else None
 
     async def _exchange(
@@ -276,26 +259,30 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         response = await self._connection.request("POST", _GENERATE, name=request.request_id, body=body)
         if response.status != 200:
             raise response_error(request.request_id, response, f"generating at {self.base_url}")
-        if len(response.body) > _LARGE_RESPONSE:
-            generation = Generation(request, await asyncio.to_thread(response.json))
-        else:
-            generation = Generation(request, response.json())
+        # Parsing a large response would delay the other requests of the loop.
+        is_large = len(response.body) > 256 * 2**10
+        generation = Generation(request, await asyncio.to_thread(response.json) if is_large else response.json())
         generation.check_prompt()
         return generation
 
     # The state of the server.
 
-    async def _update_weights(self, directory: str | os.PathLike[str], version: str, in_flight: InFlight) -> None:
-        """With "wait", new requests of this engine wait until the running ones have ended; those of other clients stay
-        on the server and continue with the new weights."""
+    async def update_weights(
+        self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
+    ) -> None:
+        """Load the checkpoint directory `weights`, as `control.update_weights_from_directory` does.
+
+        With "wait", new requests of this engine wait until the running ones have ended; those of other clients stay on
+        the server and continue with the new weights.
+        """
         if in_flight != "wait":
-            await self.control.update_weights_from_directory(directory, version, in_flight)
+            await super().update_weights(weights, version, in_flight=in_flight)
             return
         self._held = True
         try:
             while self._requests.ids():  # noqa: ASYNC110  an event would be a second record of the requests
                 await asyncio.sleep(_POLL_SECONDS)
-            await self.control.update_weights_from_directory(directory, version, "keep")
+            await super().update_weights(weights, version, in_flight="keep")
         finally:
             self._held = False
 

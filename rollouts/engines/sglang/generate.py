@@ -14,6 +14,7 @@ import numpy as np
 from renderers import RenderedTokens
 from rollouts.engines.http.exchange import Body, server_error
 from rollouts.engines.http.source_files import source_file
+from rollouts.engines.http.weight_versions import reported_spans
 from rollouts.engines.protocol import (
     NO_TOKEN,
     Completion,
@@ -22,7 +23,6 @@ from rollouts.engines.protocol import (
     TokenDelta,
     TokenListener,
     TopLogprobs,
-    WeightSpan,
     logprobs_error,
 )
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
@@ -147,14 +147,16 @@ class Generation:
         )
 
     def delta(self) -> TokenDelta:
-        """The tokens alone, checked as `completion` does."""
+        """The tokens alone, read as `completion` reads them."""
         ids = self._ids()
         top = self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs)
         return TokenDelta(0, ids, self._logprobs(ids), top)
 
     def completion(self, experts: tuple[int, int] | None = None) -> Completion:
-        """The sample, checked. `experts`: layers, and
-        experts per token. Raises `MalformedResultError` and `MissingLogProbsError`."""
+        """The sample. `experts`: layers, and experts per token.
+
+        Raises `MalformedResultError` and `MissingLogProbsError`.
+        """
         ids = self._ids()
         reason, stop = self._ending(ids)
         return Completion(
@@ -163,7 +165,7 @@ class Generation:
             logprobs=self._logprobs(ids),
             finish_reason=reason,
             stop_token_id=stop,
-            weight_spans=self._weight_spans(len(ids)),
+            weight_spans=reported_spans(self._name, self._meta.get("weight_versions"), len(ids)) if len(ids) else (),
             routed_experts=self._experts(len(ids), experts),
             top_logprobs=self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs),
         )
@@ -247,19 +249,6 @@ class Generation:
         if not len(ids) or (isinstance(matched, int) and matched != ids[-1]):
             raise self._malformed(f"a completion that stopped at token {matched!r:.50} does not end with it")
         return FinishReason.STOP, int(ids[-1])
-
-    def _weight_spans(self, count: int) -> tuple[WeightSpan, ...]:
-        if not count:
-            return ()
-        try:
-            versions = self._meta["weight_versions"]
-            spans = tuple(WeightSpan(str(v["version"]), int(v["start"]), int(v["end"])) for v in versions)
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._malformed(f"weight versions cannot be read ({error!r})") from error
-        starts, ends = [*(span.start for span in spans), count], [0, *(span.end for span in spans)]
-        if starts != ends:
-            raise self._malformed(f"weight versions {spans} do not cover its {count} tokens")
-        return tuple(span for span in spans if span.end > span.start)
 
     def _experts(self, count: int, shape: tuple[int, int] | None) -> np.ndarray | None:
         """int32 (prompt + count - 1, layers, experts per token)."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.exchange import HttpResponse, response_error
-from rollouts.engines.lora import adapter_exists_error, adapter_labels
+from rollouts.engines.lora import adapter_exists_error, adapter_labels, listed_adapters
 from rollouts.engines.protocol import Completion, check_adapter_name
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
 from rollouts.engines.vllm.server_state import ControlRoutes
@@ -53,12 +53,7 @@ class ServerAdapters:
         """The adapters that the server has: the directory of each, by its name. Raises `ServerError`."""
         path = "/v1/models"
         response = self._routes.checked(await self._routes.request("GET", path), path, "listing the adapters")
-        cards = json_object(response).get("data")
-        adapters = {
-            card["id"]: str(card.get("root"))
-            for card in (cards if isinstance(cards, list) else ())
-            if isinstance(card, dict) and isinstance(card.get("id"), str) and card.get("parent") is not None
-        }
+        adapters = listed_adapters(json_object(response))
         for name in self._base_versions.keys() - adapters.keys():
             self._base_versions.pop(name, None)
         for name in adapters:

@@ -28,12 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal
 
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
 from rollouts.engines.vllm.server_state import ControlRoutes, ServerState, required_field
-from rollouts.errors import EngineError, InvalidRequestError, MalformedResultError, ServerError
+from rollouts.errors import EngineError, MalformedResultError, ServerError
+from rollouts.values import check_choice
 
 PauseMode = Literal["abort", "wait", "keep"]
 
@@ -73,7 +74,7 @@ class CacheControl:
         does (a `VLLMEngine` continues them after `resume`), and "keep" with `clear_cache=True` raises
         `EngineError`. On a server of text alone, requests frozen by "keep" are computed again after `resume`.
         """
-        check_pause_mode("pause", mode)
+        check_choice("mode", mode, PauseMode)
         self._state.paused_by_update = False
         clears = mode != "keep" if clear_cache is None else clear_cache
         requests_remain = clears and mode != "abort" and await self._routes.takes_media()
@@ -183,9 +184,3 @@ class CacheControl:
         finally:
             if clears:
                 self._forget_media()
-
-
-def check_pause_mode(name: str, mode: str) -> None:
-    """Raise `InvalidRequestError` for the call `name` unless `mode` is one of `PauseMode`."""
-    if mode not in get_args(PauseMode):
-        raise InvalidRequestError(name, f"mode is {mode!r}, not one of {', '.join(get_args(PauseMode))}")

@@ -10,7 +10,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from PIL import Image
@@ -123,9 +123,6 @@ log = logging.getLogger("rollouts.engines.vllm")
 
 _GENERATE = "/inference/v1/generate"
 
-#: The first release that knows the field `output_mode`.
-_OUTPUT_MODE = (0, 32)
-
 
 @dataclass(frozen=True, slots=True)
 class ServerCapabilities:
@@ -135,9 +132,8 @@ class ServerCapabilities:
     `max_model_len`: maximum of prompt and completion tokens together. `scale_out`: `/inference/v1/generate` is enabled.
     `pixel_dtype`: dtype of the pixels that it takes as features; None if it takes no images. `placeholder_ids`: by
     modality, the token that stands for one row of features. `merge_area`: patches per such token (4 for Qwen-VL; None
-    if not fixed). `chat_logprobs`: log-probabilities have the shape of chat completions, as in vLLM 0.31.
-    `control`: it has the routes of development mode
-    (`ServerControl`). `patch_values`: numbers in one patch (1536 for Qwen3-VL; None if pixels are not patches).
+    if not fixed). `control`: it has the routes of development mode (`ServerControl`). `patch_values`: numbers in one
+    patch (1536 for Qwen3-VL; None if pixels are not patches).
     `image_fields`: the tensors that it makes of an image, with their `TensorField.kind`; None if not known.
     `rust_frontend`: the version of vLLM's Rust frontend, which serves HTTP in place of vLLM's own ("unknown"
     where a proxy hides it); None without it.
@@ -156,7 +152,6 @@ class ServerCapabilities:
     pixel_dtype: PixelDtype | None
     placeholder_ids: Mapping[str, int]
     merge_area: int | None
-    chat_logprobs: bool
     control: bool
     patch_values: int | None = None
     image_fields: Mapping[str, str] | None = None
@@ -182,21 +177,16 @@ class ExpectedCapabilities:
     """
 
     version: str | None = None
-    model: str | None = None
     max_model_len: int | None = None
     scale_out: bool | None = None
     pixel_dtype: PixelDtype | None = None
     placeholder_ids: Mapping[str, int] = field(default_factory=dict)
     merge_area: int | None = None
-    chat_logprobs: bool | None = None
-    control: bool | None = None
-    patch_values: int | None = None
-    image_fields: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.pixel_dtype is not None and self.pixel_dtype not in get_args(PixelDtype):
             raise CapabilityError(PROBE_NAME, f"pixel_dtype is {self.pixel_dtype!r}, not one of {_dtypes()}")
-        for name in ("max_model_len", "merge_area", "patch_values"):
+        for name in ("max_model_len", "merge_area"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise CapabilityError(PROBE_NAME, f"{name} is {value}; it must be at least 1")
 
@@ -212,53 +202,47 @@ async def probe(
     """
     expected = expected or ExpectedCapabilities()
     version = await server_version(connection)
-    served = await served_model(connection, model or expected.model)
-    generate = await _generate_route(connection, expected.scale_out, version.vllm or expected.version)
+    served = await served_model(connection, model)
+    generate = await _generate_route(connection, expected.scale_out)
     control = (await probe_request(connection, "GET", "/is_paused")).status == 200
     rust_frontend = version.rust_frontend
-    if rust_frontend is None and generate is not None and generate.rust_frontend:
+    if rust_frontend is None and generate == "rust":
         rust_frontend = "unknown"
     if rust_frontend is None:
         images = await _probe_images(connection, served.name)
         sounds = await _probe_sounds(connection, served.name)
     else:
         images, sounds = _ImageCapabilities(), _SoundCapabilities()
-        _refuse_expected_pixels(connection, rust_frontend, expected)
+        if expected.pixel_dtype is not None:
+            raise CapabilityError(
+                PROBE_NAME,
+                f"{connection.base_url} is vLLM's Rust frontend ({rust_frontend}), which drops the features of a "
+                "request: its model would not see the images. Leave pixel_dtype="
+                f"{expected.pixel_dtype!r} out of ExpectedCapabilities; images are sent as files "
+                '(media="auto" or "content_parts")',
+            )
     reads_features: bool | None = rust_frontend is None
     if reads_features and (version.vllm is None or (images.pixel_dtype is None and expected.pixel_dtype is not None)):
         reads_features = None
     probed: dict[str, Any] = {
         "version": version.vllm,
-        "model": served.name,
         "max_model_len": served.max_model_len,
         "scale_out": generate is not None,
         "pixel_dtype": images.pixel_dtype,
         "placeholder_ids": {**images.placeholder_ids, **sounds.placeholder_ids},
         "merge_area": images.merge_area,
-        "patch_values": images.patch_values,
-        "image_fields": images.image_fields,
-        "chat_logprobs": None if generate is None or generate.output_mode is None else not generate.output_mode,
-        "control": control,
     }
-    merged = _merge_expected(connection, probed, expected)
     return ServerCapabilities(
-        **merged,
+        **_merge_expected(connection, probed, expected),
+        model=served.name,
+        control=control,
+        patch_values=images.patch_values,
+        image_fields=images.image_fields,
         rust_frontend=rust_frontend,
         reads_features=reads_features,
         sounds=sounds.format,
         sound_refusal=sounds.refusal,
     )
-
-
-def _refuse_expected_pixels(connection: ServerConnection, version: str, expected: ExpectedCapabilities) -> None:
-    """Raise `CapabilityError` for an expected dtype of features, which this frontend drops."""
-    if expected.pixel_dtype is not None:
-        raise CapabilityError(
-            PROBE_NAME,
-            f"{connection.base_url} is vLLM's Rust frontend ({version}), which drops the features of a request: its "
-            f"model would not see the images. Leave pixel_dtype={expected.pixel_dtype!r} out of ExpectedCapabilities; "
-            'images are sent as files (media="auto" or "content_parts")',
-        )
 
 
 def _merge_expected(
@@ -273,7 +257,9 @@ def _merge_expected(
             differs = any(found.get(key, value) != value for key, value in given_entries.items())
             merged[each.name] = {**given_entries, **found}
         else:
-            differs = found is not None and given is not None and not _equal(each.name, found, given)
+            differs = found is not None and given is not None and found != given
+            if each.name == "version" and differs and release_of(given):  # builds of one release are equal
+                differs = release_of(found) != release_of(given)
             merged[each.name] = given if found is None else found
         if differs:
             raise CapabilityError(
@@ -285,17 +271,7 @@ def _merge_expected(
         raise CapabilityError(
             PROBE_NAME, f"{connection.base_url} does not report its max_model_len; set it in ExpectedCapabilities"
         )
-    for name, default in (("version", "unknown"), ("chat_logprobs", False)):
-        if merged[name] is None:
-            merged[name] = default
-    return merged
-
-
-def _equal(name: str, found: Any, given: Any) -> bool:
-    """Whether two values are equal; versions are if they are of one release."""
-    if name == "version" and release_of(given):
-        return release_of(found) == release_of(given)
-    return bool(found == given)
+    return {**merged, "version": merged["version"] or "unknown"}
 
 
 def release_of(version: str) -> tuple[int, ...] | None:
@@ -307,27 +283,12 @@ def release_of(version: str) -> tuple[int, ...] | None:
 # The generate route.
 
 
-class _GenerateRoute(NamedTuple):
-    """Whether the server knows `output_mode` of a generate request (None: not known), and is the Rust frontend."""
-
-    output_mode: bool | None
-    rust_frontend: bool = False
-
-
-async def _generate_route(
-    connection: ServerConnection, expected: bool | None, version: str | None
-) -> _GenerateRoute | None:
-    """What the generate route knows; None if the route is disabled and `expected` is False."""
+async def _generate_route(connection: ServerConnection, expected: bool | None) -> Literal["vllm", "rust"] | None:
+    """Whose generate route the server has; None if the route is disabled and `expected` is False."""
     # Without `sampling_params`, so that no version of vLLM runs it.
-    invalid = {"token_ids": [], "content_parts": 0, "output_mode": "?"}
-    response = await probe_request(connection, "POST", _GENERATE, invalid)
-    if response.status in (400, 422):
-        if _refused_field(response, "sampling_params"):
-            return _GenerateRoute(_refused_field(response, "output_mode"))
-        if b"into the target type: content_parts" in response.body:  # the Rust frontend names the first field alone
-            return _GenerateRoute(True, rust_frontend=True)
-        release = release_of(version or "")  # a proxy hides the reason for the refusal
-        return _GenerateRoute(None if release is None else release[:2] >= _OUTPUT_MODE)
+    response = await probe_request(connection, "POST", _GENERATE, {"token_ids": [], "content_parts": 0})
+    if response.status in (400, 422):  # the Rust frontend names the first field alone
+        return "rust" if b"into the target type: content_parts" in response.body else "vllm"
     if response.status not in (403, 404, 405, 501):
         raise response_error(PROBE_NAME, response, f"{_GENERATE} did not refuse an invalid request")
     if expected is False:
@@ -346,11 +307,6 @@ async def _generate_route(
     )
 
 
-def _refused_field(response: HttpResponse, name: str) -> bool:
-    """Whether a validation error names this field of the body; a server ignores fields that it does not know."""
-    return re.search(rf"body(?:\.|['\"], ?['\"]){name}\b", response.body.decode(errors="replace")) is not None
-
-
 # Images.
 
 
@@ -365,8 +321,8 @@ class _ImageCapabilities(NamedTuple):
 async def _probe_images(connection: ServerConnection, model: str) -> _ImageCapabilities:
     response = await render_probe_image(connection, model)
     rendered = _rendered_image(response) if response.status == 200 else None
-    if (found := rendered or await _configured_images(connection)) is not None:
-        return found
+    if rendered is not None:
+        return rendered
     log.info(
         "%s takes no images, or does not report their format: %s. If it takes images, set "
         "ExpectedCapabilities(pixel_dtype=, placeholder_ids=)",
@@ -413,29 +369,6 @@ def _merge_area(tensors: Mapping[str, DecodedTensor], pixels: DecodedTensor, tok
     if not any(name.endswith("_grid_thw") for name in tensors) or patches % tokens:
         return None
     return patches // tokens
-
-
-async def _configured_images(connection: ServerConnection) -> _ImageCapabilities | None:
-    """The capabilities according to the configuration, which development mode publishes; None if it is not known."""
-    response = await probe_request(connection, "GET", "/server_info", params={"config_format": "json"})
-    config = json_object(response).get("vllm_config") if response.status == 200 else None
-    model = config.get("model_config") if isinstance(config, dict) else None
-    if not isinstance(model, dict):
-        return None
-    multimodal = model.get("multimodal_config")
-    if not isinstance(multimodal, dict) or multimodal.get("language_model_only") or _refuses_images(multimodal):
-        return _ImageCapabilities()
-    if multimodal.get("mm_device_do_normalize"):
-        return _ImageCapabilities("uint8")
-    dtype = str(model.get("dtype")).removeprefix("torch.")
-    return _ImageCapabilities(cast(PixelDtype, dtype)) if dtype in get_args(PixelDtype) else None
-
-
-def _refuses_images(multimodal: Mapping[str, Any]) -> bool:
-    """Whether the server was started with --limit-mm-per-prompt '{"image": 0}'."""
-    limits = multimodal.get("limit_per_prompt")
-    limit = limits.get("image") if isinstance(limits, dict) else None
-    return (limit.get("count") if isinstance(limit, dict) else limit) == 0
 
 
 # Sounds.

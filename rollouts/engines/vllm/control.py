@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from rollouts.engines.http.exchange import HttpResponse, name_errors_after_methods
 from rollouts.engines.http.health import HealthControl
 from rollouts.engines.vllm.capabilities import json_object
-from rollouts.engines.vllm.server_state import ServerMetrics, required_field
+from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.engines.vllm.transfer import TransferControl
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError
 
@@ -108,11 +108,6 @@ class ServerControl(TransferControl, HealthControl):
 
     def _checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
         return self._routes.checked(response, path, action)
-
-    async def load(self) -> int:
-        """Requests that the HTTP server is processing; 0 unless it was started with --enable-server-load-tracking."""
-        response = await self._routes.request("GET", "/load")
-        return int(required_field(self._routes.checked(response, "/load", "reading the load"), "server_load"))
 
     async def metrics(self) -> ServerMetrics:
         """Every counter and gauge of the server."""

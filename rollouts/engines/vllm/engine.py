@@ -22,7 +22,7 @@ from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.engine import ServerEngine
 from rollouts.engines.http.exchange import error_context, response_error
-from rollouts.engines.http.resuming import ResumePolicy, completed
+from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.protocol import (
     Completion,
     EngineLimits,
@@ -40,7 +40,6 @@ from rollouts.engines.vllm.generate import Chunks, Generation, request_body
 from rollouts.engines.vllm.media_payload import FeaturesPayload, MediaMode, MediaPayload, media_payload
 from rollouts.engines.vllm.request_checks import CacheSalts, check_request
 from rollouts.engines.vllm.server_media_cache import (
-    DEFAULT_MEDIA_CACHE_BYTES,
     MediaCacheCounts,
     MediaReservation,
     ServerMediaCache,
@@ -56,14 +55,8 @@ log = logging.getLogger("rollouts.engines.vllm")
 
 _GENERATE = "/inference/v1/generate"
 
-#: The longest time that sending an abort to the server may delay a caller that is cancelled.
-_ABORT_REQUEST_SECONDS = 5.0
-
 #: How often a request is sent again after the server evicted its media or its response broke off.
 _MAX_RESENDS = 3
-
-#: Responses of more bytes are parsed in a thread, because parsing them would delay the other requests of the loop.
-_LARGE_RESPONSE = 256 * 2**10
 
 
 class VLLMEngine(ServerEngine[ServerCapabilities]):
@@ -102,17 +95,16 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         limits: HttpLimits | None = None,
         request_limits: EngineLimits | None = None,
         resume: ResumePolicy | None = None,
-        media_cache_bytes: int = DEFAULT_MEDIA_CACHE_BYTES,
         cache_salt: bool = True,
         jpeg_as_file: bool = False,
     ) -> None:
-        self._media_cache = ServerMediaCache(media_cache_bytes)
+        self._media_cache = ServerMediaCache()
         super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits, resume=resume)
         self._model = model
         self._expected = expected
         self._media: MediaMode = media
         self._jpeg_as_file = jpeg_as_file
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._salts = CacheSalts() if cache_salt else None
         self._finding_out: SingleFlight[None] = SingleFlight()
         self._adapters = ServerAdapters(self._connection, self.capabilities, lambda: self._weight_version)
@@ -122,11 +114,6 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             forget_media=self._media_cache.clear,
             on_weight_version=self._set_weight_version,
         )
-
-    @property
-    def vocab_size(self) -> int | None:
-        """The size given to the constructor; None if it was not given."""
-        return self._vocab_size
 
     @property
     def media_cache_counts(self) -> MediaCacheCounts:
@@ -183,7 +170,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         """What the server supports, after the checks of a request. Raises what `generate` raises before sending."""
         self._check_before_probe(request)
         capabilities = await self._capabilities.get()
-        check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
+        check_request(request, capabilities, vocab_size=self.vocab_size, media=self._media)
         if request.adapter is not None:
             await self._adapters.require(request.request_id, request.adapter)
         return capabilities
@@ -199,18 +186,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             (rest,) = generation.completions(len(rest_request.prompt_ids), self._weight_version)
             return rest
 
-        async def max_model_len() -> int:
-            return (await self.capabilities()).max_model_len
-
-        return await completed(
-            request,
-            partial,
-            rounds=self._resume.rounds,
-            max_model_len=max_model_len,
-            is_aborted=lambda: self._requests.is_aborted(request.request_id),
-            wait_until_resumed=lambda: self._wait_until_resumed(request.request_id),
-            send=send,
-        )
+        return await self._completed(request, partial, request.request_id, send)
 
     async def _wait_until_resumed(self, request_id: str) -> None:
         """Wait until the server is not paused or the request is aborted.
@@ -219,12 +195,12 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         """
         if not (await self.capabilities()).control:
             return
-        pause = self._resume.first_poll_seconds
+        pause = 0.05
         try:
             async with asyncio.timeout(self._resume.wait_seconds):
-                while not self._requests.is_aborted(request_id) and await self._is_paused():
+                while not self._requests.is_aborted(request_id) and await self.control.is_paused():
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, self._resume.longest_poll_seconds)
+                    pause = min(2 * pause, 1.0)
         except TimeoutError as error:
             raise ServerTimeoutError(
                 request_id,
@@ -325,7 +301,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             except ServerError as error:
                 if generation.has_tokens:  # so the server had the media and was not paused
                     raise
-                if error.status == 503 and capabilities.control and await self._is_paused():
+                if error.status == 503 and capabilities.control and await self.control.is_paused():
                     await self._wait_until_resumed(root_id)
                     continue
                 asked = request.sampling.top_logprobs
@@ -398,7 +374,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 )
                 if response.status != 200:
                     raise response_error(request.request_id, response, f"generating at {self.base_url}")
-                if len(response.body) > _LARGE_RESPONSE:
+                if len(response.body) > 256 * 2**10:  # parsing it would delay the other requests of the loop
                     await asyncio.to_thread(generation.add_response, response.body)
                 else:
                     generation.add_response(response.body)
@@ -419,9 +395,6 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             media_cache.release(reservation)  # of what has not been committed
 
     # The state of the server.
-
-    async def _is_paused(self) -> bool:
-        return await self.control.is_paused()
 
     async def _probe(self) -> ServerCapabilities:
         return await probe(self._connection, model=self._model, expected=self._expected)

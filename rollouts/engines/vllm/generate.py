@@ -7,7 +7,7 @@ import binascii
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -16,13 +16,13 @@ import numpy as np
 from renderers import PlaceholderRange
 from renderers.placement import placement_error
 from rollouts.engines.http.exchange import Body, server_error
+from rollouts.engines.http.weight_versions import reported_spans
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
     GenerateRequest,
     TokenDelta,
     TopLogprobs,
-    WeightSpan,
     logprobs_error,
 )
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
@@ -152,12 +152,11 @@ class Generation:
             payload = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise self._malformed(f"the response is not JSON ({error}): {text[:200]!r}") from error
-        if not isinstance(payload, dict):
-            raise self._malformed(f"the response is {type(payload).__name__}, not an object")
-        if isinstance(failure := payload.get("error"), dict):  # in a streamed response it follows HTTP 200
-            status = failure["code"] if isinstance(failure.get("code"), int) else 500
-            raise server_error(self._name, "the server stopped generating", status, str(failure.get("message"))[:500])
         try:
+            if isinstance(failure := payload.get("error"), dict):  # in a streamed response it follows HTTP 200
+                status = failure["code"] if isinstance(failure.get("code"), int) else 500
+                message = str(failure.get("message"))[:500]
+                raise server_error(self._name, "the server stopped generating", status, message)
             if payload.get("prompt_logprobs") is not None:
                 self._prompt_logprobs = payload["prompt_logprobs"]
             if payload.get("prompt_token_ids") is not None:
@@ -265,11 +264,9 @@ class Generation:
             raise self._malformed(f"the response has choice {index}; {len(self._choices)} were requested")
         choice = self._choices[index]
         ids = part["token_ids"]
-        content = (part.get("logprobs") or {}).get("content")
-        if ids and content is None:
-            raise MissingLogProbsError(self._name, f"choice {index} has tokens without log-probabilities")
-        logprobs = self._logprobs(index, ids, content or [])
-        top = self._top_logprobs(index, content or []) if self._top else None
+        content = (part.get("logprobs") or {}).get("content") or []
+        logprobs = self._logprobs(index, ids, content)
+        top = self._top_logprobs(index, content) if self._top else None
         choice.logprobs += logprobs
         choice.top += [] if top is None else [top]
         choice.token_ids += ids
@@ -315,13 +312,12 @@ class Generation:
         return self._likeliest(rows, self._top, f"choice {index}")
 
     def _completion(self, index: int, choice: _Choice, prompt_tokens: int, fallback_version: str) -> Completion:
-        if choice.finish_reason is None:
-            raise self._malformed(f"choice {index} has no finish reason")
         try:
-            reason = FinishReason(choice.finish_reason)
+            reason = FinishReason(choice.finish_reason or "")
         except ValueError:
             raise self._malformed(f"choice {index} finished with {choice.finish_reason!r}") from None
         ids = self._int32(f"choice {index}", choice.token_ids)
+        unreported = [{"version": fallback_version, "start": 0, "end": len(ids)}]
         masks = choice.sampling_mask
         if masks and len(masks) != len(ids):
             raise self._malformed(f"choice {index} has {len(ids)} tokens and {len(masks)} sampling masks")
@@ -331,7 +327,7 @@ class Generation:
             logprobs=np.array(choice.logprobs, dtype=np.float32),
             finish_reason=reason,
             stop_token_id=self._stop_token(reason, choice.stop_reason, choice.token_ids),
-            weight_spans=self._weight_spans(index, choice.weight_versions, len(ids), fallback_version),
+            weight_spans=reported_spans(self._name, choice.weight_versions or unreported, len(ids)),
             routed_experts=self._experts(index, choice.routed_experts, prompt_tokens + len(ids) - 1),
             sampling_masks=tuple(self._int32(f"choice {index}", mask) for mask in masks) if masks else None,
             top_logprobs=TopLogprobs.joined(choice.top) if choice.top else None,
@@ -344,20 +340,6 @@ class Generation:
         if not ids or (stop is not None and stop != ids[-1]):
             raise self._malformed(f"a completion that stopped at token {stop} does not end with it")
         return ids[-1]
-
-    def _weight_spans(
-        self, index: int, versions: Iterable[Mapping[str, Any]], count: int, fallback: str
-    ) -> tuple[WeightSpan, ...]:
-        try:
-            spans = tuple(WeightSpan(str(v["version"]), int(v["start"]), int(v["end"])) for v in versions)
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._malformed(f"choice {index}: weight versions cannot be read ({error!r})") from error
-        if not spans:
-            return (WeightSpan(fallback, 0, count),) if count else ()
-        starts, ends = [*(span.start for span in spans), count], [0, *(span.end for span in spans)]
-        if starts != ends:
-            raise self._malformed(f"choice {index}: weight versions {spans} do not cover its {count} tokens")
-        return tuple(span for span in spans if span.end > span.start)
 
     def _experts(self, index: int, encoded: Sequence[str], rows: int) -> np.ndarray | None:
         if not encoded:
@@ -418,9 +400,7 @@ def parse_render_response(body: bytes, name: str) -> RenderResponse:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise MalformedResultError(name, f"/render answered with {len(body)} bytes that are not JSON") from error
-    if not isinstance(content, dict):
-        raise MalformedResultError(name, f"/render answered with a {type(content).__name__}, not an object")
-    ids = content.get("token_ids")
+    ids = content.get("token_ids") if isinstance(content, dict) else None
     if not isinstance(ids, list) or not ids or any(type(token) is not int or token < 0 for token in ids):
         raise MalformedResultError(name, "/render answered without `token_ids`, a list of ints of at least 0")
     media = [] if content.get("features") is None else _media(content["features"], name)
@@ -445,10 +425,10 @@ def _media(features: Any, name: str) -> list[RenderedMedia]:
         ) from error
     for item in media:
         offset, length = item.placeholder.offset, item.placeholder.length
-        if type(offset) is not int or type(length) is not int:
-            raise MalformedResultError(name, f"/render placed {item.modality} at {offset!r:.40}, {length!r:.40}")
-        if not isinstance(item.name, str) or not isinstance(item.encoded, str | None):
-            raise MalformedResultError(name, f"/render sent a hash or data of {item.modality} that is no text")
+        is_placed = type(offset) is int and type(length) is int
+        if not is_placed or not isinstance(item.name, str) or not isinstance(item.encoded, str | None):
+            described = f"{item.modality} {item.name!r:.40} at {offset!r:.40}, {length!r:.40}"
+            raise MalformedResultError(name, f"/render sent {described}; a hash and data are texts, a place two ints")
     return sorted(media, key=lambda item: item.placeholder.offset)
 
 

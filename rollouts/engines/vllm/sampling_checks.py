@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rollouts.engines.http.prompt_checks import option_violations
 from rollouts.engines.protocol import GenerateRequest
+from rollouts.values import whole_number
 
 #: For a lower temperature vLLM uses this one instead and reports nothing.
 _MIN_TEMPERATURE = 0.01
@@ -59,7 +60,7 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
     sampling = request.sampling
     numbers = {name: getattr(sampling, name) for name in ("max_tokens", "n", "top_k")} | {"priority": request.priority}
     for name, value in numbers.items():
-        if not is_int64(value):
+        if not -(2**63) <= value < 2**63:
             yield f"{name} is {value}, not an int of 64 bits"
     if sampling.temperature == 0 and sampling.n > 1:
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
@@ -71,14 +72,9 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
     if sampling.temperature > _MAX_TEMPERATURE:
         yield f"temperature is {sampling.temperature}; vLLM takes at most {_MAX_TEMPERATURE}"
     seed = sampling.seed
-    if seed is not None and (not is_int64(seed) or seed == -1):
+    if seed is not None and (seed == -1 or not -(2**63) <= seed < 2**63):
         yield f"seed is {seed}; use an int of 64 bits, except -1, which means no seed to vLLM"
     yield from option_violations(request, vocab_size, EXTRA_OPTIONS, _REFUSED)
     min_tokens = sampling.extra.get("min_tokens", 0)
-    if not is_int64(min_tokens) or not 0 <= min_tokens <= sampling.max_tokens:
+    if whole_number(min_tokens) is None or not 0 <= min_tokens <= sampling.max_tokens:
         yield f"min_tokens is {min_tokens!r} and max_tokens {sampling.max_tokens}"
-
-
-def is_int64(value: object) -> bool:
-    """Whether a value is an int of 64 bits, the largest that vLLM passes to its engine, and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63

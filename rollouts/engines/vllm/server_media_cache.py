@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from renderers.process.caches import ByteLRU
 from rollouts.engines.event_loop import EngineLoop
 
-#: Below the 4 GiB that a server's media cache has by default: an item is evicted here before the server evicts it.
-DEFAULT_MEDIA_CACHE_BYTES = 2 * 2**30
-
 
 @dataclass(frozen=True, slots=True)
 class MediaReservation:
@@ -56,10 +53,11 @@ class ServerMediaCache:
     """A model of a server's media cache: names, bounded by the bytes of their items, least recently used first out.
 
     If several requests need a new item at the same time, one includes its data; the others wait until the server has
-    it.
+    it. `max_bytes` is below the 4 GiB that a server's media cache has by default: an item is evicted here before the
+    server evicts it.
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_MEDIA_CACHE_BYTES) -> None:
+    def __init__(self, max_bytes: int = 2 * 2**30) -> None:
         self._held: ByteLRU[str, int] = ByteLRU(max_bytes)
         self._epoch = 0
         self._counts = MediaCacheCounts()

@@ -66,15 +66,14 @@ class ServerIdentity(NamedTuple):
 
     `fingerprint` is a digest of everything known that decides the tensors of a modality: version, model, and the
     tensors of a small probe, on which size limits have no effect. `marker_id` is the token that stands for features of
-    an image (of a sound: `ServerRenderer.hearing`) and `marker` its text, both None where the server takes no images.
-    `control_texts` are the control tokens that its template prints around a message.
+    an image or of a sound, None where the server takes no images. `control_texts` are the control tokens that its
+    template prints around a message.
     """
 
     model: str
     version: str
     fingerprint: str
     marker_id: int | None
-    marker: str | None
     control_texts: tuple[str, ...]
 
 
@@ -251,16 +250,13 @@ class ServerRenderer:
         *,
         api_key: str | None = None,
         limits: HttpLimits | None = None,
-        model: str | None = None,
-        policy: MediaPolicy | None = None,
-        store: MediaStore | None = None,
-        scale: PixelScale | None = None,
+        **options: Any,
     ) -> Self:
-        """A renderer with a connection of its own, which `close` closes."""
+        """A renderer with a connection of its own, which `close` closes; `options` are those of the constructor."""
         connection = ServerConnection(
             base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=lambda: renderer.forget()
         )
-        renderer = cls(connection, model=model, policy=policy, store=store, scale=scale)
+        renderer = cls(connection, **options)
         renderer._owns_connection = True
         return renderer
 
@@ -289,7 +285,10 @@ class ServerRenderer:
         check_tools(tools)
         server = await self._known_server()
         _check_texts(checked, server)
-        media = await self._render_media(checked)
+        parts = [(index, *part) for index, message in enumerate(checked) for part in media_parts(message)]
+        made = await asyncio.gather(*(self._render_part(*part) for part in parts))
+        # By message index and part index, in the order of the conversation.
+        media = {(index, part_index): medium for (index, part_index, _), medium in zip(parts, made, strict=True)}
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         if tools:
             options["tools"] = [dict(tool) for tool in tools]
@@ -317,9 +316,9 @@ class ServerRenderer:
         Raises `InvalidRequestError` where an image takes another number of tokens than its chunk expects.
         """
         chunks = list(chunks)
-        image_indices = [index for index, chunk in enumerate(chunks) if not isinstance(chunk, TokenChunk)]
-        rendered = await asyncio.gather(*(self._render_chunk(index, chunks[index]) for index in image_indices))
-        images = dict(zip(image_indices, rendered, strict=True))
+        shown = {index: chunk for index, chunk in enumerate(chunks) if not isinstance(chunk, TokenChunk)}
+        rendered = await asyncio.gather(*(self._render_chunk(*each) for each in shown.items()))
+        images = dict(zip(shown, rendered, strict=True))
         token_ids: list[int] = []
         media: list[PlacedItem] = []
         for index, chunk in enumerate(chunks):
@@ -331,27 +330,6 @@ class ServerRenderer:
             media.append((item, PlaceholderRange(len(token_ids), item.num_tokens)))
             token_ids += [server.marker_id] * item.num_tokens
         return _result(token_ids, media, await self._known_server())
-
-    @name_server_in_errors
-    async def image(self, reference: Any) -> MediaItem:
-        """The item of one image: any value of an image part, or a `MediaSource`."""
-        return (await self._render_medium({"type": "image", "image": reference})).item
-
-    @name_server_in_errors
-    async def sound(self, reference: Any) -> MediaItem:
-        """The item of one sound: any value of an audio part but an array, or a `MediaSource`."""
-        return (await self._render_medium({"type": "audio", "audio": reference})).item
-
-    @name_server_in_errors
-    async def hearing(self) -> ServerIdentity | None:
-        """The identity of the server for sounds, whose marker stands for their features; None where it takes none."""
-        known = await self._sound_identity(await self._known_server())
-        return None if isinstance(known, str) else known
-
-    @name_server_in_errors
-    async def identity(self) -> ServerIdentity:
-        """The identity of the server; probed once, and again after `forget`."""
-        return await self._known_server()
 
     def forget(self) -> None:
         """Probe the server again and render every medium again, because the server may have restarted."""
@@ -370,12 +348,6 @@ class ServerRenderer:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
-    async def _render_media(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PartIndex, RenderedMedium]:
-        """The images and sounds of a conversation by (message index, part index), in its order."""
-        parts = [(index, *part) for index, message in enumerate(messages) for part in media_parts(message)]
-        media = await asyncio.gather(*(self._render_part(*part) for part in parts))
-        return {(index, part_index): medium for (index, part_index, _), medium in zip(parts, media, strict=True)}
-
     async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedMedium:
         if part["type"] in VIDEO_PART_TYPES:
             raise MessageError(
@@ -389,10 +361,10 @@ class ServerRenderer:
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
 
-    async def _render_chunk(self, index: int, chunk: Chunk) -> RenderedMedium:
+    async def _render_chunk(self, index: int, chunk: ImageChunk | ImagePointer) -> RenderedMedium:
         name = f"chunk {index}"
         image = await self._render_medium({"type": "image", "image": _chunk_reference(chunk, name)})
-        expected: int | None = getattr(chunk, "expected_tokens", None)
+        expected = chunk.expected_tokens
         if expected is not None and image.item.num_tokens != expected:
             raise InvalidRequestError(
                 name,
@@ -462,7 +434,6 @@ class ServerRenderer:
             version=version.vllm or "unknown",
             fingerprint=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
             marker_id=marker_id,
-            marker=None if marker_id is None else texts.get(marker_id, ""),
             control_texts=tuple(text for text in texts.values() if _CONTROL.fullmatch(text)),
         )
 
@@ -524,8 +495,10 @@ class ServerRenderer:
         )
 
     async def _hearing_server(self, server: ServerIdentity, source: MediaSource) -> ServerIdentity:
-        """The identity of a server for sounds. Raises `CapabilityError` where it takes none."""
-        known = await self._sound_identity(server)
+        """The identity of a server for sounds, by a probe sound. Raises `CapabilityError` where it takes none."""
+        if server not in self._hearing:
+            self._hearing = {server: await self._probe_sounds(server)}
+        known = self._hearing[server]
         if isinstance(known, str):
             raise CapabilityError(
                 _request_name(source, "audio"),
@@ -534,13 +507,8 @@ class ServerRenderer:
             )
         return known
 
-    async def _sound_identity(self, server: ServerIdentity) -> ServerIdentity | str:
-        """The identity of a server for sounds, by a probe sound; or the reason why it renders none."""
-        if server not in self._hearing:
-            self._hearing = {server: await self._probe_sounds(server)}
-        return self._hearing[server]
-
     async def _probe_sounds(self, server: ServerIdentity) -> ServerIdentity | str:
+        """The identity of a server for sounds, or the reason why it renders none."""
         response = await render_probe_sound(self._connection, server.model)
         if response.status in (429, 503):  # a server that is busy may hear
             raise response_error(PROBE_NAME, response, "rendering a sound")
@@ -551,9 +519,8 @@ class ServerRenderer:
         marker_id = single_token(rendered.token_ids, sounds[0].placeholder) if len(sounds) == 1 else None
         if marker_id is None:
             return "/render does not say which tokens stand for the features of a sound"
-        marker = (await self._token_texts(server.model, [marker_id])).get(marker_id, "")
         digest = hashlib.sha256(f"{server.fingerprint} {_tensors_digest(rendered, PROBE_NAME)}".encode())
-        return server._replace(fingerprint=digest.hexdigest()[:16], marker_id=marker_id, marker=marker)
+        return server._replace(fingerprint=digest.hexdigest()[:16], marker_id=marker_id)
 
     async def _process(
         self, source: MediaSource, modality: Modality, mm_hash: str, server: ServerIdentity, probed: ServerIdentity
@@ -707,14 +674,9 @@ def _chunk_ids(chunk: TokenChunk, index: int) -> list[int]:
     return [int(token) for token in ids]
 
 
-def _chunk_reference(chunk: Chunk, name: str) -> Any:
+def _chunk_reference(chunk: ImageChunk | ImagePointer, name: str) -> Any:
     if isinstance(chunk, ImagePointer):
         return chunk.location
-    if not isinstance(chunk, ImageChunk):
-        raise MessageError(f"{name} must be a TokenChunk, an ImageChunk or an ImagePointer, not {type(chunk).__name__}")
     if isinstance(chunk.image, str) and not chunk.image[:5].lower() == "data:":
         raise MessageError(f"{name}: an ImageChunk holds the image itself; pass a URL or path as an ImagePointer")
     return chunk.image
-
-
-# `ServerRenderer` for code without `await`: every call runs on one event loop in a thread of its own.

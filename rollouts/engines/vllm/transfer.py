@@ -19,20 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from rollouts.engines.vllm.caches import PauseMode, check_pause_mode
+from rollouts.engines.protocol import check_version
+from rollouts.engines.vllm.caches import PauseMode
 from rollouts.engines.vllm.checkpoint_files import HEAD, checkpoint_shapes, ties_embeddings
 from rollouts.engines.vllm.weight_updates import WeightControl
 from rollouts.errors import (
     CapabilityError,
     EngineError,
-    InvalidRequestError,
     ServerError,
     WeightUpdateError,
 )
+from rollouts.values import check_choice
 
 log = logging.getLogger("rollouts.engines.vllm")
-
-_NOT_CONFIGURED = "Weight transfer not configured"
 
 
 class ExpectedTensors:
@@ -111,7 +110,7 @@ class TransferControl(WeightControl):
         try:
             await self._routes.call("POST", path, "joining the trainer", content={"init_info": dict(init_info)})
         except ServerError as error:
-            if _NOT_CONFIGURED not in error.body:
+            if "Weight transfer not configured" not in error.body:
                 raise
             reason = (
                 f"{self.base_url} takes no weights from a trainer; start it with --weight-transfer-config "
@@ -129,12 +128,12 @@ class TransferControl(WeightControl):
         Raises `WeightUpdateError` and `EngineError`; the server runs with the weights of before then, unless the text
         says otherwise.
         """
-        check_pause_mode("begin_transfer", in_flight)
+        check_choice("in_flight", in_flight, PauseMode)
         with ExitStack() as stack:
             stack.enter_context(self._state.exclusive_update("begin_transfer"))
             await self._state.forget_if_restarted()
             await self._state.refuse_while_weights_sleep("begin_transfer")
-            expected = await self._expected_tensors()
+            expected = await asyncio.to_thread(ExpectedTensors.of_checkpoint, await self.initial_directory())
             stays_paused, in_flight = await self._stays_paused(), await self._possible(in_flight)
             stack.enter_context(self._media_forgotten())
             previous = await self._pause_for_update(in_flight, stays_paused)
@@ -163,8 +162,7 @@ class TransferControl(WeightControl):
 
         Raises `WeightUpdateError`, also where tensors have not come: call `abandon_transfer` then.
         """
-        if not version:
-            raise InvalidRequestError("finish_transfer", "the version is empty")
+        check_version("version", version)
         begun.expected.check_complete()
         with begun.held:
             try:
@@ -173,14 +171,7 @@ class TransferControl(WeightControl):
             except EngineError as error:
                 await self._recover(begun, error)
             self._state.record_transfer()
-            try:
-                await self._reset_all()
-                await self.update_weight_version(version)
-            except EngineError as error:
-                raise WeightUpdateError(
-                    f"{self.base_url} has received the weights {version!r}, but may still hold cached results or the "
-                    f"label of the weights before, and was left paused: {error}. Repeat the update"
-                ) from error
+            await self._complete_update(version)
             if not begun.stays_paused:
                 await self._send_resume()
 
@@ -189,18 +180,14 @@ class TransferControl(WeightControl):
         with begun.held:
             await self._recover(begun, cause)
 
-    async def _expected_tensors(self) -> ExpectedTensors:
-        return await asyncio.to_thread(ExpectedTensors.of_checkpoint, await self.initial_directory())
-
     async def _recover(self, begun: Transfer, cause: Exception) -> NoReturn:
-        failed = f"a transfer of weights to {self.base_url} failed: {cause}. The server "
         try:  # else the next transfer is refused, because this one is active
             await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
         except EngineError as error:
             log.debug("the failed transfer at %s could not be ended: %s", self.base_url, error)
         failure = WeightUpdateError(
-            f"{failed}is left paused, with parameters that have no storage; repeat the update, or load a checkpoint "
-            "(reload_weights), or restart it"
+            f"a transfer of weights to {self.base_url} failed: {cause}. The server is left paused, with parameters "
+            "that have no storage; repeat the update, or load a checkpoint (reload_weights), or restart it"
         )
         failure.__cause__ = cause
         await self._restore(begun.previous, failure, begun.stays_paused)

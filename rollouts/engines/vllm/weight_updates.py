@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from rollouts.engines.http.exchange import redacted
-from rollouts.engines.vllm.caches import CacheControl, PauseMode, check_pause_mode
+from rollouts.engines.protocol import check_update_arguments, check_version
+from rollouts.engines.vllm.caches import CacheControl, PauseMode
 from rollouts.engines.vllm.capabilities import json_object
 from rollouts.engines.vllm.checkpoint_files import check_checkpoint
 from rollouts.engines.vllm.server_state import required_field
 from rollouts.errors import (
     EngineError,
-    InvalidRequestError,
     MalformedResultError,
     ServerUnreachableError,
     WeightUpdateError,
@@ -57,8 +57,7 @@ class WeightControl(CacheControl):
 
     async def update_weight_version(self, version: str) -> None:
         """Label tokens sampled from now on."""
-        if not version:
-            raise InvalidRequestError("update_weight_version", "the version is empty")
+        check_version("version", version)
         content = {"new_version": version}
         await self._routes.call("POST", "/update_weight_version", "labelling the weights", content=content)
         self._on_weight_version(version)
@@ -100,9 +99,7 @@ class WeightControl(CacheControl):
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode, check: bool
     ) -> None:
         name = "update_weights_from_directory"
-        check_pause_mode(name, in_flight)
-        if not version:
-            raise InvalidRequestError(name, "the version is empty")
+        check_update_arguments(version, in_flight)
         with self._state.exclusive_update(name):
             path = await self._path_to_load(directory, check)
             await self._state.refuse_while_weights_sleep(name)
@@ -113,16 +110,20 @@ class WeightControl(CacheControl):
                     await self._load(path)
                 except WeightUpdateError as failure:
                     await self._restore(previous, failure, stays_paused)
-                try:
-                    await self._reset_all()
-                    await self.update_weight_version(version)
-                except EngineError as error:
-                    raise WeightUpdateError(
-                        f"{self.base_url} has loaded the weights of {path}, but may still hold cached results "
-                        f"or the label of the weights before, and was left paused: {error}. Repeat the update"
-                    ) from error
+                await self._complete_update(version)
             if not stays_paused:
                 await self._send_resume()
+
+    async def _complete_update(self, version: str) -> None:
+        """Empty every cache of a server that has the new weights, and label them."""
+        try:
+            await self._reset_all()
+            await self.update_weight_version(version)
+        except EngineError as error:
+            raise WeightUpdateError(
+                f"{self.base_url} has the weights {version!r}, but may still hold cached results or the label of the "
+                f"weights before, and was left paused: {error}. Repeat the update"
+            ) from error
 
     async def _stays_paused(self) -> bool:
         """Whether the server is paused by somebody else than an update that failed, and so stays paused."""

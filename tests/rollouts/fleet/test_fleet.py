@@ -58,7 +58,6 @@ async def test_a_request_whose_server_is_gone_is_answered_by_another_and_the_ses
         assert states(fleet)[first] == "ready"
         await fleet.generate(request("s"))
         assert len(engines[second].sessions) == 2
-        assert (fleet.failovers, fleet.moved_sessions) == (1, 1)
 
 
 async def test_a_member_that_stops_answering_its_checks_loses_its_requests_in_flight_to_others():
@@ -192,18 +191,6 @@ async def test_a_server_of_another_model_cannot_be_added_and_disturbs_no_request
         assert states(fleet) == {"a": "ready", "b": "ready"}
 
 
-async def test_a_server_that_comes_back_with_another_model_stays_ejected_and_says_why():
-    engines, fleet = fleet_of(2, eject_after=1, check_seconds=60.0)
-    async with fleet:
-        await fleet.check()
-        engines["a"].is_healthy = False
-        await fleet.check()
-        engines["a"].is_healthy, engines["a"].served = True, {"model": "large"}
-        await fleet.check()
-        (member,) = [member for member in fleet.members if member.name == "a"]
-        assert (str(member.state), "large" in member.reason) == ("ejected", True)
-
-
 async def test_a_server_that_is_started_again_with_another_model_between_two_checks_samples_nothing():
     engines, fleet = fleet_of(2, check_seconds=600.0)
     async with fleet:
@@ -311,7 +298,7 @@ async def test_a_timeout_of_the_caller_is_not_taken_for_a_failure_of_the_member(
     async with fleet:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(fleet.generate(request("s")), 0.02)
-        assert fleet.failovers == 0
+        assert sum(len(engine.sessions) for engine in engines.values()) == 1
 
 
 def test_a_fleet_serves_several_event_loops_one_after_another():
@@ -337,8 +324,8 @@ async def test_a_fleet_refuses_another_event_loop_while_its_own_is_open():
 
 @pytest.mark.parametrize(
     "engines",
-    [["http://localhost"], {"a": MemberEngine}, {"": MemberEngine()}, {"a": 3}],
-    ids=["list", "class", "name", "number"],
+    [{"a": MemberEngine}, {"a": 3}],
+    ids=["class", "number"],
 )
 def test_wrong_engines_are_refused(engines):
     with pytest.raises(ArgumentError):

@@ -101,25 +101,6 @@ def test_a_run_samples_from_sglang(
     assert len(served.requests) == 4
 
 
-def test_a_run_of_one_server_goes_on_with_a_fleet(
-    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sglang_env.py").write_text(_MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = tmp_path / "run.toml"
-    text = _CONFIG.replace("URL", served.base_url).replace("MODEL", str(tiny_model_dir))
-    config.write_text(text)
-    first = CliRunner().invoke(app, ["run", str(config), "--limit", "1"])
-    assert first.exit_code == 0, first.output
-    table = f'kind = "sglang"\nbase_url = "{served.base_url}"'
-    assert table in text
-    config.write_text(text.replace(table, f'kind = "fleet"\nserver_kind = "sglang"\nurls = ["{served.base_url}"]'))
-    second = CliRunner().invoke(app, ["run", str(config), "--resume"])
-    assert second.exit_code == 0, second.output
-    assert len(served.requests) == 4
-
-
 def test_a_teacher_on_sglang_scores_the_episodes_of_a_run(
     served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,6 @@ VLLM_SERVER = ServerCapabilities(
     pixel_dtype="uint8",
     placeholder_ids={"image": IMAGE_TOKEN},
     merge_area=4,
-    chat_logprobs=False,
     control=True,
 )
 
@@ -170,7 +169,7 @@ def _with(value: Any, *path: Any) -> Callable[[dict[str, Any]], None]:
         (_with({"logprob": -1}, "meta_info", "output_token_logprobs", 1), MissingLogProbsError, "cannot be read"),
         (_with({"type": "cow"}, "meta_info", "finish_reason"), MalformedResultError, "finished with"),
         (_with({"type": "stop", "matched": 2}, "meta_info", "finish_reason"), MalformedResultError, "stopped at"),
-        (_with([], "meta_info", "weight_versions"), MalformedResultError, "do not cover its 3 tokens"),
+        (_with([], "meta_info", "weight_versions"), MalformedResultError, "do not cover the 3 tokens"),
         (_without("meta_info"), MalformedResultError, "SGLang's shape"),
     ],
 )
@@ -275,20 +274,6 @@ async def test_an_image_token_that_was_sampled_is_text_without_images_and_refuse
         await engine.generate(request_of(image(1), prompt_ids=sampled, sampled=[(len(sampled) - 1, len(sampled))]))
 
 
-async def test_a_video_token_that_was_sampled_is_refused_beside_an_image(engine: SGLangEngine) -> None:
-    video = IMAGE_TOKEN + 1
-    with_image = request_of(image(1))
-    sampled = [*with_image.prompt_ids, video]
-    request = request_of(
-        image(1),
-        prompt_ids=sampled,
-        sampled=[(len(sampled) - 1, len(sampled))],
-        placeholder_token_ids={"image": IMAGE_TOKEN, "video": video},
-    )
-    with pytest.raises(InvalidRequestError, match=f"token {len(sampled) - 1} of the prompt is {video}"):
-        await engine.generate(request)
-
-
 @pytest.mark.parametrize("temperature_in_logprobs", [True, False])
 async def test_the_probe_tells_by_two_temperatures_whether_log_probabilities_are_raw(
     engine: SGLangEngine, server: FakeSGLang, temperature_in_logprobs: bool
@@ -331,12 +316,6 @@ async def test_another_program_that_answers_with_a_page_is_refused_by_name(
     server.refuse["/server_info"] = (200, "<html>Welcome</html>")
     with pytest.raises(CapabilityError, match=r"is no SGLang server.*<html>Welcome"):
         await engine.capabilities()
-
-
-async def test_another_server_is_refused_by_name(server: FakeSGLang, engine: SGLangEngine) -> None:
-    server.refuse["/server_info"] = (404, "")
-    with pytest.raises(CapabilityError, match=r"is no SGLang server.*kind = \"vllm\""):
-        await engine.generate(request_of())
 
 
 async def test_priorities_have_the_sign_of_the_server(server: FakeSGLang, engine: SGLangEngine) -> None:
@@ -431,8 +410,6 @@ async def test_a_directory_without_a_checkpoint_is_refused_before_the_pause(
 ) -> None:
     with pytest.raises(WeightUpdateError, match=r"no config\.json"):
         await engine.update_weights(tmp_path, "1")
-    with pytest.raises(ArgumentError, match="weights"):
-        await engine.update_weights({}, "1")  # type: ignore[arg-type]
     assert server.calls == []
 
 
@@ -539,13 +516,8 @@ async def test_a_fleet_of_servers_of_two_kinds_is_refused_by_name(server: FakeSG
             await fleet.check()
 
 
-async def test_a_fleet_takes_the_options_of_its_kind_of_server(server: FakeSGLang) -> None:
-    async with EngineFleet.from_urls([server.base_url], kind="sglang", jpeg_as_file=True) as fleet:
-        assert len((await fleet.generate(request_of())).completions[0].token_ids) == 3
-
-
 async def test_a_kind_of_server_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="pass one of 'vllm', 'sglang'"):
+    with pytest.raises(ArgumentError, match="pass one of vllm, sglang"):
         EngineFleet.from_urls(["http://127.0.0.1:1"], kind="tgi")  # type: ignore[arg-type]
 
 

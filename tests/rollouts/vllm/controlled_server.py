@@ -77,6 +77,6 @@ class Controlled(FakeVLLM):
 def capabilities_of(server):
     async def capabilities():
         pixels = "uint8" if server.takes_media else None
-        return ServerCapabilities("0.32.0", server.model, 4096, True, pixels, {}, 4, False, server.control)
+        return ServerCapabilities("0.32.0", server.model, 4096, True, pixels, {}, 4, server.control)
 
     return capabilities

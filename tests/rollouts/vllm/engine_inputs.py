@@ -24,7 +24,6 @@ SERVER = ServerCapabilities(
     pixel_dtype="uint8",
     placeholder_ids={"image": PAD},
     merge_area=4,
-    chat_logprobs=False,
     control=True,
     patch_values=1536,
 )

@@ -1,4 +1,4 @@
-"""The endpoints of `FakeVLLM` that pause it, put it to sleep and change its weights."""
+"""The endpoints of `FakeVLLM` that pause it and change its weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ class Control:
         "/reset_mm_cache": ("POST", "_reset_images"),
         "/reset_encoder_cache": ("POST", "_reset_images"),
         "/reset_prefix_cache": ("POST", "_health"),
-        "/sleep": ("POST", "_sleep"),
-        "/wake_up": ("POST", "_wake_up"),
-        "/is_sleeping": ("GET", "_is_sleeping"),
-        "/get_world_size": ("GET", "_world_size"),
         "/collective_rpc": ("POST", "_collective_rpc"),
         "/weight_info": ("GET", "_weight_info"),
         "/update_weight_version": ("POST", "_update_weight_version"),
@@ -59,23 +55,6 @@ class Control:
     async def _reset_images(self, seen: Seen) -> Response:
         self.forget_images()
         return Response()
-
-    async def _sleep(self, seen: Seen) -> Response:
-        self.sleep_level = int(seen.query.get("level", 1))
-        self._awake.clear()
-        self.forget_images()
-        return Response()
-
-    async def _wake_up(self, seen: Seen) -> Response:
-        self.sleep_level = 0
-        self._awake.set()
-        return Response()
-
-    async def _is_sleeping(self, seen: Seen) -> Response:
-        return json_response({"is_sleeping": self.sleep_level > 0})
-
-    async def _world_size(self, seen: Seen) -> Response:
-        return json_response({"world_size": 1})
 
     async def _collective_rpc(self, seen: Seen) -> Response:
         if seen.json["method"] == "reload_weights":

@@ -58,7 +58,6 @@ class Generation:
             await first_of(self._running, seen.aborted)
             if seen.aborted.is_set():
                 return self.generated(seen, cut=0)
-        await first_of(self._awake, seen.aborted)
         if not self._take_images(seen.json):
             return error_response(500, "Internal server error", "InternalServerError")
         return self.generated(seen)
@@ -73,7 +72,6 @@ class Generation:
                 "token_ids": not ids,
                 "sampling_params": sampling is None,
                 "content_parts": not isinstance(body.get("content_parts"), list | None),
-                "output_mode": not self._chat_shape and body.get("output_mode", "tokens") not in ("tokens", "text"),
             }
             lines = [f"  {{'type': 'x', 'loc': 'body.{name}', ...}}" for name, is_wrong in wrong.items() if is_wrong]
             message = "\n".join([f"{len(lines)} validation errors:", *lines])
@@ -131,27 +129,13 @@ class Generation:
             )
         if body.get("stream"):
             return self._streamed(seen, choices)
-        tokens = sum(len(choice["token_ids"]) for choice in choices)
         return json_response(
             {
                 "request_id": seen.request_id,
                 "model": self.model,
-                "created": 1795257439,
-                "usage": {
-                    "prompt_tokens": len(prompt),
-                    "total_tokens": len(prompt) + tokens,
-                    "completion_tokens": tokens,
-                    "prompt_tokens_details": None,
-                    "completion_tokens_details": None,
-                },
                 "prompt_logprobs": None if sampling.get("prompt_logprobs") is None else prompt_logprobs(prompt),
-                "prompt_token_id_logprobs": None,
                 "prompt_token_ids": prompt if body.get("return_token_ids") else None,
                 "mm_placeholders": None,
-                "metrics": None,
-                "kv_transfer_params": None,
-                "ec_transfer_params": None,
-                "output_mode": "tokens",
                 "choices": choices,
             }
         )
@@ -185,7 +169,7 @@ class Generation:
                     delta["logprobs"]["content"] = delta["logprobs"]["content"][part]
                 if not last:
                     delta |= {"finish_reason": None, "stop_reason": None, "weight_versions": None}
-                event = {"request_id": seen.request_id, "usage": None, "output_mode": "tokens", "choices": [delta]}
+                event = {"request_id": seen.request_id, "choices": [delta]}
                 chunks.append(b"data: " + json.dumps(event).encode() + b"\n\n")
         chunks.append(b"data: [DONE]\n\n")
         return Response(headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=chunks)

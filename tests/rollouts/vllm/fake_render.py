@@ -48,18 +48,5 @@ class Rendering:
                 "mm_hashes": {"image": hashes},
                 "mm_placeholders": {"image": places},
                 "kwargs_data": {"image": [encoded_image(image, self.pixel_dtype) for image in images]},
-                "mm_metadata": None,
             }
-        sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": self.max_model_len - len(ids)}
-        content = {
-            "request_id": "chatcmpl-fake",
-            "token_ids": ids,
-            "token_offsets": None,
-            "features": features,
-            "content_parts": None,
-            "sampling_params": sampling,
-            "model": self.model,
-            "output_mode": "tokens",
-            "stream": False,
-        }
-        return json_response(content)
+        return json_response({"request_id": "chatcmpl-fake", "token_ids": ids, "features": features})

@@ -107,17 +107,6 @@ def reset(*, after_head: bool = False) -> Step:
     return step
 
 
-def hang_up() -> Step:
-    """The usual answer, after which the server closes a connection that it said it would keep."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        channel.write(encoded_response(await server.respond(seen)))
-        channel.close()
-        return None
-
-    return step
-
-
 def raw(data: bytes, *, close: bool = True) -> Step:
     """These bytes, HTTP or not."""
 

@@ -51,8 +51,6 @@ class FakeVLLM(Generation, Rendering, Control):
         **Rendering.ROUTES,
         "/version": ("GET", "_version"),
         "/health": ("GET", "_health"),
-        "/ping": ("GET", "_health"),
-        "/load": ("GET", "_load"),
         "/metrics": ("GET", "_metrics"),
         "/v1/models": ("GET", "_models"),
         ABORT: ("POST", "_abort_requests"),
@@ -90,7 +88,6 @@ class FakeVLLM(Generation, Rendering, Control):
         self.requests: list[Seen] = []
         self.cached: dict[str, str] = {}
         self.weights_path = "/models/tiny"
-        self.sleep_level = 0
         self.started_at = 0.0
         self.connections = 0
         self.open_connections: set[_Connection] = set()
@@ -99,8 +96,6 @@ class FakeVLLM(Generation, Rendering, Control):
         self._server: asyncio.Server | None = None
         self._running = asyncio.Event()
         self._running.set()
-        self._awake = asyncio.Event()
-        self._awake.set()
         self._arrivals = asyncio.Condition()
         self._in_flight: set[Seen] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -236,20 +231,11 @@ class FakeVLLM(Generation, Rendering, Control):
         return Response()
 
     async def _metrics(self, seen: Seen) -> Response:
-        levels = {"awake": 0, "weights_offloaded": 1, "discard_all": 2}
         lines = [
             f"process_start_time_seconds {self.started_at!r}",
             f'vllm:num_requests_running{{engine="0",model_name="{self.model}"}} {float(len(self._in_flight))}',
-            *(
-                f'vllm:engine_sleep_state{{engine="0",model_name="{self.model}",sleep_state="{name}"}} '
-                f"{float(level == self.sleep_level)}"
-                for name, level in levels.items()
-            ),
         ]
         return Response(200, "".join(f"{line}\n" for line in lines).encode(), {"content-type": "text/plain"})
-
-    async def _load(self, seen: Seen) -> Response:
-        return json_response({"server_load": len(self._in_flight)})
 
 
 class _Connection(asyncio.Protocol):

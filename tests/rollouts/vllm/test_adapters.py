@@ -22,7 +22,6 @@ from rollouts.errors import (
     UnknownAdapterError,
     WeightUpdateError,
 )
-from rollouts.testing import ScriptedEngine
 
 
 @pytest.fixture
@@ -108,11 +107,6 @@ async def test_an_adapter_that_another_program_unloaded_is_named_after_the_refus
     server.adapters.clear()
     with pytest.raises(UnknownAdapterError, match=r"'one' is not loaded \(loaded: none\)"):
         await engine.generate(request(adapter="one"))
-
-
-async def test_an_adapter_that_another_program_loaded_can_be_used(engine, server, adapter):
-    server.adapters["theirs"] = str(adapter)
-    assert versions(await generate_one(engine, request(adapter="theirs"))) == [("theirs", 0, 6)]
 
 
 async def test_a_name_is_not_given_to_other_weights(engine, adapter):
@@ -247,11 +241,6 @@ async def test_an_abort_of_the_caller_is_not_continued(engine, server, adapter):
     assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.ABORT, 2)
 
 
-def test_an_engine_that_takes_no_adapters_is_refused():
-    with pytest.raises(ArgumentError, match="takes no adapters"):
-        LoRAEngine(ScriptedEngine(lambda _: [7]), "policy")
-
-
 # A fleet.
 
 
@@ -285,17 +274,6 @@ async def test_a_server_that_was_restarted_gets_the_adapters_again_before_it_sam
         completion = await generate_one(fleet, request(session_id=f"s{number}", request_id=f"r{number}", adapter="one"))
         assert versions(completion) == [("one", 0, 6)]
     assert [list(server.adapters) for server in servers] == [["one"]] * 3
-
-
-async def test_a_server_that_is_added_gets_the_adapters_before_it_serves(fleet, servers, adapter):
-    await fleet.load_adapter("one", adapter)
-    async with AdapterVLLM() as new:
-        status = await fleet.add("new", VLLMEngine(new.base_url, limits=FAST_RETRIES))
-        assert str(status.state) == "ready"
-        assert list(new.adapters) == ["one"]
-        await fleet.unload_adapter("one")
-        assert [list(server.adapters) for server in (*servers, new)] == [[]] * 4
-        await fleet.remove("new")
 
 
 async def test_a_second_set_of_weights_under_one_name_reaches_no_server(fleet, servers, adapter):

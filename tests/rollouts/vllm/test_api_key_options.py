@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.cli.demo import demo
-from rollouts.cli.doctor.command import Options, doctor, run_checks
+from rollouts.cli.doctor.command import doctor
 from rollouts.demo.trainer import ServerPolicy
 from rollouts.errors import ApiKeyError
 
@@ -52,12 +52,6 @@ def test_an_empty_variable_is_named_with_its_option(guarded: str, tiny_model_dir
     result = examined(guarded, tiny_model_dir, "--api-key-env", "THE_KEY", THE_KEY="")
     assert result.exit_code == 2
     assert "--api-key-env THE_KEY" in result.output
-
-
-@pytest.mark.parametrize("given", [None, "a-wrong-secret"])
-async def test_the_python_interface_names_its_argument(guarded: str, tiny_model_dir: Path, given: str | None) -> None:
-    with pytest.raises(ApiKeyError, match="api_key="):
-        await run_checks(guarded, tiny_model_dir, Options(api_key=given))
 
 
 def test_demo_refuses_a_variable_that_is_not_set(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 from controlled_server import Controlled, capabilities_of
-from fake_responses import answer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -69,11 +68,6 @@ def pauses(server):
 # One call at a time.
 
 
-async def test_a_pause_that_keeps_requests_keeps_the_caches_by_default(server, control):
-    await control.pause("keep")
-    assert pauses(server) == [("keep", False)]
-
-
 async def test_emptying_the_caches_under_frozen_requests_is_refused_and_the_error_names_the_cure(server, control):
     with pytest.raises(EngineError, match=r'Leave clear_cache out.*mode "abort"') as refused:
         await control.pause("keep", clear_cache=True)
@@ -114,26 +108,12 @@ async def test_the_pauses_that_an_update_sends(server, control, reloadable_model
     assert not server.dead
 
 
-async def test_a_reload_first_ends_the_requests_that_a_pause_kept(server, control, reloadable_model_dir):
-    await control.pause("keep")
-    await control.reload_weights(reloadable_model_dir)
-    assert pauses(server) == [("keep", False), ("abort", False)]
-    await control.resume()
-    assert not server.dead
-
-
 async def test_requests_of_a_server_that_takes_media_are_never_preempted(server, control):
     with pytest.raises(EngineError, match=r'pause\("abort"\)'):
         await control.reset_prefix_cache(preempt=True)
     assert server.requests[-1].query["reset_running_requests"] == "false"
     server.busy = 0
     await control.reset_prefix_cache(preempt=True)
-
-
-async def test_an_empty_response_to_a_preempting_reset_is_an_error_while_requests_run(server, control):
-    server.script["/reset_prefix_cache"] += [answer(body=b"")]
-    with pytest.raises(EngineError, match="has to encode the image again"):
-        await control.reset_prefix_cache(preempt=True)
 
 
 # Any order of calls.

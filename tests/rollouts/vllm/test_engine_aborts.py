@@ -44,16 +44,6 @@ async def test_cancelling_aborts_with_the_request_id_of_the_server(engine, serve
     assert aborted.json == {"request_ids": ["generate-tokens-mine"]}
 
 
-async def test_a_timeout_aborts_too(server):
-    limits = replace(FAST_RETRIES, total_seconds=0.2)
-    async with connected(VLLMEngine(server.base_url, limits=limits), server) as engine:
-        server.script[GENERATE] = [hold(asyncio.Event())]
-        with pytest.raises(ServerTimeoutError):
-            await engine.generate(request(request_id="mine"))
-        (aborted,) = await server.requests_seen(1, ABORT)
-        assert aborted.json == {"request_ids": ["generate-tokens-mine"]}
-
-
 async def test_aborts_that_the_server_refuses_are_logged_once_until_one_succeeds(engine, server, caplog):
     def warnings():
         return caplog.text.count("could not abort")
@@ -113,16 +103,6 @@ async def test_a_cut_group_continues_sample_by_sample(engine, server):
     assert [completion.token_ids.tolist() for completion in (await call).completions] == [
         expected(generate_request, i) for i in range(3)
     ]
-
-
-async def test_a_cut_before_the_first_token_repeats_the_whole_request(engine, server):
-    generate_request = request()
-    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=0)]
-    call = asyncio.ensure_future(generate_one(engine, generate_request))
-    await arrived.wait()
-    await engine.control.pause("abort")
-    await engine.control.resume()
-    assert (await call).token_ids.tolist() == expected(generate_request)
 
 
 async def test_requests_wait_for_a_server_that_answers_503_while_paused():
@@ -193,15 +173,6 @@ def cut(count, prompt_logprobs=True):
         return response
 
     return step
-
-
-async def test_the_last_continuation_that_is_allowed_counts(server):
-    async with connected(
-        VLLMEngine(server.base_url, limits=FAST_RETRIES, resume=ResumePolicy(rounds=1)), server
-    ) as engine:
-        generate_request = request()
-        server.script[GENERATE] = [cut(1)]
-        assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
 
 
 async def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted(engine, server):

@@ -45,14 +45,6 @@ async def test_every_sampling_parameter_is_in_the_request(engine, server):
     assert seen.headers["x-session-id"] == "s"
 
 
-async def test_samples_of_one_request_come_back_by_index(engine):
-    generate_request = request(sampling={"n": 3})
-    result = await engine.generate(generate_request)
-    assert [completion.token_ids.tolist() for completion in result.completions] == [
-        expected(generate_request, i) for i in range(3)
-    ]
-
-
 async def test_prompt_log_probabilities_come_with_a_new_image_too(engine):
     generate_request = request(image(), prompt_logprobs=True)
     result = await engine.generate(generate_request)
@@ -63,12 +55,6 @@ async def test_streamed_tokens_are_the_tokens_of_the_whole_response(engine):
     generate_request = request(image())
     deltas = [delta async for delta in engine.stream(generate_request)]
     assert np.concatenate([delta.token_ids for delta in deltas]).tolist() == expected(generate_request)
-
-
-async def test_concurrent_first_calls_read_the_capabilities_once(server):
-    async with VLLMEngine(server.base_url) as engine:
-        await asyncio.gather(*(generate_one(engine, request()) for _ in range(20)))
-    assert sum(seen.path == "/version" for seen in server.requests) == 1
 
 
 async def test_a_cancelled_first_call_does_not_cancel_reading_the_capabilities(server):
@@ -101,25 +87,11 @@ async def test_without_a_salt_none_is_sent(server):
     assert "cache_salt" not in server.generations[0].json
 
 
-async def test_a_weight_version_set_by_another_client_is_read_from_responses(engine, server):
-    await generate_one(engine, request())
-    server.weight_version = "theirs"
-    await generate_one(engine, request())
-    assert engine.weight_version == "theirs"
-
-
 async def test_one_engine_serves_one_event_loop_after_another(server):
     engine = VLLMEngine(server.base_url)
     requests = [request(image()), request(image()), request()]
     results = [await asyncio.to_thread(asyncio.run, generate_one(engine, each)) for each in requests]
     assert [result.token_ids.tolist() for result in results] == [expected(each) for each in requests]
-
-
-async def test_an_engine_refuses_another_event_loop_while_its_own_is_open(server, engine):
-    await generate_one(engine, request())
-    with pytest.raises(EngineError, match="belongs to another event loop, on which it was used first"):
-        await asyncio.to_thread(asyncio.run, generate_one(engine, request()))
-    assert (await generate_one(engine, request())).token_ids.size
 
 
 async def test_what_another_event_loop_may_not_close_or_abort_goes_on(server, engine):

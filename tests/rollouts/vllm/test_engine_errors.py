@@ -7,37 +7,29 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from engine_inputs import FAST_RETRIES, expected, generate_one, image, request
-from fake_http import error_response
+from engine_inputs import expected, generate_one, image, request
 from fake_responses import (
     answer,
-    busy,
     change,
     clamped_logprob,
     finished_by,
-    half,
     hold,
     malformed,
     one_choice_short,
     one_logprob_short,
-    reset,
     without_logprobs,
 )
-from fake_server import GENERATE, FakeVLLM
+from fake_server import GENERATE
 
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.engines.protocol import EngineLimits
-from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine
+from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import (
-    CapabilityError,
     EngineClosedError,
     EngineError,
     InvalidRequestError,
     MalformedResultError,
     MissingLogProbsError,
     OverlongPromptError,
-    ServerError,
-    ServerUnreachableError,
 )
 
 
@@ -60,54 +52,10 @@ async def test_a_faulty_response_is_an_error(engine, server, faulty_response, er
         await generate_one(engine, request())
 
 
-async def test_an_incomplete_response_is_requested_again(engine, server):
-    generate_request = request()
-    server.script[GENERATE] = [half(), reset(), reset(after_head=True)]
-    assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
-
-
-async def test_429_and_503_are_retried(engine, server):
-    server.script[GENERATE] = [busy(429, retry_after="0"), busy(503), busy(429)]
-    generate_request = request()
-    assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
-
-
-async def test_a_400_is_not_retried_and_keeps_the_message_of_the_server(engine, server):
-
-    async def refuse(server, seen, channel):
-        return error_response(400, "Token id 999999 is out of vocabulary", "BadRequestError")
-
-    server.script[GENERATE] = [refuse]
-    with pytest.raises(ServerError, match="out of vocabulary") as caught:
-        await generate_one(engine, request())
-    assert caught.value.status == 400
-    assert len(server.generations) == 1
-
-
 async def test_an_overlong_prompt_is_refused_before_sending(engine, server):
     with pytest.raises(OverlongPromptError):
         await engine.generate(GenerateRequest([1] * 4096, SamplingParams()))
     assert server.generations == []
-
-
-async def test_disabled_scale_out_is_an_error_that_names_the_flag():
-    async with FakeVLLM(scale_out=False) as server, VLLMEngine(server.base_url) as engine:
-        with pytest.raises(CapabilityError, match="--enable-scale-out"):
-            await engine.generate(request())
-
-
-async def test_a_server_that_contradicts_the_configuration_is_an_error(server):
-    async with VLLMEngine(server.base_url, expected=ExpectedCapabilities(pixel_dtype="float32")) as engine:
-        with pytest.raises(CapabilityError, match="uint8"):
-            await engine.generate(request(image()))
-
-
-async def test_an_unreachable_server_is_an_error_for_every_waiting_call():
-    async with FakeVLLM() as server:
-        url = server.base_url
-    async with VLLMEngine(url, limits=FAST_RETRIES) as engine:
-        results = await asyncio.gather(*(engine.generate(request()) for _ in range(5)), return_exceptions=True)
-    assert all(isinstance(result, ServerUnreachableError) for result in results)
 
 
 async def test_two_requests_of_one_id_at_once_are_refused(engine, server):
@@ -159,13 +107,6 @@ async def test_a_request_past_the_limits_is_refused_before_anything_is_sent_or_r
     tracemalloc.stop()
     assert peak < 2**20
     assert server.generations == []
-
-
-async def test_the_limits_of_a_request_can_be_set(server):
-    async with VLLMEngine(server.base_url, request_limits=EngineLimits(n=2)) as engine:
-        await engine.generate(request(sampling={"n": 2}))
-        with pytest.raises(InvalidRequestError, match="at most 2"):
-            await engine.generate(request(sampling={"n": 3}))
 
 
 async def test_a_sampling_option_that_is_not_json_is_refused(engine, server):

@@ -71,13 +71,6 @@ async def test_an_image_that_the_server_evicted_is_sent_again(engine, server):
     assert [seen.shipped for seen in server.generations] == [["cat"], [], ["cat"]]
 
 
-async def test_twenty_concurrent_misses_send_the_image_once(engine, server):
-    await generate_one(engine, request(image()))
-    server.forget_images()
-    await asyncio.gather(*(generate_one(engine, request(image())) for _ in range(20)))
-    assert sum(len(seen.shipped) for seen in server.generations) == 2
-
-
 async def test_a_group_with_one_image_works_with_a_server_without_a_media_cache(engine, server):
     """As with --mm-processor-cache-gb 0, or where another client clears the cache all the time."""
     server.cache_images = 0
@@ -95,15 +88,6 @@ async def test_a_repeated_500_with_the_image_sent_again_is_an_error(engine, serv
     with pytest.raises(ServerError, match="Internal server error"):
         await generate_one(engine, replace(generate_request, request_id="second"))
     assert [seen.shipped for seen in server.generations] == [["cat"], [], ["cat"]]
-
-
-async def test_a_500_for_a_request_with_all_images_is_not_retried(engine, server):
-    server.script[GENERATE] = [
-        answer({"error": {"message": "boom", "type": "x", "param": None, "code": 500}}, status=500)
-    ]
-    with pytest.raises(ServerError, match="boom"):
-        await generate_one(engine, request(image()))
-    assert len(server.generations) == 1
 
 
 async def test_a_cache_miss_reported_in_a_stream_sends_the_image_again(engine, server):
@@ -136,12 +120,6 @@ async def test_a_broken_connection_forgets_sent_images_and_capabilities(engine, 
     await generate_one(engine, request(image()))
     assert "/version" in [seen.path for seen in server.requests]
     assert server.generations[-1].shipped == ["cat"]
-
-
-async def test_content_parts_need_the_placeholder_token_id(server):
-    async with VLLMEngine(server.base_url, media="content_parts") as engine:
-        with pytest.raises(InvalidRequestError, match="placeholder_token_ids"):
-            await engine.generate(request(image()))
 
 
 def stream_event(ids, finish=None):

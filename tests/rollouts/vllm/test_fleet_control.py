@@ -10,13 +10,11 @@ from engine_inputs import generate_one, request
 from fake_responses import answer, hold
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.engines.protocol import UpdatableEngine
 from rollouts.errors import (
     ArgumentError,
     CapabilityError,
     EngineError,
     FleetControlError,
-    ServerTimeoutError,
     WeightUpdateError,
 )
 from rollouts.testing import ScriptedEngine
@@ -56,11 +54,6 @@ async def until(condition):
             await asyncio.sleep(0.005)
 
 
-def test_a_fleet_is_an_engine_whose_weights_can_be_replaced(fleet):
-    engine: UpdatableEngine = fleet
-    assert engine.weight_version == "default"
-
-
 async def test_a_pause_stops_all_members_and_a_resume_starts_them(servers, fleet):
     assert await fleet.control.pause() == {server.base_url: None for server in servers}
     assert [server.paused for server in servers] == [True, True, True]
@@ -77,25 +70,12 @@ async def test_a_pause_that_fails_at_one_member_is_taken_back_at_the_others(serv
     assert failure.value.errors.keys() == {servers[1].base_url}
 
 
-async def test_a_member_that_takes_too_long_is_named_with_the_deadline(servers, fleet):
-    servers[2].script["/resume"] += [hold(asyncio.Event())]
-    with pytest.raises(FleetControlError) as failure:
-        await fleet.control.resume(seconds=0.3)
-    error = failure.value.errors[servers[2].base_url]
-    assert isinstance(error, ServerTimeoutError)
-    assert "0.3 s" in str(error)
-
-
-async def test_the_world_size_is_reported_for_each_server(servers, fleet):
-    sizes = await fleet.control.world_size()
-    assert sizes == {server.base_url: 4 for server in servers}
-
-
 async def test_sleeping_and_waking_reach_all_members(servers, fleet):
     await fleet.control.sleep(1)
     assert [server.level for server in servers] == [1, 1, 1]
     await fleet.control.wake_up()
     assert [server.level for server in servers] == [0, 0, 0]
+    assert await fleet.control.world_size() == {server.base_url: 4 for server in servers}
 
 
 async def test_an_update_gives_all_members_the_new_weights_and_their_label(servers, fleet, other):

@@ -9,7 +9,6 @@ from fake_responses import hold
 from fake_server import GENERATE, FakeVLLM
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.errors import FleetMismatchError
 
 QUICK = FleetLimits(check_seconds=0.02, check_timeout=5.0)
 
@@ -117,23 +116,6 @@ async def test_a_server_that_hangs_is_ejected_by_its_checks_while_a_request_wait
         first.script["/health"] = [hold(never, asyncio.Event())] * 50
         await running
         assert len(other.generations) == 1
-
-
-@pytest.mark.parametrize(
-    ("field", "other"),
-    [
-        ("model", {"model": "large"}),
-        ("pixel_dtype", {"pixel_dtype": "float32"}),
-        ("max_model_len", {"max_model_len": 64}),
-    ],
-)
-async def test_servers_that_differ_are_refused_at_the_first_request(field, other):
-    async with FakeVLLM() as one, FakeVLLM(**other) as two, fleet_of([one, two]) as fleet:
-        with pytest.raises(FleetMismatchError, match=field) as failure:
-            await generate_one(fleet, request())
-        assert one.base_url in str(failure.value)
-        assert two.base_url in str(failure.value)
-        assert sampled(one) == sampled(two) == []
 
 
 async def test_a_server_that_is_down_at_the_beginning_joins_when_it_is_up(servers):

@@ -12,7 +12,7 @@ import pytest
 
 from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.engines.vllm.generate import Generation
-from rollouts.errors import MalformedResultError, MissingLogProbsError, ServerError
+from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 IDS, LOGPROBS = [7, 9, 2], [-0.5, -1.25, -3.0]
 
@@ -85,20 +85,6 @@ def test_a_streamed_answer_is_the_whole_one_in_pieces():
     assert streamed.weight_spans == at_once.weight_spans
 
 
-def test_feeding_returns_the_tokens_that_have_just_arrived():
-    answer = Generation("r", 2)
-    (delta,) = answer.add_response(whole(choice(index=1, finish_reason=None)))
-    assert (delta.index, delta.token_ids.tolist(), delta.logprobs.tolist()) == (1, IDS, LOGPROBS)
-
-
-def test_the_choices_of_several_samples_are_told_apart_by_index_whatever_their_order():
-    completions = read(
-        whole(choice(index=1, token_ids=[4], logprobs=integers([4], [-1.0]), weight_versions=None), choice()), count=2
-    )
-    assert [completion.token_ids.tolist() for completion in completions] == [IDS, [4]]
-    assert [completion.index for completion in completions] == [0, 1]
-
-
 def test_tokens_without_a_weight_version_get_the_label_that_the_engine_knows():
     (completion,) = read(whole(choice(weight_versions=None)))
     assert completion.weight_spans == (WeightSpan("unlabelled", 0, 3),)
@@ -168,15 +154,6 @@ def test_routed_experts_that_hold_objects_are_never_unpickled():
     np.save(file, np.array([object()] * 7, dtype=object), allow_pickle=True)
     with pytest.raises(MalformedResultError):
         read(whole(choice(routed_experts=base64.b64encode(file.getvalue()).decode())))
-
-
-def test_an_error_in_the_middle_of_a_stream_is_a_server_error():
-    answer = Generation("r", 1)
-    with pytest.raises(ServerError, match="Internal server error") as caught:
-        answer.add_response(
-            b'{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
-        )
-    assert caught.value.status == 500
 
 
 def test_prompt_log_probabilities_have_no_value_for_the_first_token_and_the_prompts_own_for_the_others():
@@ -303,19 +280,6 @@ def test_requested_likeliest_tokens_that_a_response_lacks_are_an_error(logprobs)
     answer = Generation("r", 1, top=2)
     with pytest.raises(MissingLogProbsError, match="likeliest"):
         answer.add_response(whole(choice(logprobs=logprobs)))
-
-
-def test_the_likeliest_tokens_of_a_streamed_response_are_those_of_the_whole_one():
-    streamed = Generation("r", 1, top=2)
-    rows = NEWEST["content"]
-    pieces = [
-        choice(token_ids=IDS[:1], logprobs={"content": rows[:1]}, finish_reason=None, weight_versions=None),
-        choice(token_ids=IDS[1:], logprobs={"content": rows[1:]}),
-    ]
-    deltas = [delta for piece in pieces for delta in streamed.add_response(whole(piece))]
-    assert [each.top_logprobs.token_ids.tolist() for each in deltas] == [[[7, 4]], [[6, 9], [5, 8]]]
-    (completion,) = streamed.completions(5, "unlabelled")
-    assert completion.top_logprobs.token_ids.tolist() == [[7, 4], [6, 9], [5, 8]]
 
 
 def npy(array: np.ndarray) -> str:

@@ -101,19 +101,6 @@ async def test_all_who_wait_for_the_first_question_get_an_error_of_their_own(mod
 
 
 @pytest.mark.slow
-async def test_a_stream_names_its_request_too(model_dir):
-    async def drawn(engine):
-        async for _ in engine.stream(request(request_id="turn-7")):
-            pass
-
-    async with killable(model_dir, GENERATE) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
-        error = await killed_while(server, drawn(engine))
-    assert isinstance(error, ServerUnreachableError)
-    assert str(error).startswith("request turn-7")
-    assert server.base_url in str(error)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 async def test_a_pause_that_is_killed_is_an_error_of_the_pause(model_dir, mode):
     async with killable(model_dir, "/pause") as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:

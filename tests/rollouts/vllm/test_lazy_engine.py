@@ -77,7 +77,7 @@ async def test_nothing_is_started_before_the_first_request():
     start = Starts()
     async with LazyEngine(start) as engine:
         assert isinstance(engine, Engine)
-        assert (engine.is_started, engine.weight_version, engine.vocab_size, engine.control) == (False, "", None, None)
+        assert (engine.weight_version, engine.vocab_size, engine.control) == ("", None, None)
     assert start.count == 0
 
 
@@ -99,15 +99,6 @@ async def test_a_failed_start_is_an_error_of_all_requests_and_nothing_is_started
         with pytest.raises(EngineStartError, match="no GPU is free"):
             await generate_one(engine, request())
     assert start.count == 1
-
-
-async def test_a_closed_engine_starts_nothing():
-    start = Starts()
-    engine = LazyEngine(start)
-    await engine.close()
-    with pytest.raises(EngineClosedError):
-        await generate_one(engine, request())
-    assert start.count == 0
 
 
 async def test_a_command_is_started_by_the_first_request_and_ended_by_close(tmp_path):
@@ -135,9 +126,7 @@ async def test_a_server_that_was_killed_is_an_error_of_every_request(tmp_path):
 
 async def test_a_command_that_ends_at_once_is_an_error_with_the_end_of_its_log(tmp_path):
     async with served(tmp_path, "3") as engine:
-        with pytest.raises(
-            EngineStartError, match=r"ended with status 3 before it was ready(.|\n)*out of memory"
-        ) as failure:
+        with pytest.raises(EngineStartError, match=r"ended with status 3(.|\n)*out of memory") as failure:
             await generate_one(engine, request())
     assert str(tmp_path / "server.log") in str(failure.value)
 
@@ -194,16 +183,6 @@ asyncio.run(main())
     process.wait()
     process.stdout.close()
     await ended(child)
-
-
-async def test_a_fleet_of_lazy_engines_starts_them_with_its_first_request():
-    starts = [Starts(), Starts()]
-    engines = {f"engine {number}": LazyEngine(start) for number, start in enumerate(starts)}
-    async with EngineFleet(engines, limits=FleetLimits(check_seconds=0.05)) as fleet:
-        assert [start.count for start in starts] == [0, 0]
-        for number in range(20):
-            await generate_one(fleet, request(session_id=f"s{number}"))
-    assert [start.count for start in starts] == [1, 1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")

@@ -245,28 +245,6 @@ def test_an_image_that_is_one_row_gets_the_rows_and_the_count_that_the_server_cu
     }
 
 
-@pytest.mark.parametrize("fault", ["shifted", "another token", "one too many"])
-def test_features_that_lie_one_token_off_are_refused_where_no_server_names_the_token(fault):
-    request = request_of(pixels="a row of a batch", name="one run")
-    ids = list(request.prompt_ids)
-    if fault == "shifted":
-        ids = [*ids[:2], TEXT, *ids[2:6], *ids[7:]]
-    elif fault == "another token":
-        ids[3] = TEXT
-    else:
-        ids.append(EMBED)
-    error = attempt(dataclasses.replace(request, prompt_ids=ids), "auto", SERVERS["counts rows"])
-    assert isinstance(error, InvalidRequestError)
-    assert "image features" in str(error)
-
-
-def test_a_token_that_carries_features_and_was_sampled_is_text():
-    request = request_of(pixels="a row of a batch", name="one run")
-    ids = [*request.prompt_ids, EMBED]
-    said = dataclasses.replace(request, prompt_ids=ids, sampled=((len(ids) - 1, len(ids)),))
-    assert attempt(said, "auto", SERVERS["counts rows"]) is None
-
-
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("source", ["file", "frames", "one frame", "no file"])
 @pytest.mark.parametrize("pixels", ["uint8", "floats of uint8"])
@@ -325,25 +303,6 @@ def test_a_video_is_not_sent_to_the_rust_frontend_which_decodes_it_with_another_
     video = request_of(modality="video", source="frames", name="one run")
     assert "VLLM_USE_RUST_FRONTEND=0" in str(attempt(video, "auto", SERVERS["rust frontend"]))
     assert attempt(video, "auto", SERVER) is None
-
-
-def test_two_items_that_need_different_ways_are_refused_with_the_reason_of_each():
-    split = request_of(modality="video", source="no file", pixels="uint8", name="a run for each step")
-    tiles = request_of(pixels="uint8", name="runs of other lengths")
-    shifted = [
-        (item, where.shifted(len(split.prompt_ids))) for item, where in tiles.multi_modal_data.items_with_ranges()
-    ]
-    media = MultiModalData.from_items([*split.multi_modal_data.items_with_ranges(), *shifted])
-    request = GenerateRequest(
-        [*split.prompt_ids, *tiles.prompt_ids],
-        SamplingParams(),
-        media,
-        placeholder_token_ids={"video": VIDEO_MARKER, "image": MARKER},
-    )
-    error = attempt(request, "auto", SERVER)
-    assert isinstance(error, CapabilityError)
-    assert "As features, image" in str(error)
-    assert "As source files, video" in str(error)
 
 
 def test_auto_prefers_features_and_takes_files_where_features_cannot():

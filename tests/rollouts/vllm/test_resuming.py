@@ -20,16 +20,6 @@ def request(**sampling) -> GenerateRequest:
     )
 
 
-def test_the_rest_is_asked_for_behind_the_tokens_so_far_with_what_is_left_of_the_budget():
-    rest = continuation(request(n=4, extra={"min_tokens": 3}), cut([7, 8], index=2), 1, max_model_len=100)
-    assert rest.prompt_ids == [1, 2, 3, 7, 8]
-    assert rest.sampling.max_tokens == 8
-    assert rest.sampling.n == 1
-    assert rest.sampling.extra == {"min_tokens": 1}
-    assert rest.sampled == [(1, 2), (3, 5)]
-    assert rest.request_id == "r.2.1"
-
-
 def test_the_rest_is_drawn_with_another_seed_than_the_part_before():
     seeds = {
         continuation(request(seed=5), cut([7], index=i), round_, 100).sampling.seed for i in (0, 1) for round_ in (1, 2)
@@ -41,23 +31,6 @@ def test_the_rest_is_drawn_with_another_seed_than_the_part_before():
 @pytest.mark.parametrize(("tokens", "limit"), [(10, 100), (5, 8)])
 def test_a_cut_on_the_last_possible_token_leaves_nothing_to_ask_for(tokens, limit):
     assert continuation(request(), cut([4] * tokens), 1, limit) is None
-
-
-def test_penalties_that_look_at_the_output_alone_have_the_whole_drawn_anew():
-    rest = continuation(request(extra={"presence_penalty": 0.5}), cut([7, 8]), 1, max_model_len=100)
-    assert rest.prompt_ids == [1, 2, 3]
-    assert rest.sampling.max_tokens == 10
-    assert rest.sampled == [(1, 2)]
-
-
-def test_the_parts_become_one_completion_with_the_versions_of_both():
-    first = cut([7, 8], index=3, spans=(WeightSpan("v1", 0, 2),))
-    then = cut([9, 2], spans=(WeightSpan("v1", 0, 1), WeightSpan("v2", 1, 2)))
-    whole = join_completions(first, then)
-    assert whole.index == 3
-    assert whole.token_ids.tolist() == [7, 8, 9, 2]
-    assert whole.logprobs.tolist() == [-7 / 8, -1, -9 / 8, -2 / 8]
-    assert whole.weight_spans == (WeightSpan("v1", 0, 3), WeightSpan("v2", 3, 4))
 
 
 def test_experts_of_tokens_sampled_before_the_cut_are_those_of_that_time():

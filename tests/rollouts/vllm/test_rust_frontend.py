@@ -19,13 +19,12 @@ from fake_server import GENERATE, RENDER, FakeVLLM
 from PIL import Image
 
 from renderers import MediaSource
-from renderers.media.policy import MediaPolicy
 from rollouts import FinishReason
 from rollouts.engines.continuation import single_samples
-from rollouts.engines.http.source_files import image_file, source_file
+from rollouts.engines.http.source_files import source_file
 from rollouts.engines.vllm import ExpectedCapabilities, ServerRenderer, VLLMEngine
 from rollouts.engines.vllm.generate import Generation
-from rollouts.engines.vllm.media_payload import ContentPartsPayload, is_source_missing, media_payload, select_mode
+from rollouts.engines.vllm.media_payload import ContentPartsPayload, is_source_missing, media_payload
 from rollouts.errors import CapabilityError, ServerError
 
 RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0", reads_features=False)
@@ -50,19 +49,11 @@ def picture(pixels=None):
 # Features.
 
 
-async def test_it_is_named_and_takes_no_features():
-    async with rust() as (engine, server):
-        found = await engine.capabilities()
-        assert (found.rust_frontend, found.reads_features, found.pixel_dtype) == ("0.33.0", False, None)
-        assert server.requests == []
-
-
 async def test_it_is_known_by_how_it_refuses_a_request_where_its_version_is_hidden():
     async with FakeVLLM(rust_frontend="0.33.0") as server, VLLMEngine(server.base_url) as engine:
         server.script["/version"] = [HIDDEN]
         found = await engine.capabilities()
         assert (found.version, found.rust_frontend, found.reads_features) == ("unknown", "unknown", False)
-        assert not found.chat_logprobs
 
 
 async def test_expected_pixels_are_an_error_and_no_way_to_send_features():
@@ -80,10 +71,6 @@ async def test_features_are_refused_with_files_as_the_cure_and_never_sent():
             await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
         assert "pixel_dtype" not in str(refusal.value)
         assert server.generations == []
-
-
-def test_auto_sends_files():
-    assert select_mode(request(image(), placeholder_token_ids={"image": PAD}), "auto", RUST) == "content_parts"
 
 
 async def test_the_cure_of_a_render_call_is_not_the_flag_that_it_has():
@@ -159,15 +146,9 @@ async def test_an_unknown_server_that_drops_features_gets_none(media, caplog):
 
 async def test_expected_pixels_of_a_server_that_shows_none_are_checked_with_two_images():
     expected_pixels = ExpectedCapabilities(pixel_dtype="uint8", placeholder_ids={"image": PAD})
-    hidden = (RENDER, "/server_info")
-    async with unknown(reads=False, media="features", expected=expected_pixels, hides=hidden) as (engine, _):
+    async with unknown(reads=False, media="features", expected=expected_pixels, hides=(RENDER,)) as (engine, _):
         with pytest.raises(CapabilityError, match="drops features"):
             await generate_one(engine, request(image()))
-
-
-async def test_a_known_server_is_not_asked_for_a_proof(engine, server):
-    await generate_one(engine, request(image()))
-    assert len(server.generations) == 1
 
 
 async def test_noise_of_a_server_that_drops_features_is_no_proof():
@@ -212,24 +193,6 @@ def test_a_jpeg_is_sent_as_a_png_of_the_pixels_that_the_trainer_decodes_and_enco
     as_file = source_file(jpeg, "image", jpeg_as_file=True)
     assert (as_file.media_type, bytes(as_file.data)) == ("image/jpeg", bytes(jpeg.data))
     assert source_file(jpeg, "image") is file
-
-
-def test_a_png_of_16_bits_is_sent_in_8_and_others_as_they_are():
-    import struct
-    import zlib
-
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    rows = np.random.default_rng(0).integers(0, 2**16, (4, 5, 3)).astype(">u2")
-    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
-    head = struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    file = image_file(MediaSource.of(png), MediaPolicy())
-    assert file.data[24] == 8
-    assert np.array_equal(decoded(file), np.asarray(Image.open(io.BytesIO(png)).convert("RGB")))
-    plain = encoded(NOISE, "PNG")
-    assert image_file(plain, MediaPolicy()).data is plain.data
 
 
 @pytest.mark.parametrize(
@@ -339,18 +302,6 @@ async def test_an_error_of_one_sample_ends_the_others_and_is_raised():
                     await seen.disconnected.wait()
 
 
-async def test_samples_that_a_pause_cut_off_are_continued():
-    async with rust() as (engine, server):
-        generate_request = request(sampling={"max_tokens": 9, "n": 2})
-        arrived = [asyncio.Event(), asyncio.Event()]
-        server.script[GENERATE] = [hold(asyncio.Event(), each, tokens_before=4) for each in arrived]
-        call = asyncio.ensure_future(engine.generate(generate_request))
-        await asyncio.gather(*(each.wait() for each in arrived))
-        await engine.control.pause("abort")
-        await engine.control.resume()
-        assert [each.token_ids.tolist() for each in (await call).completions] == [expected(generate_request, 0)] * 2
-
-
 # Aborts.
 
 
@@ -403,24 +354,6 @@ async def test_an_abort_by_id_that_it_cannot_make_is_an_error():
     async with rust(control=False) as (engine, _):
         with pytest.raises(CapabilityError, match=r"VLLM_SERVER_DEV_MODE=1\..*connection is closed"):
             await engine.control.abort(["mine"])
-
-
-async def test_a_stream_that_was_aborted_returns_what_was_listened_to():
-    async with rust(control=False) as (engine, server):
-        server.script[GENERATE] = [stream_pieces(first_tokens(3, 4), asyncio.Event())]
-        heard = asyncio.Event()
-        deltas = []
-
-        def listen(delta):
-            deltas.append(delta.token_ids.tolist())
-            heard.set()
-
-        call = asyncio.ensure_future(engine.generate_streamed(request(request_id="mine"), listen))
-        await heard.wait()
-        await engine.abort(["mine"])
-        (completion,) = (await call).completions
-        assert deltas == [[3, 4]] == [completion.token_ids.tolist()]
-        assert completion.finish_reason is FinishReason.ABORT
 
 
 # Control routes.

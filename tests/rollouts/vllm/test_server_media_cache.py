@@ -13,43 +13,6 @@ from rollouts.engines.vllm.server_media_cache import ServerMediaCache
 A, B = {"a": 10}, {"b": 10}
 
 
-async def test_an_item_is_included_once_and_then_named():
-    cache = ServerMediaCache()
-    first = await cache.reserve(A)
-    assert first.included == {"a"}
-    cache.commit(first)
-    second = await cache.reserve({**A, **B})
-    assert second.included == {"b"}
-    assert second.omitted == {"a"}
-
-
-async def test_of_ten_first_uses_at_once_one_carries_the_item_and_the_others_wait_for_it():
-    cache = ServerMediaCache()
-    carriers = []
-
-    async def use() -> None:
-        reservation = await cache.reserve(A)
-        carriers.append(reservation.included)
-        await asyncio.sleep(0)
-        cache.commit(reservation)
-
-    await asyncio.gather(*(use() for _ in range(10)))
-    assert sorted(map(len, carriers)) == [0] * 9 + [1]
-
-
-async def test_when_the_carrier_fails_one_of_those_who_wait_carries_the_item():
-    cache = ServerMediaCache()
-    carrier = await cache.reserve(A)
-    waiting = [asyncio.ensure_future(cache.reserve(A)) for _ in range(3)]
-    await asyncio.sleep(0)
-    cache.release(carrier)
-    done, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    (next_carrier,) = done
-    assert next_carrier.result().included == {"a"}
-    cache.commit(next_carrier.result())
-    assert [reservation.included for reservation in await asyncio.gather(*others)] == [frozenset(), frozenset()]
-
-
 async def test_what_carries_everything_waits_for_nobody_and_leaves_what_others_carry_on_the_way():
     cache = ServerMediaCache()
     carrier = await cache.reserve(A)
@@ -86,37 +49,6 @@ async def test_a_waiting_request_that_is_cancelled_disturbs_nobody():
         await leaving
     cache.commit(carrier)
     assert (await asyncio.wait_for(staying, 5)).omitted == {"a"}
-
-
-async def test_an_evicted_item_is_included_again():
-    cache = ServerMediaCache()
-    cache.commit(await cache.reserve(A))
-    named = await cache.reserve(A)
-    cache.evict(named)
-    assert (await cache.reserve(A)).included == {"a"}
-
-
-async def test_clearing_the_cache_while_an_item_is_on_the_way_means_that_it_is_not_counted_on():
-    cache = ServerMediaCache()
-    on_the_way = await cache.reserve(A)
-    cache.clear()
-    cache.commit(on_the_way)
-    assert "a" not in cache
-
-
-async def test_the_item_used_longest_ago_is_forgotten_when_the_bytes_are_used_up():
-    cache = ServerMediaCache(max_bytes=25)
-    for names in (A, B, A, {"c": 10}):
-        cache.commit(await cache.reserve(names))
-    assert [name in cache for name in "abc"] == [True, False, True]
-
-
-async def test_an_item_larger_than_the_cache_is_included_every_time():
-    cache = ServerMediaCache(max_bytes=5)
-    for _ in range(2):
-        reservation = await cache.reserve(A)
-        assert reservation.included == {"a"}
-        cache.commit(reservation)
 
 
 @pytest.mark.slow

@@ -44,12 +44,6 @@ def renderer(server):
 # Conversations.
 
 
-async def test_a_text_conversation_comes_back_as_the_servers_tokens(renderer):
-    rendered = await renderer.render([{"role": "user", "content": "hi"}], add_generation_prompt=True)
-    assert rendered.token_ids == letters("user\nhiassistant:")
-    assert rendered.multi_modal_data.is_empty()
-
-
 async def test_attribution_is_one_span_without_an_owner(renderer):
     rendered = await renderer.render([{"role": "user", "content": "hi"}])
     assert [tuple(span) for span in rendered.spans] == [(0, len(rendered.token_ids), -1, False, False)]
@@ -73,14 +67,6 @@ async def test_images_come_with_their_ranges_tensors_sources_and_a_hash_of_ours(
     assert rendered.logical_ids == [*letters("user\na"), START, PAD, END, START, PAD, END]
 
 
-async def test_the_same_image_twice_in_a_message_is_two_ranges_of_one_item(renderer, server):
-    same = file_of(picture(3))
-    rendered = await renderer.render(user(image(same), image(bytes(bytearray(same)))))
-    (one, _), (other, _) = rendered.multi_modal_data.items_with_ranges()
-    assert one is other
-    assert server.images_rendered().total() == 1
-
-
 async def test_an_image_is_rendered_once_over_many_turns(renderer, server):
     shown = image(file_of(picture(4)))
     messages = user(shown)
@@ -89,14 +75,6 @@ async def test_an_image_is_rendered_once_over_many_turns(renderer, server):
         messages = [*messages, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
     assert server.images_rendered().total() == 1
     assert len(server.files) == 2  # one is the probe
-
-
-async def test_concurrent_first_uses_share_one_request(server):
-    server.delay = 0.02
-    renderer = ServerRenderer(server)
-    data = file_of(picture(5))
-    await asyncio.gather(*(renderer.render(user(image(bytes(bytearray(data))), text(str(n)))) for n in range(12)))
-    assert server.images_rendered().total() == 1
 
 
 async def test_where_the_server_finds_nothing_by_name_the_files_are_sent():
@@ -125,13 +103,6 @@ async def test_a_server_that_never_hands_out_tensors_is_an_error_with_the_cure()
     server.cache = "silent"
     with pytest.raises(CapabilityError, match="mm-processor-cache-gb 0"):
         await renderer.render(user(image(picture(8))))
-
-
-async def test_names_are_of_our_digest_so_that_one_never_stands_for_two_images(renderer, server):
-    rendered = await renderer.render(user(image(picture(9)), image(picture(10))))
-    digests = {item.source.digest for item, _ in rendered.multi_modal_data.items_with_ranges()}
-    assert len(digests) == 2
-    assert set(server.images_rendered()) == {f"render-{digest}" for digest in digests}
 
 
 async def test_ranges_are_matched_by_order_where_the_server_names_images_itself(renderer, server):

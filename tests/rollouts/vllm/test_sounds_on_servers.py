@@ -115,7 +115,6 @@ async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server
 
 async def test_a_server_that_does_not_hear_renders_no_sound():
     async with FakeVLLM() as seeing, ServerRenderer.connect(seeing.base_url) as rendering:
-        assert await rendering.hearing() is None
         with pytest.raises(CapabilityError, match=r"takes no sounds.*--limit-mm-per-prompt"):
             await rendering.render(messages(220))
 

@@ -167,15 +167,6 @@ def test_features_outside_of_the_window_of_the_model_are_not_sent():
     check_request(request(sound(window=2900)), server(omni_format()), vocab_size=None)
 
 
-def test_features_of_other_frequencies_are_not_sent():
-    item = sound()
-    other = dataclasses.replace(item, tensors={**item.tensors, "input_features": np.zeros((80, 3000), np.float32)})
-    with pytest.raises(InvalidRequestError, match=r"\(80, 3000\)"):
-        check_request(request(other), server(whisper_format()), vocab_size=None)
-    with pytest.raises(InvalidRequestError, match=r"\(80, 100\)"):
-        check_request(request(other), server(omni_format()), vocab_size=None)
-
-
 # Files.
 
 
@@ -237,12 +228,6 @@ def test_a_server_that_takes_no_sounds_is_named_with_its_reason_and_the_cure(mod
     deaf = server(None, sound_refusal="At most 0 audio(s) may be provided in one prompt")
     with pytest.raises(CapabilityError, match=r"At most 0 audio.*--limit-mm-per-prompt"):
         media_payload(request(sound()), mode, deaf)
-
-
-def test_the_rust_frontend_gets_no_sounds():
-    rust = server(None, rust_frontend="0.33.0", reads_features=False)
-    with pytest.raises(CapabilityError, match=r"does not decode sounds.*VLLM_USE_RUST_FRONTEND=0"):
-        media_payload(request(sound()), "auto", rust)
 
 
 @pytest.mark.parametrize("mode", ["features", "content_parts", "auto"])

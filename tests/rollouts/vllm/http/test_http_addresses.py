@@ -87,9 +87,9 @@ async def test_the_key_goes_into_the_authorization_header_and_nowhere_else(caplo
         echo = answer({"error": {"message": f"bad header Authorization: Bearer {KEY}"}}, status=401)
         server.script[GENERATE] += [echo, reset(), reset(), reset(), raw(b"nonsense\r\n\r\n"), hold(asyncio.Event())]
         said = [repr(connection), str(response_error("r", await generate(connection), "generating"))]
-        for expected in (ServerUnreachableError, MalformedResultError, ServerTimeoutError):
+        for expected, seconds in ((ServerUnreachableError, 30), (MalformedResultError, 30), (ServerTimeoutError, 0.05)):
             with pytest.raises(expected) as caught:
-                await generate(connection, seconds=0.05)
+                await generate(connection, seconds=seconds)
             said += [str(caught.value), repr(caught.value)]
         await connection.close()
     assert KEY not in "\n".join(said + [record.getMessage() for record in caplog.records])
@@ -181,12 +181,6 @@ def test_the_message_of_an_error_response_is_extracted(body: bytes, said: str) -
 )
 def test_any_body_makes_an_error_of_bounded_length(body: bytes) -> None:
     assert len(str(response_error("r", HttpResponse(500, {}, body), "doing"))) < 2200
-
-
-def test_a_long_body_is_quoted_from_its_beginning_only() -> None:
-    error = response_error("r", HttpResponse(500, {}, b"x" * 5_000_000), "doing")
-    assert len(str(error)) < 2200
-    assert "5000000 bytes" in error.body
 
 
 @pytest.fixture

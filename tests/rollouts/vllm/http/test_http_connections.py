@@ -25,37 +25,12 @@ from rollouts.errors import (
 pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
 
 
-async def test_connections_are_kept_and_used_again(server: FakeVLLM, connection: ServerConnection) -> None:
-    for _ in range(4):
-        await generate(connection)
-    assert [seen.connection for seen in server.requests] == [1, 1, 1, 1]
-
-
-async def test_without_a_keep_alive_time_every_request_has_its_own_connection(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url, limits=HttpLimits(keepalive_seconds=0))
-    for _ in range(2):
-        await generate(connection)
-    assert [seen.connection for seen in server.requests] == [1, 2]
-    await connection.close()
-
-
 async def test_idle_connections_are_closed_without_waiting_for_another_request(server: FakeVLLM) -> None:
     connection = ServerConnection(server.base_url, limits=HttpLimits(keepalive_seconds=0.02))
     await asyncio.gather(*(generate(connection) for _ in range(5)))
     for seen in server.requests:
         await seen.disconnected.wait()
     await connection.close()
-
-
-async def test_the_keep_alive_default_is_below_that_of_the_server() -> None:
-    assert HttpLimits().keepalive_seconds < 5
-
-
-async def test_closing_closes_idle_connections(server: FakeVLLM, connection: ServerConnection) -> None:
-    await asyncio.gather(*(generate(connection) for _ in range(5)))
-    await connection.close()
-    for seen in server.requests:
-        await seen.disconnected.wait()
 
 
 async def test_closing_inside_of_a_stream_or_cancelled_closes_idle_connections_too(
@@ -106,46 +81,6 @@ async def test_the_connections_of_a_loop_are_closed_when_the_loop_ends(server: F
         await seen.disconnected.wait()
 
 
-async def test_a_loop_that_was_closed_without_shutting_down_is_forgotten(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url)
-
-    def careless() -> None:
-        loop = asyncio.new_event_loop()
-        assert loop.run_until_complete(generate(connection)).status == 200
-        loop.close()
-
-    await asyncio.to_thread(careless)
-    assert (await generate(connection)).status == 200
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of the loop that nobody wound up
-        gc.collect()
-    await server.requests[0].disconnected.wait()
-    await connection.close()
-
-
-async def test_closing_closes_the_connections_of_a_loop_before_whatever_came_first_on_this_one(
-    server: FakeVLLM,
-) -> None:
-    connection = ServerConnection(server.base_url)
-
-    def careless() -> None:
-        loop = asyncio.new_event_loop()
-        assert loop.run_until_complete(generate(connection)).status == 200
-        loop.close()
-
-    await asyncio.to_thread(careless)
-    connection.enter("abort")
-    former = connection._former
-    assert former is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of the loop that nobody wound up
-        await connection.close()
-        assert former.session.closed
-        del former
-        gc.collect()
-    await asyncio.wait_for(server.requests[0].disconnected.wait(), 30)
-
-
 async def test_closing_after_a_loop_was_closed_with_a_request_that_ran_ends(server: FakeVLLM) -> None:
     connection = ServerConnection(server.base_url)
     server.script[GENERATE] = [hold(asyncio.Event())]
@@ -163,19 +98,6 @@ async def test_closing_after_a_loop_was_closed_with_a_request_that_ran_ends(serv
         warnings.simplefilter("ignore", ResourceWarning)  # of the loop that nobody wound up
         await asyncio.wait_for(connection.close(), 30)
         gc.collect()
-
-
-async def test_a_connection_whose_first_session_cannot_be_made_makes_another_one(
-    server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(**options: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(connection, "_session", refuse)
-        with pytest.raises(OSError, match="Too many"):
-            await generate(connection)
-    assert (await generate(connection)).status == 200
 
 
 @pytest.mark.slow

@@ -8,8 +8,7 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from fake_model import completion_of
-from fake_responses import answer, busy, hold, raw, reset, stream_pieces
+from fake_responses import busy, raw, reset, stream_pieces
 from fake_server import GENERATE, FakeVLLM, Step
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +16,7 @@ from hypothesis import strategies as st
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.exchange import EventDecoder
 from rollouts.errors import (
-    EngineClosedError,
     MalformedResultError,
-    ServerError,
     ServerTimeoutError,
     ServerUnreachableError,
 )
@@ -94,16 +91,6 @@ def test_corners_of_the_format(text: bytes, events: list[bytes]) -> None:
     assert decoded(text) == events
 
 
-def test_a_character_cut_in_two_is_put_together_again() -> None:
-    text = "data: 象é\n\n".encode()
-    for place in range(len(text)):
-        assert [event.decode() for event in decoded(text[:place], text[place:])] == ["象é"]
-
-
-def test_many_short_events_in_one_piece_do_not_count_together() -> None:
-    assert decoded(b"data: 12345\n\n" * 5000) == [b"12345"] * 5000
-
-
 # Streams.
 
 
@@ -136,16 +123,6 @@ async def collect(connection: ServerConnection, **options: float) -> list[bytes]
         return [event async for event in events]
 
 
-async def test_a_stream_gives_its_events_and_leaves_the_connection_for_the_next(
-    server: FakeVLLM, connection: ServerConnection
-) -> None:
-    for _ in range(3):
-        deltas = [json.loads(event)["choices"][0] for event in await collect(connection)]
-        assert [token for delta in deltas for token in delta["token_ids"]] == completion_of([1, 2, 3], 4)
-        assert [delta["finish_reason"] for delta in deltas] == [None, "length"]
-    assert server.connections == 1
-
-
 async def test_events_are_given_as_they_arrive(server: FakeVLLM, connection: ServerConnection) -> None:
     proceed = asyncio.Event()
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", proceed, b"data: 2\n\ndata: [DONE]\n\n")]
@@ -160,17 +137,6 @@ async def test_a_stream_cut_anywhere_gives_the_same_events(server: FakeVLLM, con
     text = 'data: {"x": "象"}\r\n\r\n: ping\r\n\r\ndata: [DONE]\r\n\r\n'.encode()
     server.script[GENERATE] += [stream_pieces(*(text[place : place + 1] for place in range(len(text))))]
     assert await collect(connection) == ['{"x": "象"}'.encode()]
-
-
-async def test_an_error_status_is_an_error_with_the_message_of_the_server(
-    server: FakeVLLM, connection: ServerConnection
-) -> None:
-    server.script[GENERATE] += [answer({"error": {"message": "no such model"}}, status=404)]
-    with pytest.raises(ServerError, match="no such model") as caught:
-        await collect(connection)
-    assert caught.value.status == 404
-    assert len(await collect(connection)) == 2
-    assert server.connections == 1
 
 
 async def test_a_stream_without_its_end_is_malformed(server: FakeVLLM, connection: ServerConnection) -> None:
@@ -212,19 +178,9 @@ async def test_a_stream_that_breaks_is_not_begun_again_behind_the_callers_back(
     assert losses == [1]
 
 
-async def test_a_busy_server_is_a_status_after_the_last_retry(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url, limits=HttpLimits(retries=0))
-    server.script[GENERATE] += [busy(503)]
-    with pytest.raises(ServerError, match="busy") as caught:
-        await collect(connection)
-    assert caught.value.status == 503
-    await connection.close()
-
-
 async def test_leaving_a_stream_early_closes_its_connection_at_once(
     server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollouts.engines.http.connection._AFTER_DONE_SECONDS", 60)
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
     async with asyncio.timeout(10):
         async with connection.stream(GENERATE, name="s", body=BODY) as events:
@@ -232,30 +188,11 @@ async def test_leaving_a_stream_early_closes_its_connection_at_once(
     await server.requests[0].disconnected.wait()
 
 
-async def test_cancelling_a_stream_closes_its_connection_and_frees_its_slot(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=1))
-    server.script[GENERATE] += [hold(asyncio.Event())]
-    streaming = asyncio.create_task(collect(connection))
-    await server.requests_seen(1)
-    streaming.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await streaming
-    assert len(await collect(connection)) == 2
-    await server.requests[0].disconnected.wait()
-    await connection.close()
-
-
 async def test_the_deadline_runs_until_the_stream_is_left(server: FakeVLLM, connection: ServerConnection) -> None:
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
     with pytest.raises(ServerTimeoutError):
         await collect(connection, seconds=0.05)
     await server.requests[0].disconnected.wait()
-
-
-async def test_a_timeout_of_the_caller_stays_the_callers(connection: ServerConnection) -> None:
-    with pytest.raises(TimeoutError):
-        async with connection.stream(GENERATE, name="s", body=BODY):
-            raise TimeoutError("of the caller")
 
 
 async def test_a_reader_that_pauses_holds_the_server_back() -> None:
@@ -279,22 +216,6 @@ async def test_a_reader_that_pauses_holds_the_server_back() -> None:
                 await asyncio.wait_for(all_sent.wait(), 0.3)
             assert len([event async for event in events]) == count - 1
         await connection.close()
-
-
-async def test_closing_ends_a_stream(server: FakeVLLM, connection: ServerConnection) -> None:
-    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
-    started = asyncio.Event()
-
-    async def read() -> None:
-        async with connection.stream(GENERATE, name="s", body=BODY) as events:
-            async for _ in events:
-                started.set()
-
-    reading = asyncio.create_task(read())
-    await started.wait()
-    await connection.close()
-    with pytest.raises(EngineClosedError):
-        await reading
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import hashlib
 import tracemalloc
 import zlib
 
-import fake_model
 import numpy as np
 import pytest
-from fake_responses import answer, malformed, raw
+from fake_responses import answer, raw
 from fake_server import GENERATE, FakeVLLM
 from http_calls import Clock, generate
 from hypothesis import given
@@ -21,20 +20,12 @@ from rollouts.engines.http.exchange import HttpResponse
 from rollouts.errors import (
     MalformedResultError,
     ServerError,
-    ServerUnreachableError,
 )
 
 pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
 
 
-async def test_a_response_has_its_status_headers_and_body(connection: ServerConnection) -> None:
-    reply = await generate(connection)
-    assert reply.status == 200
-    assert reply.headers["content-type"] == "application/json"
-    assert reply.json()["choices"][0]["token_ids"] == fake_model.completion_of([1, 2, 3], 4)
-
-
-@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 500, 502, 504])
+@pytest.mark.parametrize("status", [400, 408, 500, 502])
 async def test_an_error_status_is_a_response_and_is_not_tried_again(
     server: FakeVLLM, connection: ServerConnection, clock: Clock, status: int
 ) -> None:
@@ -55,16 +46,6 @@ async def test_method_path_parameters_and_headers_arrive_as_given(
     assert seen.query == {"mode": "keep", "clear_cache": "false", "n": "2"}
     assert seen.headers["x-session"] == "e 1"
     assert seen.headers.get("content-length", "0") == "0"
-
-
-async def test_segments_arrive_in_order_with_their_exact_length(server: FakeVLLM, connection: ServerConnection) -> None:
-    pixels = np.arange(2_400_000, dtype=np.uint32).astype(np.uint8)  # several pieces
-    segments = [b'{"a":"', memoryview(pixels), b"", memoryview(b"tail"), b'"}' * 3]
-    server.script["/echo"] += [answer({})]
-    await connection.request("POST", "/echo", name="e", body=segments)
-    (seen,) = server.requests
-    assert seen.body == b"".join(bytes(segment) for segment in segments)
-    assert int(seen.headers["content-length"]) == len(seen.body)
 
 
 @given(sizes=st.lists(st.sampled_from([0, 1, 100, 262_143, 262_144, 262_145, 700_000]), max_size=6))
@@ -165,15 +146,6 @@ async def test_every_framing_of_http_is_read(
     assert clock.slept == []
 
 
-async def test_a_surplus_response_is_not_given_to_the_next_request(
-    server: FakeVLLM, connection: ServerConnection
-) -> None:
-    one = b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n"
-    server.script[GENERATE] += [raw(one + b'"asked"' + one + b'"never"', close=False)]
-    assert (await generate(connection)).json() == "asked"
-    assert (await generate(connection)).json()["request_id"] == "generate-tokens-r"
-
-
 async def test_gzip_is_decoded(server: FakeVLLM, connection: ServerConnection) -> None:
     server.script[GENERATE] += [answer(compress=True)]
     assert (await generate(connection)).json()["request_id"] == "generate-tokens-r"
@@ -198,15 +170,6 @@ async def test_a_broken_cut_or_unknown_encoding_is_an_error(
     with pytest.raises(MalformedResultError, match=r"encoding|compressed"):
         await generate(connection)
     assert len(server.requests) == 1
-
-
-async def test_a_broken_chunk_is_an_error_and_not_an_endless_wait(
-    server: FakeVLLM, connection: ServerConnection, clock: Clock
-) -> None:
-    broken = raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n", close=False)
-    server.script[GENERATE] += [broken] * 20
-    with pytest.raises((MalformedResultError, ServerUnreachableError)):
-        await generate(connection, seconds=30)
 
 
 @pytest.mark.slow
@@ -253,15 +216,6 @@ async def test_an_endless_head_is_an_error(server: FakeVLLM, connection: ServerC
     server.script[GENERATE] += [raw(b"HTTP/1.1 200 OK\r\nx-long: " + b"x" * 200_000)]
     with pytest.raises(MalformedResultError):
         await generate(connection)
-
-
-async def test_broken_json_names_the_request_and_quotes_the_body(
-    server: FakeVLLM, connection: ServerConnection
-) -> None:
-    server.script[GENERATE] += [malformed()]
-    reply = await generate(connection, name="episode-7")
-    with pytest.raises(MalformedResultError, match=r"episode-7.*generate-tokens-r"):
-        reply.json()
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe\xfd", b"[" * 100_000, b"{" + b'"a":{' * 50_000])

@@ -8,7 +8,7 @@ import logging
 import fake_model
 import fake_server
 import pytest
-from fake_responses import answer, busy, half, hang_up, raw, reset
+from fake_responses import answer, busy, half, raw, reset
 from fake_server import GENERATE, FakeVLLM
 from http_calls import GENERATION, Clock, generate
 from hypothesis import given
@@ -44,15 +44,6 @@ async def test_lost_connections_and_busy_servers_are_tried_again(
     assert [seen.body for seen in server.requests] == [b"".join(GENERATION)] * 3
     assert clock.slept[-1] == 0.5
     assert len(clock.slept) == (1 if unanswered else 2)  # the first connection without a response costs no wait
-
-
-async def test_a_request_without_retries_is_sent_once_also_if_nothing_was_answered(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url, limits=HttpLimits(retries=0))
-    server.script[GENERATE] += [reset(), reset()]
-    with pytest.raises(ServerUnreachableError, match="failed once"):
-        await generate(connection)
-    assert len(server.requests) == 1
-    await connection.close()
 
 
 async def test_backoff_doubles_up_to_its_bound_then_the_response_is_returned(server: FakeVLLM, clock: Clock) -> None:
@@ -95,20 +86,6 @@ async def test_a_refused_connection_is_tried_again_and_names_the_server(clock: C
     await connection.close()
 
 
-async def test_a_server_that_comes_back_is_found_again(clock: Clock) -> None:
-    server = FakeVLLM()
-    await server.start()
-    losses: list[int] = []
-    connection = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
-    await asyncio.gather(*(generate(connection) for _ in range(8)))
-    await server.stop()
-    clock.sleep = lambda seconds: server.start()  # type: ignore[method-assign, assignment]
-    assert (await generate(connection)).status == 200
-    assert losses
-    await connection.close()
-    await server.stop()
-
-
 async def test_a_call_that_must_not_happen_twice_is_tried_once_on_a_new_connection(
     server: FakeVLLM, connection: ServerConnection, clock: Clock
 ) -> None:
@@ -121,16 +98,6 @@ async def test_a_call_that_must_not_happen_twice_is_tried_once_on_a_new_connecti
     assert clock.slept == []
 
 
-async def test_a_kept_connection_that_the_server_closed_costs_no_wait(
-    server: FakeVLLM, connection: ServerConnection, clock: Clock
-) -> None:
-    server.script[GENERATE] += [hang_up()] * 5
-    for _ in range(6):
-        assert (await generate(connection)).status == 200
-    assert clock.slept == []
-    assert len(server.requests) == 6
-
-
 async def test_a_kept_connection_that_the_server_closed_does_not_count_as_a_try(server: FakeVLLM, clock: Clock) -> None:
     connection = ServerConnection(server.base_url, limits=HttpLimits(retries=1))
     server.script[GENERATE] += [answer(), reset(), reset(), answer(), *[reset()] * 3]
@@ -140,18 +107,6 @@ async def test_a_kept_connection_that_the_server_closed_does_not_count_as_a_try(
     with pytest.raises(ServerUnreachableError, match="failed 3 times"):
         await generate(connection)
     assert len(clock.slept) == 2
-    await connection.close()
-
-
-async def test_on_lost_is_called_for_broken_connections_only(server: FakeVLLM, clock: Clock) -> None:
-    losses: list[int] = []
-    connection = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
-    server.script[GENERATE] += [busy(503), answer({}, status=500)]
-    await generate(connection)
-    assert losses == []
-    server.script[GENERATE] += [half()]
-    await generate(connection)
-    assert losses == [1]
     await connection.close()
 
 
@@ -181,27 +136,6 @@ def test_a_retry_delay_is_never_negative_and_never_above_its_bound(attempt: int,
     assert 0 <= delay <= 15.25
     if demanded is not None:
         assert delay >= min(demanded, 15)
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("0", 0.0),
-        ("1.5", 1.5),
-        ("Tue, 14 Nov 2023 22:13:20 GMT", 0.0),
-        ("Tue, 14 Nov 2023 22:14:20 GMT", 60.0),
-        ("Tue, 14 Nov 2023 21:00:00 GMT", 0.0),
-        ("Tuesday, 14-Nov-23 22:14:20 GMT", 60.0),
-    ],
-)
-def test_retry_after_is_read_as_a_number_or_a_date(clock: Clock, value: str, seconds: float) -> None:
-    clock.chance = 0.0
-    assert HttpLimits(longest_backoff_seconds=1000).retry_delay(3, value) == seconds
-
-
-@pytest.mark.parametrize("value", [None, "-3", "nan", "inf", "later", "Tue, 99 Nov 2023 22:14:20 GMT"])
-def test_a_retry_after_without_a_meaning_is_ignored(clock: Clock, value: str | None) -> None:
-    assert HttpLimits().retry_delay(3, value) == 1.0
 
 
 @given(st.text())
