@@ -111,6 +111,15 @@ def read_episodes(reader: RecordReader, problems: list[str], *, media: bool = Tr
         problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
 
 
+def printable_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
+    """As `read_episodes`, without the episodes whose values cannot be printed or exported, which `problems` names."""
+    for episode in read_episodes(reader, problems):
+        if episode.violation is None:
+            yield episode
+        else:
+            problems.append(f"{episode.name}: {episode.violation}")
+
+
 def episodes_of_record(
     reader: RecordReader, record: int, number: int, problems: list[str], *, media: bool = True
 ) -> Iterator[Episode]:

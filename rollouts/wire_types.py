@@ -20,8 +20,6 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.EpisodeOutcome": "rollouts.workers.episode_worker",
         "rollouts.FinishReason": "rollouts.engines.protocol",
         "rollouts.Group": "rollouts.runner.group",
-        "rollouts.JobTurn": "rollouts.workers.worker_pool",
-        "rollouts.JobWaiting": "rollouts.workers.worker_pool",
         "rollouts.MediaReference": "rollouts.trajectory.token_node",
         "rollouts.MismatchOutlier": "rollouts.training.mismatch.report",
         "rollouts.MismatchReport": "rollouts.training.mismatch.report",

@@ -40,7 +40,6 @@ EXTRA_OF_PACKAGE = {
     "playwright": "dev",
     "psutil": "dev",
     "pyarrow": "parquet",
-    "pyrage": "tinker",
     "ray": "ray",
     "ruff": "dev",
     "scipy": "eval",

@@ -74,7 +74,6 @@ def compare(
 
 def _print_comparison(comparison: Comparison) -> None:
     from rollouts.report.comparison import changes, counting_line, figure_table, note_lines, pairing_line, run_table
-    from rollouts.report.page import Table
 
     console = Console()
     for note in note_lines(comparison):
@@ -86,9 +85,9 @@ def _print_comparison(comparison: Comparison) -> None:
         print_line("")
         print_line(printable_line(pairing_line(comparison, against)))
         _print_table(figure_table(comparison, against), console, names=3, dropped=["tasks", comparison.runs[0].name])
-        for found in changes(comparison, against):
-            print_line(f"{found.title}:")
-            _print_table(Table(found.title, found.headings, found.rows), console, names=3)
+        for table in changes(comparison, against):
+            print_line(f"{table.label}:")
+            _print_table(table, console, names=3)
 
 
 def _print_table(table: Table, console: Console, *, names: int, dropped: Sequence[str] = ()) -> None:

@@ -242,8 +242,6 @@ def _configuration(tasks: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a configuration file for tasks and the options that take the place of its tables."""
     if (options["--score"] is None) == (options["--environment"] is None):
         exit_with_error("pass either --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME")
-    if options["--model"] is None:
-        exit_with_error("--model: pass the model directory, or the name of the model at a server")
     return {
         "tasks": _tasks(tasks, options["--id-key"]),
         "environment": _environment(options),
@@ -336,7 +334,7 @@ def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
     model, urls, endpoint = options["--model"], options["--base-url"], options["--openai-base-url"]
     key = {} if options["--api-key-env"] is None else {"api_key_env": options["--api-key-env"]}
     if model is None:
-        exit_with_error("--model: pass the name of the model at the server, or its directory")
+        exit_with_error("--model: pass the model directory, or the name of the model at a server")
     if urls and endpoint:
         exit_with_error("--base-url and --openai-base-url: pass one of them, a server or an endpoint")
     if endpoint:

@@ -85,10 +85,9 @@ def _parse(path: Path, text: str, first_line: int = 1) -> Any:
         line = first_line + error.lineno - 1
         cure = ". For one conversation a line, name it .jsonl or pass --row" if error.msg == "Extra data" else ""
         raise CommandFileError(path, f"not JSON: {error.msg}, column {error.colno}{cure}", line=line) from error
-    except RecursionError as error:
-        raise CommandFileError(path, "nested too deep to be parsed") from error
-    except ValueError as error:  # an integer of more than 4,300 digits
-        raise CommandFileError(path, f"not readable as JSON: {error}; write long numbers as text") from error
+    except (RecursionError, ValueError) as error:  # ValueError: an integer of more than 4,300 digits
+        reason = f"not readable as JSON: {error}; nest less deep, and write long numbers as text"
+        raise CommandFileError(path, reason) from error
 
 
 # One character is at most four bytes, and so at most four tokens.
@@ -271,6 +270,18 @@ def legend(rendered: RenderedTokens, view: View) -> Text:
     return line
 
 
+def print_tokens(
+    title: str, rendered: RenderedTokens, cells: Iterable[TokenCell], view: View, console: Console
+) -> None:
+    """Print a title, the legend, the lines of all tokens and the table of counts."""
+    console.print(Text(printable(title), style="bold" if view.colours else ""), soft_wrap=True)
+    console.print(legend(rendered, view), "", sep="\n", soft_wrap=True)
+    for line in token_lines(rendered, cells, view):
+        console.print(line, soft_wrap=True)
+    console.print()
+    print_counts(rendered, console)
+
+
 def print_counts(rendered: RenderedTokens, console: Console) -> None:
     """Print a table of tokens per message: all tokens, message body, sampled."""
     labels = message_labels(rendered)
@@ -415,9 +426,4 @@ def render(
     colours = console.color_system is not None and not console.no_color
     view = View(by, ids, colours, width=console.width if console.is_terminal else None)
     counts = f"{counted(len(rendered.message_roles), 'message')}, {counted(len(rendered), 'token')}"
-    title = f"{conversation} as {model}: {counts}"
-    console.print(Text(printable(title), style="bold" if colours else ""), legend(rendered, view), "", sep="\n")
-    for line in token_lines(rendered, cells, view):
-        console.print(line, soft_wrap=True)
-    console.print()
-    print_counts(rendered, console)
+    print_tokens(f"{conversation} as {model}: {counts}", rendered, cells, view, console)

@@ -45,7 +45,7 @@ def report(
         bool, typer.Option("--unpaired", help="Of several runs: compare the means over all tasks of each.")
     ] = False,
 ) -> None:
-    """Write a report of a run: curves, mismatch, throughput, staleness, errors, best and worst episodes.
+    """Write a report of a run: curves, mismatch, staleness, errors, best and worst episodes.
 
     The run may still be going, or may have been interrupted or killed. The viewer of its episodes is written beside
     the report, which links to it. Of several runs, the report is their comparison.
@@ -61,13 +61,14 @@ def report(
         exit_with_error("--unpaired is for the comparison of several runs; name them, the baseline first")
     if tools is not None and model is None:
         exit_with_error("--tools is used by the viewer's full render only: pass --model, too")
+    if out is not None and len(directories) > 1:
+        if model is not None:
+            exit_with_error("--model is for the viewer of one run, which a comparison does not have; leave it out")
+        write_comparison(directories, out, unpaired=unpaired)
+        print_line(f"comparison of {len(directories)} runs in {out}; open it in a browser")
+        return
     renderer = None if model is None else load_renderer(model)
     offered = None if tools is None else read_tools(tools)
-    if out is not None and len(directories) > 1:
-        paths = write_comparison(directories, out, unpaired=unpaired, renderer=renderer, tools=offered)
-        others = "".join(f", {path.name}" for path in paths[1:])
-        print_line(f"comparison of {len(directories)} runs in {out}{others}; open it in a browser")
-        return
     found = run_directories(Path(directories[0]))
     if out is not None:
         if len(found) > 1 and found[0] != Path(directories[0]):

@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -97,6 +97,7 @@ def serve(
     every request needs the key of --api-key-file.
     """
     from renderers import load_renderer
+    from rollouts.engines.server_kinds import server_engine
     from rollouts.serve.app import create_app
     from rollouts.serve.errors import SessionNotDeliveredError
     from rollouts.serve.gateway.chat_request import GatewayLimits
@@ -111,17 +112,21 @@ def serve(
     with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded
         renderer = load_renderer(model)
         if base_url is None:
-            served, description = _local(model, name), "transformers"
+            from rollouts.engines.local import LocalEngine
+
+            served: Engine = LocalEngine.from_pretrained(model, weight_version="default")
+            name, description = name or model.resolve().name, "transformers"
         else:
             upstream_key = api_key_from_environment(upstream_api_key_env)
-            served = _upstream(name, engine, base_url, upstream_key)
-            description = f"{engine} at {redacted(base_url)}"
+            upstream = server_engine("sglang" if engine == "sglang" else "vllm", base_url, api_key=upstream_key)
+            name = name or asyncio.run(upstream.capabilities()).model
+            served, description = upstream, f"{engine} at {redacted(base_url)}"
         with ExitStack() as at_end:
             on_session_end = None if record is None else at_end.enter_context(RecordWriter(record)).append
             gateway = Gateway(
-                served.engine,
+                served,
                 renderer,
-                model=None if any_model else served.name,
+                model=None if any_model else name,
                 limits=GatewayLimits(max_body_bytes=max_body_mb * 2**20),
                 on_session_end=on_session_end,
             )
@@ -133,12 +138,12 @@ def serve(
                 except SessionNotDeliveredError as error:
                     undelivered.append(error)
 
-            on_shutdown = [close_gateway, served.engine.close]
+            on_shutdown = [close_gateway, served.close]
             app = create_app(gateway, api_key=api_key, hosts=(host,), on_shutdown=on_shutdown)
             url = address(listener)
 
             def report_ready() -> None:
-                print_line(f"serving {served.name} ({description}) at {url} (Ctrl-C ends it)")
+                print_line(f"serving {name} ({description}) at {url} (Ctrl-C ends it)")
                 sys.stdout.flush()  # a program that started this one waits for the line
 
             try:
@@ -146,26 +151,3 @@ def serve(
             finally:  # also after Ctrl-C, which then must not look like an end with everything recorded
                 for error in undelivered:
                     exit_with_error(f"{record}: {', '.join(error.session_ids)} not recorded: {error.reason}")
-
-
-class _Served(NamedTuple):
-    """An engine, and the name of its model."""
-
-    engine: Engine
-    name: str
-
-
-def _local(directory: Path, name: str | None) -> _Served:
-    """The model of a directory, run by transformers in this process."""
-    from rollouts.engines.local import LocalEngine
-
-    engine = LocalEngine.from_pretrained(directory, weight_version="default")
-    return _Served(engine, name or directory.resolve().name)
-
-
-def _upstream(name: str | None, kind: EngineKind, base_url: str, api_key: str | None) -> _Served:
-    """A server that runs the model."""
-    from rollouts.engines.server_kinds import server_engine
-
-    engine = server_engine("sglang" if kind is EngineKind.SGLANG else "vllm", base_url, api_key=api_key)
-    return _Served(engine, name or asyncio.run(engine.capabilities()).model)

@@ -27,21 +27,15 @@ class PeriodicThread:
         self._seconds = seconds
         self._name = name
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin. Has no effect on a thread that runs."""
-        if self._thread is None:
-            self._stopped.clear()
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
-        """End, after the call that is running. Has no effect on a thread that does not run."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._stopped.set()
-            thread.join()
+        """End, after the call that is running."""
+        self._stopped.set()
+        self._thread.join()
 
     def _run(self) -> None:
         failed = False

@@ -24,7 +24,6 @@ from transport.wire.arrays import is_tensor
 _MOST_DEPTH: Final = 20
 _MOST_CHARACTERS: Final = 10_000
 _MOST_DATA_CHARACTERS: Final = 1 << 20
-_MOST_SUMMARY_BYTES: Final = 1 << 20
 
 
 class GroupMetrics(BaseModel):
@@ -163,15 +162,11 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     Raises `CommandFileError` for a file that cannot be read, or is no summary.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read(_MOST_SUMMARY_BYTES + 1)
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CommandFileError(path, f"it cannot be read: {error.strerror or error}") from error
-    if len(content) > _MOST_SUMMARY_BYTES:
-        reason = f"it is larger than {_MOST_SUMMARY_BYTES >> 20} MiB, so it is no summary of a run"
-        raise CommandFileError(path, reason)
     try:
         summary = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -104,10 +104,8 @@ class JsonLinesSink:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        end = _end_of_complete_lines(Path(path))
+        cut_incomplete_line(Path(path))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  `close` closes it
-        if end is not None:
-            self._file.truncate(end)
 
     def write(self, section: str, step: int, values: Mapping[str, float]) -> None:
         metrics = {name: _json_number(value) for name, value in values.items()}
@@ -174,12 +172,12 @@ def last_step(path: Path) -> int:
     return max((int(row["step"]) for row in read_json_lines(path, [])), default=0)
 
 
-def _end_of_complete_lines(path: Path) -> int | None:
-    """Where the last complete line ends, if a killed process left an incomplete one after it."""
-    if not path.exists():
-        return None
-    content = path.read_bytes()
-    return None if content.endswith(b"\n") or not content else content.rfind(b"\n") + 1
+def cut_incomplete_line(path: Path) -> None:
+    """Cut off what stands after the last line feed of a file, if there is one: a killed process has left it."""
+    if path.exists():
+        with open(path, "rb") as lines:
+            end = sum(len(line) for line in lines if line.endswith(b"\n"))
+        os.truncate(path, end)
 
 
 def _json_number(value: float) -> float | str:

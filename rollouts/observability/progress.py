@@ -13,7 +13,7 @@ from rich.text import Text
 from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
 from rollouts.terminal.table import printable_line
-from rollouts.values import check_integer, check_positive
+from rollouts.values import check_positive
 
 _REFRESHES_PER_SECOND = 4.0
 _LABEL_WIDTH = 10
@@ -31,8 +31,7 @@ class ProgressDisplay:
                 ...
 
     A thread writes, at this rate however many episodes run. `total_groups` is the number of tasks, if it is known.
-    `console` is that of standard output unless given. Raises `ArgumentError` for `seconds` that are not above 0 and a
-    negative `total_groups`.
+    `console` is that of standard output unless given. Raises `ArgumentError` for `seconds` that are not above 0.
     """
 
     def __init__(
@@ -44,8 +43,6 @@ class ProgressDisplay:
         seconds: float = 10.0,
     ) -> None:
         number = check_positive("seconds", seconds, "pass a number of seconds above 0")
-        if total_groups is not None:
-            check_integer("total_groups", total_groups, least=0, rule="pass the number of tasks, or None")
         self._metrics = metrics
         self._total_groups = total_groups
         self._console = console or Console()

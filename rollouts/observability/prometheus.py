@@ -7,10 +7,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 from wsgiref.simple_server import WSGIServer
 
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, describe_exception
+from rollouts.errors import MissingExtraError, RolloutsError, describe_exception
 from rollouts.observability.metric_table import METRICS, Metric
 from rollouts.observability.run_metrics import RunMetrics
-from rollouts.values import whole_number
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -30,13 +29,10 @@ class PrometheusEndpoint:
     The names are those of `METRICS` with the prefix `mmrollouts_` and, for counters, the suffix `_total`; labels as in
     the table. The values are read when Prometheus asks for them; the endpoint costs an episode nothing. `host` is the
     loopback address unless given; the endpoint has no password. Port 0 is any free port. `__enter__` raises
-    `RolloutsError` if it cannot listen. Raises `MissingExtraError`, and `ArgumentError` for an invalid port.
+    `RolloutsError` if it cannot listen. Raises `MissingExtraError`.
     """
 
     def __init__(self, metrics: RunMetrics, *, port: int = 9464, host: str = "127.0.0.1") -> None:
-        number = whole_number(port)
-        if number is None or not 0 <= number <= 65535:
-            raise ArgumentError("port", port, "pass an integer from 0 (any free port) to 65535")
         try:
             from prometheus_client import CollectorRegistry
         except ImportError as error:
@@ -45,7 +41,7 @@ class PrometheusEndpoint:
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._host = host
-        self._port = number
+        self._port = port
         self._listening: tuple[WSGIServer, Thread] | None = None
 
     @property
@@ -97,10 +93,11 @@ class PrometheusEndpoint:
 
         try:
             self._listening = start_http_server(self._port, addr=self._host, registry=self.registry)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or describe_exception(error)
+            cure = "pass another port, or port=0 for any that is free"
             raise RolloutsError(
-                f"the metrics endpoint cannot listen on {self._host}:{self._port}: "
-                f"{error.strerror or describe_exception(error)}; pass another port, or port=0 for any that is free"
+                f"the metrics endpoint cannot listen on {self._host}:{self._port}: {reason}; {cure}"
             ) from error
         return self
 

@@ -110,6 +110,13 @@ def length_stops_warning(length_stops: int, turns: int) -> str:
 #: Over how many groups the means of rewards and staleness are taken.
 RECENT_GROUPS = 64
 
+#: The counters that are 0 at first.
+_COUNTED = (
+    *("episodes_started", "episodes_retried", "forks", "length_stops", "groups_finished", "groups_delivered"),
+    *("weight_updates", "weight_update_failures"),
+    *("turns", "prompt_tokens", "completion_tokens", "prompt_images", "prompt_sounds"),
+)
+
 #: Returns metrics that are not counted from events, by their keys (`EngineMonitor`, `RendererStats`).
 Source: TypeAlias = Callable[[], Mapping[str, float]]
 
@@ -137,7 +144,7 @@ class RunMetrics:
         self._retries: list[float] = []
         self._failed_sources: set[int] = set()  # by index
         self._queued: set[str] = set()
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self.histograms = {
             name: Histogram()
             for name in (
@@ -149,10 +156,6 @@ class RunMetrics:
                 "weight_update_seconds",
             )
         }
-        self._engine_seconds = self.histograms["turn_seconds/engine"]
-        self._renderer_seconds = self.histograms["turn_seconds/renderer"]
-        self._environment_seconds = self.histograms["turn_seconds/environment"]
-        self._turns = self._prompt_tokens = self._completion_tokens = self._images = self._sounds = 0
         self._turn_rate, self._token_rate = RecentRate(self._begun), RecentRate(self._begun)
         self._finished: deque[GroupFinished] = deque(maxlen=RECENT_GROUPS)
         self._staleness: deque[int] = deque(maxlen=RECENT_GROUPS)
@@ -179,20 +182,7 @@ class RunMetrics:
         """Every metric that has a value now. A histogram has two keys, `NAME_count` and `NAME_sum`."""
         now = self._clock()
         values: dict[str, float] = {
-            "episodes_started": 0,
-            "episodes_retried": 0,
-            "forks": 0,
-            "length_stops": 0,
-            "groups_finished": 0,
-            "groups_delivered": 0,
-            "weight_updates": 0,
-            "weight_update_failures": 0,
             **self._counts.copy(),
-            "turns": self._turns,
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "prompt_images": self._images,
-            "prompt_sounds": self._sounds,
             "turns_per_second": self._turn_rate.per_second(now),
             "completion_tokens_per_second": self._token_rate.per_second(now),
             "groups_queued": len(self._queued),
@@ -261,14 +251,14 @@ class RunMetrics:
 
     def _turn_finished(self, event: TurnFinished) -> None:
         now = self._clock()
-        self._turns += 1
-        self._prompt_tokens += event.prompt_tokens
-        self._completion_tokens += event.completion_tokens
-        self._images += event.images
-        self._sounds += event.sounds
-        self._engine_seconds.add(event.engine_seconds)
-        self._renderer_seconds.add(event.renderer_seconds)
-        self._environment_seconds.add(event.environment_seconds)
+        self._counts["turns"] += 1
+        self._counts["prompt_tokens"] += event.prompt_tokens
+        self._counts["completion_tokens"] += event.completion_tokens
+        self._counts["prompt_images"] += event.images
+        self._counts["prompt_sounds"] += event.sounds
+        self.histograms["turn_seconds/engine"].add(event.engine_seconds)
+        self.histograms["turn_seconds/renderer"].add(event.renderer_seconds)
+        self.histograms["turn_seconds/environment"].add(event.environment_seconds)
         self._turn_rate.add(1, now)
         self._token_rate.add(event.completion_tokens, now)
 

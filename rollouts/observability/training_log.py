@@ -20,10 +20,10 @@ if TYPE_CHECKING:  # needs torch
 TRAINING_FILE: Final = "training.jsonl"
 MISMATCH_FILE: Final = "mismatch.mmr"
 
-_COLUMNS: Final = {"sampler": "f", "trainer": "f", "sample": "i", "position": "i", "item": "i", "version": "i"}
-_TABLES: Final = ("names", "media_modalities", "versions")
+_COLUMNS: Final = {"sampler": "f", "trainer": "f", "sample": "i", "position": "i", "item": "i"}
+_TABLES: Final = ("names", "media_modalities")
 #: The columns that are indices, and the tables that they are into.
-_TABLE_OF: Final = {"sample": "names", "item": "media_modalities", "version": "versions"}
+_TABLE_OF: Final = {"sample": "names", "item": "media_modalities"}
 
 
 _CURE: Final = "Delete the file if another program wrote it."
@@ -33,21 +33,17 @@ _CURE: Final = "Delete the file if another program wrote it."
 class StepMismatch:
     """The n compared tokens of a training step, as in `rollouts.training.mismatch.ComparedTokens`.
 
-    `sampler` and `trainer` float32 (n,), log-probabilities in nats; `sample`, `position`, `item` and `version` int32
-    (n,). `trainer_version` is the version of the trainer's weights, empty where it is not known.
+    `sampler` and `trainer` float32 (n,), log-probabilities in nats; `sample`, `position` and `item` int32 (n,).
     """
 
     step: int
-    trainer_version: str
     sampler: np.ndarray
     trainer: np.ndarray
     sample: np.ndarray
     position: np.ndarray
     item: np.ndarray
-    version: np.ndarray
     names: tuple[str, ...]
     media_modalities: tuple[str, ...]
-    versions: tuple[str, ...]
 
     @property
     def difference(self) -> np.ndarray:
@@ -83,7 +79,7 @@ class TrainingLog:
         """Write the figures of step `step`; steps ascend. The names are yours; the report draws a curve for each.
 
         `mismatch` adds the figures `mismatch_mean`, `mismatch_max` and `mismatch_kl`, in nats, and keeps the
-        log-probabilities of each token: 24 bytes a token. All sinks get the figures, also where one raises.
+        log-probabilities of each token: 20 bytes a token. All sinks get the figures, also where one raises.
         """
         values = dict(figures)
         if mismatch is not None and mismatch.tokens:
@@ -104,7 +100,7 @@ class TrainingLog:
         compared = mismatch.compared
         columns = {name: getattr(compared, name) for name in _COLUMNS}
         tables = {name: list(getattr(compared, name)) for name in _TABLES}
-        self._mismatch.append({"step": step, "trainer_version": mismatch.trainer_version or "", **columns, **tables})
+        self._mismatch.append({"step": step, **columns, **tables})
 
     def close(self) -> None:
         """Close the files and the sinks, all of them, whatever one raises."""
@@ -123,21 +119,17 @@ class TrainingLog:
 def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> StepMismatch:
     """One record of `mismatch.mmr`. Raises `TransportError`."""
     held = reader[record]
-    if not isinstance(held, dict) or set(held) != {"step", "trainer_version", *_COLUMNS, *_TABLES}:
-        raise MalformedError(f"{path}, record {record} does not hold the columns of compared tokens", _CURE)
-    reason = _violation(held)
-    if reason:
+    if reason := _violation(held):
         raise MalformedError(f"{path}, record {record}: {reason}", _CURE)
     return StepMismatch(**{**held, **{name: tuple(held[name]) for name in _TABLES}})
 
 
-def _violation(held: dict[str, Any]) -> str:
-    """What is wrong with a record that has the names of one; empty where nothing is."""
-    if type(held["step"]) is not int or type(held["trainer_version"]) is not str:
-        return "its step or trainer_version is of another type"
+def _violation(held: Any) -> str:
+    """What is wrong with a record; empty where nothing is."""
+    if not isinstance(held, dict) or set(held) != {"step", *_COLUMNS, *_TABLES}:
+        return "it does not hold the columns of compared tokens"
     for name in _TABLES:
-        table = held[name]
-        if not isinstance(table, list | tuple) or not all(isinstance(entry, str) for entry in table):
+        if not isinstance(held[name], list | tuple) or not all(isinstance(entry, str) for entry in held[name]):
             return f"{name} is no list of texts"
     for name, kind in _COLUMNS.items():
         column = held[name]

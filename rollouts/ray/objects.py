@@ -14,7 +14,7 @@ from ray.exceptions import ObjectLostError
 
 from renderers import MediaSource
 from renderers.process.caches import ByteLRU
-from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
 from transport import decode_frames, encode_frames
 from transport.wire.wire_format import Buffer
@@ -184,10 +184,7 @@ def store_episodes(episodes: Sequence[Trajectory], media: ObjectMedia) -> Stored
     """Write episodes into the object store, and of their media those that are not in it yet.
 
     `media` are the objects that this process has: `RayWorkers.media`, so that an image that came from a worker is not
-    written again. They stay in the store while this process runs and uses the result. Raises `ArgumentError` for
-    anything but a sequence of trajectories, and `EncodeError`.
+    written again. They stay in the store while this process runs and uses the result. Raises `EncodeError`.
     """
-    if not isinstance(episodes, Sequence) or not all(isinstance(one, Trajectory) for one in episodes):
-        raise ArgumentError("episodes", episodes, "pass a list of Trajectory, also for one: [trajectory]")
     frames, sources = frames_and_media(list(episodes))
     return StoredEpisodes(ray.put(frames), media.put(sources.values()), len(episodes))

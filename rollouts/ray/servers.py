@@ -61,23 +61,18 @@ class RayServers(StartAndClose):
     async def start(self) -> None:
         """Start the servers, and return when all are ready.
 
-        Raises `RolloutsError` where this process is not connected, and for the first server that
-        does not start, and `ArgumentError` for a name that an actor has.
+        Raises `RolloutsError` where this process is not connected, and for the first server that does not start.
         """
         require_connection()
         make = ray.remote(ServerActor)
         for name in self.names:
-            try:
-                self._actors.append(make.options(name=name, **self._options).remote(*self._arguments))
-            except ValueError as error:
-                raise ArgumentError("name", name, str(error)) from error
+            self._actors.append(make.options(name=name, **self._options).remote(*self._arguments))
         for name, actor in zip(self.names, self._actors, strict=True):
             try:
                 await actor.base_url.remote()
-            except RayTaskError as error:
-                raise RolloutsError(f"server {name:.80} did not start: {error.cause!s}") from error
             except RayError as error:
-                raise RolloutsError(f"server {name:.80} did not start: {loss_reason(error)}") from error
+                reason = str(error.cause) if isinstance(error, RayTaskError) else loss_reason(error)
+                raise RolloutsError(f"server {name:.80} did not start: {reason}") from error
 
     async def close(self) -> None:
         """End the servers and their actors. A second call does nothing."""

@@ -18,40 +18,31 @@ from rollouts.episodes.environment import resolve
 from rollouts.errors import RolloutsError, describe_exception
 from rollouts.ray.objects import ObjectFrames, ObjectMedia, frames_and_media
 from rollouts.task import MakeEnvironment
-from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver
-from transport import TransportError, decode_frames, encode_frames
+from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver, report_progress
+from transport import TransportError, decode_frames
 
-# Progress of the jobs of a worker: sent in batches while they run, with nothing lost and nothing counted twice.
+# Progress of the jobs of a worker: sent in batches while they run, and as a whole with the result.
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressBatch:
-    """Encoded progress of one job. `first` is the number of the first event; the events of a job count from 0."""
+    """Progress of one job. `first` is the number of the first event; the events of a job count from 0."""
 
     first: int
-    events: ObjectFrames
+    events: tuple[Progress, ...]
 
 
 @dataclass(slots=True)
 class ProgressLog:
-    """The events of a job that its reader may not have. `first` is the number of the first of them."""
+    """The events of a job, of which the first `sent` are in earlier batches."""
 
-    first: int = 0
     events: list[Progress] = field(default_factory=list)
-    sent: int = 0  # events of the last batch
+    sent: int = 0
 
     def batch(self) -> ProgressBatch | None:
-        """All of them; None if there are none but those of the last batch."""
-        if len(self.events) == self.sent:
-            return None
-        self.sent = len(self.events)
-        return ProgressBatch(self.first, ObjectFrames(encode_frames(self.events)))
-
-    def confirm(self) -> None:
-        """The reader has the last batch."""
-        del self.events[: self.sent]
-        self.first += self.sent
-        self.sent = 0
+        """The events that are in no earlier batch; None if there are none."""
+        first, self.sent = self.sent, len(self.events)
+        return ProgressBatch(first, tuple(self.events[first:])) if first < self.sent else None
 
 
 class ProgressReader:
@@ -62,11 +53,10 @@ class ProgressReader:
         self._read = 0
 
     def read(self, batch: ProgressBatch) -> None:
-        """Report the events of a batch that earlier batches did not have. Raises `DecodeError`."""
-        events: Sequence[Any] = decode_frames(batch.events.frames)
-        for event in events[max(0, self._read - batch.first) :]:
-            event.report(self._observer)
-        self._read = max(self._read, batch.first + len(events))
+        """Report the events of a batch that earlier batches did not have."""
+        for event in batch.events[max(0, self._read - batch.first) :]:
+            report_progress(event, self._observer)
+        self._read = max(self._read, batch.first + len(batch.events))
 
 
 MakeEngine: TypeAlias = Callable[[], Engine | ChatEngine | Awaitable[Engine | ChatEngine]]
@@ -91,8 +81,9 @@ class WorkerParts:
 class CallResult:
     """How a call of `WorkerActor.run` ended.
 
-    `outcome` is the encoded `EpisodeOutcome` without its media, whose digests are `media`; `progress` is what may not
-    have been sent yet. `error` is why the job could not be run at all. A job that was cancelled has neither.
+    `outcome` is the encoded `EpisodeOutcome` without its media, whose digests are `media`; `progress` is all that was
+    reported, because it is not known which batches have arrived. `error` is why the job could not be run at all. A job
+    that was cancelled has neither.
     """
 
     outcome: ObjectFrames | None = None
@@ -160,11 +151,9 @@ class WorkerActor:
         assert self._worker is not None
         try:
             sources = await self._received.receive(media, lambda digests: [media[digest] for digest in digests])
-            decoded = decode_frames(job.frames, find_media=sources.get)
+            decoded: EpisodeJob = decode_frames(job.frames, find_media=sources.get)
         except (RolloutsError, RendererError, TransportError) as error:
             return CallResult(error=describe_exception(error))
-        if not isinstance(decoded, EpisodeJob):
-            return CallResult(error=f"a {type(decoded).__name__} is no EpisodeJob")
         return await self._run(call, self._worker, decoded)
 
     async def cancel(self, call: int) -> None:
@@ -185,14 +174,12 @@ class WorkerActor:
         return values[0] if len(values) == 1 else values
 
     async def progress(self, released: Sequence[int]) -> dict[int, ProgressBatch]:
-        """The progress of jobs since the last call, as soon as there is some; the caller has that of the last call.
+        """The progress of jobs since the last call, as soon as there is some.
 
         Forgets the media of the calls `released`.
         """
         for call in released:
             self._media.pop(call, None)
-        for log in self._logs.values():
-            log.confirm()
         batches: dict[int, ProgressBatch] = {}
         while not batches:  # jobs that ended meanwhile took their progress with them
             await self._has_progress.wait()
@@ -228,7 +215,7 @@ class WorkerActor:
             log.events.append(event)
             self._has_progress.set()
 
-        task = self._jobs[call] = asyncio.ensure_future(worker.run(job, ProgressObserver(call, note)))
+        task = self._jobs[call] = asyncio.ensure_future(worker.run(job, ProgressObserver(note)))
         try:
             outcome = await task
         except asyncio.CancelledError:
@@ -237,8 +224,7 @@ class WorkerActor:
             return CallResult()
         finally:
             del self._jobs[call], self._logs[call]
-        log.sent = 0  # it is not known whether the last batch has arrived
         frames, media = frames_and_media(outcome)
         if media:
             self._media[call] = media
-        return CallResult(frames, tuple(media), log.batch())
+        return CallResult(frames, tuple(media), ProgressBatch(0, tuple(log.events)))

@@ -32,7 +32,7 @@ from rollouts.task import MakeEnvironment, check_make_environment
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer, check_positive
 from rollouts.workers import EpisodeJob, EpisodeOutcome, JobObserver, WorkerGoneError, WorkerPool, WorkersClosedError
-from transport import TransportError, decode_frames
+from transport import decode_frames
 
 
 class ActorWorker:
@@ -72,10 +72,7 @@ class ActorWorker:
             self._released.append(call)
 
     async def watch(self) -> str:
-        """Report the progress of the jobs until the actor is lost; why it was lost.
-
-        An actor whose progress cannot be decoded counts as lost, because what its jobs do is not known any more.
-        """
+        """Report the progress of the jobs until the actor is lost; why it was lost."""
         reporting = asyncio.ensure_future(self._report())
         try:
             await asyncio.wait([reporting, self._loss], return_when=asyncio.FIRST_COMPLETED)
@@ -90,13 +87,10 @@ class ActorWorker:
                 batches = await self._actor.progress.remote(released)
             except RayError as error:
                 return loss_reason(error)
-            try:
-                for call, batch in batches.items():
-                    reader = self._readers.get(call)
-                    if reader is not None:
-                        reader.read(batch)
-            except TransportError as error:
-                return f"the progress that it reports cannot be decoded: {error}"
+            for call, batch in batches.items():
+                reader = self._readers.get(call)
+                if reader is not None:
+                    reader.read(batch)
 
     def set_update(self, in_flight: InFlight | None) -> None:
         """As `RemoteWorker.set_update`."""
@@ -112,12 +106,7 @@ class ActorWorker:
                 f"worker {self._name:.80} could not run the episode: {result.error or 'it was cancelled there'}"
             )
         media = await self._media.receive(result.media, lambda digests: self._fetch(call, digests))
-        outcome = decode_frames(result.outcome.frames, find_media=media.get)
-        if not isinstance(outcome, EpisodeOutcome):
-            raise RolloutsError(
-                f"worker {self._name:.80} could not run the episode: it returned a {type(outcome).__name__} "
-                "in place of an EpisodeOutcome"
-            )
+        outcome: EpisodeOutcome = decode_frames(result.outcome.frames, find_media=media.get)
         return outcome
 
     def _fetch(self, call: int, digests: Sequence[str]) -> Sequence[Any]:
@@ -156,7 +145,7 @@ class RayWorkers(WorkerPool, StartAndClose):
     `actor_options` are those of Ray's `ActorClass.options`: `num_cpus` (1 by default), `num_gpus`, `resources`,
     `runtime_env`, `scheduling_strategy` ("SPREAD" by default), `max_restarts` (-1, without limit, by default)... An
     actor for which the cluster has no room waits until there is some, and an autoscaler sees that it waits; the run
-    begins with the first actor that has started. `set_num_workers` changes their number at any time.
+    begins with the first actor that has started.
 
     An episode whose actor is lost runs again on another one, at most `max_losses` times. `media` finds the media that
     this process has in the object store, and is an argument of `store_episodes`.
@@ -178,9 +167,6 @@ class RayWorkers(WorkerPool, StartAndClose):
         media: ObjectMedia | None = None,
     ) -> None:
         check_make_environment(make_environment)
-        for name, make in (("make_engine", make_engine), ("make_renderer", make_renderer)):
-            if not callable(make):
-                raise ArgumentError(name, make, "pass a function, which is called in each worker")
         super().__init__(max_losses=max_losses)
         check_integer("num_workers", num_workers)
         check_integer("episodes_per_worker", episodes_per_worker)
@@ -228,17 +214,6 @@ class RayWorkers(WorkerPool, StartAndClose):
         if self._failure is not None:
             raise self._failure
 
-    def set_num_workers(self, num_workers: int) -> None:
-        """Change the number of workers from now on. Episodes of workers that are removed run again on others.
-
-        Raises `ArgumentError`, and `WorkersClosedError`.
-        """
-        if self._is_over:
-            raise WorkersClosedError
-        check_integer("num_workers", num_workers)
-        self._num_workers = num_workers
-        self._keep_number()
-
     @property
     def places(self) -> dict[str, tuple[str, int]]:
         """The node and the process of each worker that has started, by its name: the id of Ray's node, and the pid."""
@@ -285,7 +260,6 @@ class RayWorkers(WorkerPool, StartAndClose):
             name = f"ray-{next(self._numbers)}"
             keeper = self._keepers[name] = asyncio.ensure_future(self._keep(name, self._new_actor(name)))
             keeper.add_done_callback(partial(self._has_kept, name))
-        self._end(list(self._keepers)[self._num_workers :])
 
     def _has_kept(self, name: str, keeper: asyncio.Task[None]) -> None:
         """The task of a worker has ended. One that failed is reported, and its worker is given up."""

@@ -13,9 +13,11 @@ from rollouts.terminal.table import counted
 _WIDTH, _HEIGHT = 400, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 22, 10, 38  # on the right half of a label, such as 20,000
 _RIGHT_EDGE, _BOTTOM_EDGE = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-#: A curve of positive numbers over more than this factor is drawn with a logarithmic scale.
-_LOGARITHMIC_FROM: Final = 1000.0
-_LEAST_POSITIVE: Final = 1e-12
+#: The size and the edges of all drawings, for the template.
+EDGES: Final = {
+    **{"width": _WIDTH, "height": _HEIGHT},
+    **{"left": _LEFT, "right": _RIGHT_EDGE, "top": _TOP, "bottom": _BOTTOM_EDGE},
+}
 #: Larger numbers cannot be drawn: differences of them have no float.
 _MOST: Final = 1e150
 _NOTHING_DRAWN: Final = "None of its values can be drawn: each is unknown, infinite, or 1e150 or more."
@@ -64,12 +66,6 @@ class Drawing:
     x_ticks: Sequence[Mark] = ()
     curves: Sequence[Sequence[Sequence[tuple[float, float]]]] = ()
     columns: Sequence[Mark] = ()
-    left: int = _LEFT
-    right: int = _RIGHT_EDGE
-    top: int = _TOP
-    bottom: int = _BOTTOM_EDGE
-    width: int = _WIDTH
-    height: int = _HEIGHT
 
     @property
     def headings(self) -> list[str]:
@@ -94,7 +90,7 @@ def draw(chart: Chart) -> Drawing:
         "; ".join(filter(None, [chart.note, left_out])),
         f"From {names[0]} to {names[-1]}. {' '.join(map(_described, chart.lines))}",
         [[name, *cells] for name, cells in zip(names, texts, strict=True)],
-        [Mark(scale.y(tick), _tick_text(tick)) for tick in scale.ticks()],
+        [Mark(scale.y(tick), _tick_text(tick)) for tick in _multiples(scale.low, scale.high, scale.step)],
         [Mark(x, text) for x, text in zip(at[::2], names[::2], strict=True)] if chart.is_histogram else _x_ticks(chart),
         [_pieces(line, at, scale) for line in chart.lines],
         [
@@ -123,34 +119,21 @@ class _Scale(NamedTuple):
 
     low: float
     high: float
-    logarithmic: bool
-    step: float = 0.0  # from tick to tick of a linear scale
+    step: float  # from tick to tick
 
     @classmethod
     def of(cls, values: Sequence[float]) -> _Scale:
         low, high = (0.0 if abs(value) < 1 / _MOST else value for value in (min(values), max(values)))
-        if low >= _LEAST_POSITIVE and high / low > _LOGARITHMIC_FROM:
-            return cls(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)), True)
         if low >= 0 and low < high / 2:
             low = 0.0
         if high - low <= 1e-9 * max(abs(low), abs(high)):
             low, high = (min(low, 0.0), max(high, 0.0)) if low else (0.0, 1.0)
         step = _round_step(low, high) or high - low
-        return cls(math.floor(low / step) * step, math.ceil(high / step) * step, False, step)
+        return cls(math.floor(low / step) * step, math.ceil(high / step) * step, step)
 
     def y(self, value: float) -> float:
-        if self.logarithmic:
-            share = math.log(max(value, _LEAST_POSITIVE) / self.low) / math.log(self.high / self.low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
+        share = (value - self.low) / (self.high - self.low)
         return round(_BOTTOM_EDGE - share * (_BOTTOM_EDGE - _TOP), 1)
-
-    def ticks(self) -> list[float]:
-        if not self.logarithmic:
-            return _multiples(self.low, self.high, self.step)
-        decades = round(math.log10(self.high / self.low))
-        step = max(1, math.ceil(decades / 5))
-        return [self.low * 10.0**power for power in range(0, decades + 1, step)]
 
 
 def _round_step(low: float, high: float, count: int = 4) -> float:

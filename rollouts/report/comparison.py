@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from rollouts.evaluation.comparison import ChangedTask, Comparison, RunDifference
+from rollouts.evaluation.comparison import Comparison, RunDifference
 from rollouts.evaluation.statistics import Difference, Estimate
 from rollouts.report.page import Table
 from rollouts.terminal.table import counted
@@ -69,23 +68,13 @@ def pairing_line(comparison: Comparison, against: RunDifference) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """The tasks that changed most in one direction, and their rows: id, mean total rewards, change."""
-
-    title: str
-    headings: Sequence[str]
-    tasks: Sequence[ChangedTask]
-    rows: Sequence[Sequence[str]]
-
-
-def changes(comparison: Comparison, against: RunDifference) -> Iterator[Changes]:
-    """Of each direction in which a task changed."""
+def changes(comparison: Comparison, against: RunDifference) -> Iterator[Table]:
+    """The tasks that changed most in each direction: id, mean total rewards, change."""
     headings = ["task", comparison.runs[0].name, against.name, "change"]
     for direction, tasks in (("increases", against.most_increased), ("decreases", against.most_decreased)):
         rows = [[one.task_id, *map(_number, (one.baseline, one.run)), _signed(one.run - one.baseline)] for one in tasks]
         if rows:
-            yield Changes(f"Largest {direction} of the total reward", headings, tasks, rows)
+            yield Table(f"Largest {direction} of the total reward", headings, rows)
 
 
 def _value(estimate: Estimate | None) -> str:

@@ -17,8 +17,6 @@ from rollouts.values import mean_and_spread
 _POINTS: Final = 48
 _MAX_TRAINING_CHARTS: Final = 16
 _MAX_METRIC_CHARTS: Final = 8
-#: A time that no clock shows, 31,000 years after 1970, is not known.
-_MOST_SECONDS: Final = 1e12
 
 
 def episode_charts(episodes: Sequence[EpisodeFigures], *, rewarded: bool = True) -> list[Chart]:
@@ -77,28 +75,6 @@ def training_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
         kept = _thinned([step for step in ordered if name in steps[step]])
         ys = [float(steps[step][name]) for step in kept]
         charts.append(Chart(name.replace("_", " "), "step", kept, [Line(name, ys)]))
-    return charts
-
-
-def throughput_charts(episodes: Sequence[EpisodeFigures]) -> list[Chart]:
-    """Turns and sampled tokens a second over time; those of an episode count evenly over its duration."""
-    timed = [episode for episode in episodes if 0 < episode.started_at < _MOST_SECONDS > episode.seconds]
-    if not timed:
-        return []
-    starts = np.array([episode.started_at for episode in timed])
-    ends = starts + np.array([max(episode.seconds, 1e-3) for episode in timed])
-    edges = np.linspace(starts.min(), ends.max(), min(_POINTS, max(len(timed), 2)) + 1)
-    unit, factor = _unit(edges[-1] - edges[0])
-    names = [f"{(a - edges[0]) / factor:.1f} to {(b - edges[0]) / factor:.1f} {unit}" for a, b in pairwise(edges)]
-    xs = (((edges[:-1] + edges[1:]) / 2 - edges[0]) / factor).tolist()
-    charts = []
-    for title, label, amounts in (
-        ("Turns a second", "turns a second", [episode.turns for episode in timed]),
-        ("Tokens a second", "sampled tokens a second", [episode.sampled for episode in timed]),
-    ):
-        until = [np.sum(np.clip((edge - starts) / (ends - starts), 0, 1) * np.asarray(amounts)) for edge in edges]
-        rates = (np.diff(until) / np.diff(edges)).tolist()
-        charts.append(Chart(title, f"{unit} since the first episode began", xs, [Line(label, rates)], names))
     return charts
 
 

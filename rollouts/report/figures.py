@@ -12,11 +12,12 @@ import numpy as np
 
 from rollouts.evaluation.results import EvaluationResults
 from rollouts.observability.group_metrics import GroupMetrics
-from rollouts.observability.training_log import StepMismatch
-from rollouts.report.run_files import RunFiles
+from rollouts.observability.metric_sinks import read_json_lines
+from rollouts.observability.training_log import TRAINING_FILE, StepMismatch
+from rollouts.report.run_files import RUNNER_FILE, RunFiles
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import VersionOrder, finite_number, mean_and_spread
-from rollouts.view.episode_data import ENTROPY
+from rollouts.values import finite_number, mean_and_spread
+from rollouts.view.episode_data import ENTROPY, status
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,6 @@ class EpisodeFigures:
     sampled: int
     surprisal: float
     entropy: float
-    started_at: float
-    seconds: float
     ending: str
     error: str
     truncation_reason: str
@@ -70,29 +69,17 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         sampled=sum(len(node.logprobs) for node in trajectory.nodes),
         surprisal=-mean_and_spread(np.concatenate([np.empty(0), *(node.logprobs for node in trajectory.nodes)])).mean,
         entropy=mean_and_spread(np.concatenate([np.empty(0), *entropies])).mean,
-        started_at=trajectory.started_at,
-        seconds=max(trajectory.seconds, 0.0),
-        ending=_ending(trajectory),
+        ending=status(trajectory),
         error=trajectory.error,
         truncation_reason=trajectory.truncation_reason,
         metrics=metrics,
     )
 
 
-def _ending(trajectory: Trajectory) -> str:
-    if trajectory.error:
-        return "error"
-    if trajectory.truncated:
-        return "truncated"
-    return "done" if trajectory.done else "open"
-
-
 _DECADES: Final = range(-8, 2)
 _EDGES: Final = np.array([0.0, *(10.0**power for power in _DECADES)])
 #: The names of the bins of |difference|, in nats; the last one holds what is no number.
 BINS: Final = ("< 1e-8", *(f"1e{power}" for power in _DECADES[:-1]), ">= 10", "not finite")
-#: Larger lags are counted together.
-MAX_LAG: Final = 8
 
 
 @dataclass(slots=True)
@@ -127,52 +114,13 @@ class Counted:
         self.sum_abs += float(finite.sum())
 
 
-@dataclass(slots=True)
-class MismatchFigures:
-    """`by_lag` is empty where the versions of trainer and sampler are not known or have no order."""
-
-    by_modality: dict[str, Counted] = field(default_factory=dict)
-    by_lag: dict[int, Counted] = field(default_factory=dict)
-    unordered: int = 0  # tokens whose lag is not known
-
-    @property
-    def tokens(self) -> int:
-        return sum(counted.tokens for counted in self.by_modality.values())
-
-
-def of_training(steps: Iterable[StepMismatch]) -> MismatchFigures:
-    """The figures of `mismatch.mmr`.
-
-    Versions are ordered as integers; other names by the order in which they were the trainer's versions.
-    """
-    figures = MismatchFigures()
-    names: list[str] = []
+def by_modality(steps: Iterable[StepMismatch]) -> dict[str, Counted]:
+    """The figures of `mismatch.mmr`."""
+    figures: dict[str, Counted] = {}
     for step in steps:
-        if step.trainer_version and step.trainer_version not in names:
-            names.append(step.trainer_version)
-        difference = step.difference
         for modality in np.unique(step.modality):
-            figures.by_modality.setdefault(str(modality), Counted()).add(difference[step.modality == modality])
-        lag = _lags(step, names)
-        for value in np.unique(lag[lag >= 0]):
-            figures.by_lag.setdefault(int(value), Counted()).add(difference[lag == value])
-        figures.unordered += int((lag < 0).sum())
+            figures.setdefault(str(modality), Counted()).add(step.difference[step.modality == modality])
     return figures
-
-
-def _lags(step: StepMismatch, names: list[str]) -> np.ndarray:
-    """How many versions older than the trainer's the weights of each token are, at most `MAX_LAG`; -1: not known."""
-    order = VersionOrder()
-    if step.trainer_version and order.place(step.trainer_version) is None:
-        order = VersionOrder.of_names(names)
-    places = [order.place(version) for version in step.versions]
-    known = [place for place in places if place is not None]
-    trainer = order.place(step.trainer_version) if step.trainer_version else max(known, default=None)
-    if trainer is None:
-        return np.full(len(step.version), -1)
-    lags = [-1 if place is None or place > trainer else min(trainer - place, MAX_LAG) for place in places]
-    of_tokens: np.ndarray = np.array([*lags, -1])[step.version]
-    return of_tokens
 
 
 _MAX_KINDS: Final = 20
@@ -191,17 +139,18 @@ class ErrorKind:
 class Collected:
     """The contents of a run's directory.
 
-    `complete`: whether all tasks were run, None where nothing says so. `evaluation`: the results of `rollouts eval`, if
-    there are any. `is_partial`: the time was not enough to read all episodes.
+    `mismatch`: the compared tokens by modality. `complete`: whether all tasks were run, None where nothing says so.
+    `evaluation`: the results of `rollouts eval`, if there are any. `is_partial`: the time was not enough to read all
+    episodes.
     """
 
     title: str
     episodes: list[EpisodeFigures] = field(default_factory=list)
-    training: list[dict[str, Any]] = field(default_factory=list)
+    training: list[dict[str, Any]] = field(default_factory=list)  # the lines of training.jsonl: step, time, metrics
     runner: list[dict[str, Any]] = field(default_factory=list)
     groups: list[GroupMetrics] = field(default_factory=list)
     evaluation: EvaluationResults | None = None
-    mismatch: MismatchFigures = field(default_factory=MismatchFigures)
+    mismatch: dict[str, Counted] = field(default_factory=dict)
     complete: bool | None = None
     is_partial: bool = False
     problems: list[str] = field(default_factory=list)
@@ -233,10 +182,11 @@ def collect(files: RunFiles, deadline: float | None = None) -> Collected:
     Raises `RolloutsError` for a file that is none of a run.
     """
     collected = Collected(files.path.resolve().name, problems=files.problems, complete=files.is_complete())
-    collected.training, collected.runner = files.training(), files.runner()
+    collected.training = list(read_json_lines(files.path / TRAINING_FILE, files.problems))
+    collected.runner = list(read_json_lines(files.path / RUNNER_FILE, files.problems))
     collected.groups = list(files.groups())
     collected.evaluation = files.evaluation()
-    collected.mismatch = of_training(files.mismatches(files.problems))
+    collected.mismatch = by_modality(files.mismatches(files.problems))
     for episode in files.episodes() if files.has_episodes else ():
         collected.episodes.append(episode_figures(episode.trajectory, episode.number, episode.record))
         if deadline is not None and time.monotonic() > deadline:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from jinja2 import Environment, Template
 
-from rollouts.report.charts import Chart, Drawing, draw
+from rollouts.report.charts import EDGES, Chart, Drawing, draw
 from rollouts.terminal.table import printable
 from rollouts.view.page import PAGE_END, content_hash, document_head, static_file
 
@@ -69,21 +69,7 @@ class Charts:
     kind: ClassVar = "charts"
 
 
-class Card(NamedTuple):
-    """An episode; `picture` is a data URL made here, or empty."""
-
-    name: Cell
-    facts: str
-    picture: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cards:
-    episodes: Sequence[Card]
-    kind: ClassVar = "cards"
-
-
-Block: TypeAlias = Text | Heading | Facts | Items | Table | Charts | Cards
+Block: TypeAlias = Text | Heading | Facts | Items | Table | Charts
 Section: TypeAlias = tuple[str, Sequence[Block]]
 
 
@@ -96,12 +82,10 @@ def charts_of(charts: Iterable[Chart], otherwise: str = "") -> list[Block]:
 def html_page(title: str, sections: Sequence[Section], link: Cell | None = None) -> bytes:
     """A page of named sections. `link` stands below the title.
 
-    Its content security policy allows its own style and images in data URLs, nothing else.
+    Its content security policy allows its own style, nothing else.
     """
     style = static_file("rollouts.report", "report.css")
-    policy = (
-        f"default-src 'none'; style-src '{content_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    policy = f"default-src 'none'; style-src '{content_hash(style)}'; base-uri 'none'; form-action 'none'"
     shown = visible(title, 200)
     body = _template().render(title=shown, link=link, sections=sections)
     return document_head(html.escape(shown), policy, style) + body.encode("utf-8", "replace") + PAGE_END
@@ -123,6 +107,7 @@ def visible(text: str, longest: int = 2000) -> str:
 def _template() -> Template:
     """The template: each value that it prints is visible, and escaped unless the template itself made it."""
     environment = Environment(autoescape=True, finalize=_finalized, trim_blocks=True, lstrip_blocks=True)
+    environment.globals["edges"] = EDGES
     return environment.from_string(static_file("rollouts.report", "page.html").decode())
 
 

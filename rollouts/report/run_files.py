@@ -6,21 +6,21 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
 from rollouts.errors import CommandFileError, RolloutsError
 from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults
 from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
-from rollouts.observability.metric_sinks import complete_lines, read_json_lines
+from rollouts.observability.metric_sinks import complete_lines
 from rollouts.observability.training_log import (
     MISMATCH_FILE,
     TRAINING_FILE,
     StepMismatch,
     read_step_mismatch,
 )
-from rollouts.trajectory_files import Episode, episodes_of_record
+from rollouts.trajectory_files import Episode, episodes_of_record, read_episodes
 from transport import RecordReader, TransportError
 
 TRAJECTORIES_FILE: Final = "trajectories.mmr"
@@ -44,21 +44,15 @@ class RunFiles:
 
     def episodes(self) -> Iterator[Episode]:
         """The episodes that are written so far and can be read, in order."""
+        found: list[str] = []
         with self._trajectories() as reader:
-            number = 0
-            for record in range(len(reader)):
-                self._first_numbers[record] = number
-                try:
-                    for episode in episodes_of_record(reader, record, number, self.problems):
-                        number += 1
-                        if episode.violation is None:
-                            yield episode
-                        else:
-                            self.problems.append(f"{episode.name}: {episode.violation}")
-                except TransportError as error:
-                    self.problems.append(f"{TRAJECTORIES_FILE}, record {record}: {error}")
-            if reader.truncated_bytes:
-                self.problems.append(f"the last {reader.truncated_bytes} bytes of {TRAJECTORIES_FILE} are incomplete")
+            for episode in read_episodes(reader, found):
+                self._first_numbers.setdefault(episode.record, episode.number)
+                if episode.violation is None:
+                    yield episode
+                else:
+                    found.append(f"{episode.name}: {episode.violation}")
+        self.problems += [f"{TRAJECTORIES_FILE}: {problem}" for problem in found]
 
     def chosen_episodes(self, records: Mapping[int, Collection[int]]) -> Iterator[Episode]:
         """Episodes that `episodes` has yielded, in order: of each record those with the given numbers."""
@@ -89,14 +83,6 @@ class RunFiles:
                     problems.append(f"{MISMATCH_FILE}, record {record}: {error}")
             if reader.truncated_bytes:
                 problems.append(f"the last {reader.truncated_bytes} bytes of {MISMATCH_FILE} are incomplete")
-
-    def training(self) -> list[dict[str, Any]]:
-        """The lines of `training.jsonl`: step, time, metrics."""
-        return list(read_json_lines(self.path / TRAINING_FILE, self.problems))
-
-    def runner(self) -> list[dict[str, Any]]:
-        """The lines of `runner_metrics.jsonl`: step, time, metrics."""
-        return list(read_json_lines(self.path / RUNNER_FILE, self.problems))
 
     def groups(self) -> Iterator[GroupMetrics]:
         """The lines of `metrics.jsonl` that can be read, none where there is no file."""
@@ -149,10 +135,8 @@ def run_directories(path: Path) -> list[Path]:
 
 def open_run(path: Path) -> RunFiles:
     """The files of the directory of a run, a demonstration or a training log. Raises `RolloutsError`."""
-    if not path.exists():
-        raise RolloutsError(f"{path}: there is no such directory; name the output directory of a run")
     if not path.is_dir():
-        raise RolloutsError(f"{path}: it is a file; name the directory of the run: {path.parent}")
+        raise RolloutsError(f"{path}: there is no such directory; name the output directory of a run")
     if not any((path / name).exists() for name in _FILES):
         names = ", ".join(_FILES)
         cure = "name the output directory of `rollouts run` or `rollouts demo`, or of `rollouts tinker` after a step"

@@ -15,12 +15,11 @@ from rollouts.episodes.errors import EpisodeError  # and with it the errors of e
 from rollouts.errors import RolloutsError
 from rollouts.evaluation.results import EvaluationResults
 from rollouts.observability.run_metrics import length_stops_warning
-from rollouts.report.charts import Chart, Line, number_text
-from rollouts.report.curves import episode_charts, group_charts, runner_charts, throughput_charts, training_charts
-from rollouts.report.figures import BINS, MAX_LAG, Collected, Counted, EpisodeFigures
-from rollouts.report.page import Block, Card, Cards, Cell, Facts, Heading, Items, Section, Table, Text, charts_of
+from rollouts.report.charts import Chart, Line, number_text, value_text
+from rollouts.report.curves import episode_charts, group_charts, runner_charts, training_charts
+from rollouts.report.figures import BINS, Collected, EpisodeFigures
+from rollouts.report.page import Block, Cell, Facts, Heading, Items, Section, Table, Text, charts_of
 from rollouts.report.viewer_page import ViewerPage
-from rollouts.terminal.table import counted
 from rollouts.trajectory.token_node import TEACHER_KL
 from rollouts.values import mean_and_spread
 from transport import TransportError
@@ -58,9 +57,7 @@ def sections_of(collected: Collected, viewer: ViewerPage) -> list[Section]:
         ("Summary", _summary(collected)),
         *estimated,
         ("Curves", _curves(collected)),
-        *of_trainer[:2],
-        ("Throughput", _throughput(collected)),
-        *of_trainer[2:],
+        *of_trainer,
         ("Errors", _errors(collected, viewer)),
         ("Episodes", _examples(collected, viewer)),
     ]
@@ -121,11 +118,9 @@ def _summary(collected: Collected) -> list[Block]:
             facts.append(("mean teacher_kl", f"{number_text(mean_and_spread(scored).mean)} nats a token"))
     if collected.training:
         facts.append(("training steps", f"{len({row['step'] for row in collected.training}):,}"))
-    if collected.mismatch.tokens:
-        largest = max(counted.max_abs for counted in collected.mismatch.by_modality.values())
+    if collected.mismatch:
+        largest = max(counted.max_abs for counted in collected.mismatch.values())
         facts.append(("largest mismatch", f"{largest:.2e} nats"))
-        if len(collected.mismatch.by_lag) > 1 and (equal := collected.mismatch.by_lag.get(0)) is not None:
-            facts.append(("largest mismatch at lag 0", f"{equal.max_abs:.2e} nats"))
     facts.append(("report written", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())))
     if collected.problems:
         shown = [problem[:_EXAMPLE] for problem in collected.problems[:_MAX_PROBLEMS]]
@@ -205,51 +200,27 @@ def _training(collected: Collected) -> list[Block]:
 
 
 def _mismatch(collected: Collected) -> list[Block]:
-    """Histograms of |log p(trainer) - log p(sampler)| by modality and by lag."""
-    found = collected.mismatch
-    if not found.tokens:
+    """Histograms of |log p(trainer) - log p(sampler)| by modality."""
+    if not collected.mismatch:
         reason = (
             "The directory has no log-probabilities of a trainer, so the mismatch is not known. A TrainingLog writes "
             "them (mismatch.mmr)."
         )
         return [Text(reason, "absent")]
-    what = f"|log p(trainer) - log p(sampler)| in nats, of {found.tokens:,} sampled tokens, from mismatch.mmr"
-    modalities = {
+    tokens = sum(one.tokens for one in collected.mismatch.values())
+    what = f"|log p(trainer) - log p(sampler)| in nats, of {tokens:,} sampled tokens, from mismatch.mmr"
+    kinds = {
         "tokens before any medium" if name == "text" else f"tokens after {name}": one
-        for name, one in sorted(found.by_modality.items())
+        for name, one in sorted(collected.mismatch.items())
     }
-    parts: list[Block] = [Text(what, "note"), Heading("By modality")]
-    parts += _histograms(modalities)
-    parts.append(Heading("By lag of the weights"))
-    if found.by_lag:
-        parts += _histograms({_lag_label(lag): counted for lag, counted in sorted(found.by_lag.items())})
-    if found.unordered:
-        reason = (
-            f"Of {found.unordered:,} tokens the lag is not known: it needs the version of the trainer's weights, "
-            "which a TrainingLog has from mismatch_report(trainer_version=), and versions with an order."
-        )
-        parts.append(Text(reason, "absent"))
-    return parts
-
-
-def _histograms(kinds: dict[str, Counted]) -> list[Block]:
     bins = list(range(len(BINS)))
     charts = [
         Chart(label, "nats, from", bins, [Line("tokens", one.counts.tolist())], BINS, f"{one.tokens:,} tokens", True)
         for label, one in kinds.items()
     ]
     rows = [[label, f"{one.tokens:,}", f"{one.mean_abs:.2e}", f"{one.max_abs:.2e}"] for label, one in kinds.items()]
-    return [*charts_of(charts), Table("mismatch, nats", ["tokens", "number", "mean", "largest"], rows)]
-
-
-def _lag_label(lag: int) -> str:
-    return f"lag {lag}" if lag < MAX_LAG else f"lag {MAX_LAG} or more"
-
-
-def _throughput(collected: Collected) -> list[Block]:
-    """Turns and tokens a second."""
-    otherwise = "No episode has the time at which it began, so the throughput is not known."
-    return charts_of(throughput_charts(collected.episodes), otherwise)
+    table = Table("mismatch, nats", ["tokens", "number", "mean", "largest"], rows)
+    return [Text(what, "note"), *charts_of(charts), table]
 
 
 def _staleness(collected: Collected) -> list[Block]:
@@ -290,7 +261,7 @@ def _errors(collected: Collected, viewer: ViewerPage) -> list[Block]:
 
 
 def _examples(collected: Collected, viewer: ViewerPage) -> list[Block]:
-    """The episodes with the largest and the smallest environment rewards, with their first media."""
+    """The episodes with the largest and the smallest environment rewards."""
     succeeded = collected.succeeded
     if not succeeded:
         return [Text("No episode ended without an error.", "absent")]
@@ -300,23 +271,27 @@ def _examples(collected: Collected, viewer: ViewerPage) -> list[Block]:
         if not collected.is_rewarded:
             reward = "no reward that is recorded"
         sentence = f"All episodes have {reward}; these are some of them."
-        return [Text(sentence, "absent"), _cards(best, viewer, with_reward=False)]
+        return [Text(sentence, "absent"), _table("some episodes", best, viewer)]
     return [
         Heading("Largest environment rewards"),
-        _cards(best, viewer),
+        _table("largest environment rewards", best, viewer),
         Heading("Smallest environment rewards"),
-        _cards(worst, viewer),
+        _table("smallest environment rewards", worst, viewer),
     ]
 
 
-def _cards(episodes: Sequence[EpisodeFigures], viewer: ViewerPage, *, with_reward: bool = True) -> Cards:
-    cards = []
-    for episode in episodes:
-        reward = [f"environment reward {number_text(episode.environment_reward)}"] if with_reward else []
-        sampled = counted(episode.sampled, "sampled token")
-        facts = " · ".join([*reward, counted(episode.turns, "turn"), sampled, episode.ending])
-        cards.append(Card(_link(episode, viewer), facts, viewer.thumbnails.get(episode.number, "")))
-    return Cards(cards)
+def _table(label: str, episodes: Sequence[EpisodeFigures], viewer: ViewerPage) -> Table:
+    rows: list[list[str | Cell]] = [
+        [
+            _link(episode, viewer),
+            value_text(episode.environment_reward),
+            f"{episode.turns:,}",
+            f"{episode.sampled:,}",
+            episode.ending,
+        ]
+        for episode in episodes
+    ]
+    return Table(label, ["episode", "environment reward", "turns", "sampled tokens", "how it ended"], rows)
 
 
 def _link(episode: EpisodeFigures, viewer: ViewerPage, *, below: str = "") -> Cell:

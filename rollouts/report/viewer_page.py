@@ -17,26 +17,18 @@ from rollouts.report.run_files import RunFiles
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view import write_html
 from rollouts.view.episode_data import TrainerTokens
-from rollouts.view.media_frames import display_medium
-from rollouts.view.sounds import waveform_picture
 
 #: Bounds of the page, about 25 MB.
 MAX_EPISODES: Final = 500
 MAX_TOKENS: Final = 3_000_000
 
-_THUMBNAIL_SIDE: Final = 96
-
 
 @dataclass(frozen=True, slots=True)
 class ViewerPage:
-    """The written page. `places` maps the number of an episode to its number on the page.
-
-    `thumbnails` maps an episode to its first image or waveform, a URL of its data, where it could be decoded.
-    """
+    """The written page. `places` maps the number of an episode to its number on the page."""
 
     name: str = ""
     places: Mapping[int, int] = field(default_factory=dict)
-    thumbnails: Mapping[int, str] = field(default_factory=dict)
 
     def link(self, number: int) -> str | None:
         """The relative address of an episode on the page."""
@@ -59,15 +51,11 @@ def write_viewer_page(
     if not chosen:
         return ViewerPage()
     places: dict[int, int] = {}
-    thumbnails: dict[int, str] = {}
-    wanted = {episode.number for episode in linked}
 
     def trajectories() -> Iterator[Trajectory]:
         for episode in files.chosen_episodes(_by_record(chosen)):
             if deadline is not None and time.monotonic() > deadline and places:
                 return
-            if episode.number in wanted and (picture := _thumbnail(episode.trajectory)):
-                thumbnails[episode.number] = picture
             places[episode.number] = len(places)
             yield episode.trajectory
 
@@ -75,18 +63,16 @@ def write_viewer_page(
     title = f"{collected.title}: {len(chosen)} of {total} episodes" if len(chosen) < total else collected.title
     compared = compared_tokens(files, {episode.episode_id for episode in chosen})
     write_html(trajectories(), path, renderer=renderer, tools=tools, compared=compared, title=title, allow_unused=True)
-    return ViewerPage(path.name, places, thumbnails)
+    return ViewerPage(path.name, places)
 
 
 def choose_episodes(episodes: Sequence[EpisodeFigures], linked: Sequence[EpisodeFigures]) -> list[EpisodeFigures]:
-    """The linked ones, then their groups, then others at equal distances, within the bounds; in order."""
-    groups = {episode.group_id for episode in linked if episode.group_id}
-    of_groups = [episode for episode in episodes if episode.group_id in groups]
+    """The linked ones, then others at equal distances, within the bounds; in order."""
     count = min(len(episodes), MAX_EPISODES)
     spread = [episodes[int(at)] for at in np.linspace(0, len(episodes) - 1, count)] if count else []
     chosen: dict[int, EpisodeFigures] = {}
     tokens = 0
-    for episode in (*linked, *of_groups, *spread):
+    for episode in (*linked, *spread):
         if episode.number in chosen:
             continue
         tokens += episode.tokens
@@ -125,15 +111,3 @@ def _by_record(chosen: Sequence[EpisodeFigures]) -> dict[int, set[int]]:
     for episode in chosen:
         records[episode.record].add(episode.number)
     return records
-
-
-def _thumbnail(trajectory: Trajectory) -> str:
-    """The first image, frame or waveform, made from the decoded medium, as a data URL; empty where there is none."""
-    for reference in trajectory.all_media():
-        medium = display_medium(reference.source, reference.modality, _THUMBNAIL_SIDE)
-        if sound := medium.get("sound"):
-            return waveform_picture(sound["peaks"])
-        for frame in medium["frames"]:
-            return f"data:{frame['type']};base64,{frame['data']}"
-        return ""
-    return ""

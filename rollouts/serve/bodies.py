@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from rollouts.errors import short_repr
-from rollouts.serve.errors import RequestError
+from rollouts.serve.errors import RequestError, invalid_field
 
 #: More values than messages, schemas and options of a request have.
 MAX_JSON_VALUES: Final = 2**22
@@ -38,9 +38,6 @@ def has_more_values(data: bytes, limit: int) -> bool:
 
 # A body of more bytes is parsed in a thread, because parsing it would delay the other requests of the loop.
 _LARGE_BODY = 256 * 2**10
-# Errors that are listed, and the characters of each: an error quotes the value.
-_MAX_LISTED_ERRORS = 10
-_MAX_ERROR_CHARACTERS = 1000
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
@@ -82,10 +79,22 @@ def _validated(data: bytes, kind: type[Body]) -> Body:
     try:
         return kind.model_validate(_loads(data))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        places = [".".join(["body", *map(str, each["loc"])]) for each in found]
-        lines = [str({**each, "loc": place})[:_MAX_ERROR_CHARACTERS] for each, place in zip(found, places, strict=True)]
-        raise RequestError(400, _listed(lines), places[0]) from error
+        raise invalid_body(error) from error
+
+
+def invalid_body(error: ValidationError) -> RequestError:
+    """The first error that pydantic found, with its place and value."""
+    first = error.errors(include_url=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
+    if first["type"] == "extra_forbidden":
+        return unknown_field(place)
+    value = "missing" if first["type"] == "missing" else short_repr(first["input"])
+    message = "Input should be an object" if first["type"] == "model_type" else first["msg"]
+    return invalid_field(f"{place} is {value}: {message}", place)
+
+
+def unknown_field(name: str) -> RequestError:
+    return invalid_field(f"unknown field {short_repr(name)[1:-1]}; leave it out", name[:80])
 
 
 def _loads(data: bytes) -> Any:
@@ -103,15 +112,6 @@ def _loads(data: bytes) -> Any:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
-
-
-def _listed(lines: list[str]) -> str:
-    """Errors of validation as one text."""
-    noun = "error" if len(lines) == 1 else "errors"
-    shown = [f"  {line}" for line in lines[:_MAX_LISTED_ERRORS]]
-    if len(lines) > len(shown):
-        shown.append(f"  ...and {len(lines) - len(shown)} more {noun}")
-    return "\n".join([f"{len(lines)} validation {noun}:", *shown])
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

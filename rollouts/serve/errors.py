@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import Match
 
 from renderers import RendererError
 from renderers.errors import MediaError, MessageError, PlaceholderCountError, TemplateError, TokenizerError
@@ -211,7 +211,7 @@ async def on_unrouted(request: Request, error: Exception) -> Response:
         response = error_response(RequestError(error.status_code, message, code="method_not_supported"))
         response.headers["Allow"] = ", ".join(methods)
     else:
-        routes = ", ".join(_openai_routes(request.app.routes))
+        routes = "POST /v1/chat/completions and GET /v1/models"
         message = f"{_quoted(request)}: there is no such route. The routes of OpenAI's API are {routes}"
         response = error_response(RequestError(error.status_code, message, code="unknown_url"))
     return response
@@ -221,12 +221,6 @@ def _methods(request: Request) -> list[str]:
     """The methods of all routes with the path of the request."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
     return sorted({method for route in routes for method in route.methods or ()})
-
-
-def _openai_routes(routes: Iterable[BaseRoute]) -> list[str]:
-    """Method and path of the routes whose path a client of OpenAI's API makes of its base URL."""
-    found = [route for route in routes if isinstance(route, Route) and route.path.startswith("/v1/")]
-    return sorted(f"{'GET' if 'GET' in (route.methods or ()) else 'POST'} {route.path}" for route in found)
 
 
 def _quoted(request: Request) -> str:

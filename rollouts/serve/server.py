@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,17 @@ _BACKLOG = 2048
 
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that is bound to the address; port 0 is any free one. Raises `RolloutsError`."""
-    try:
-        ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
-        raise _not_listening(host, port, str(error)) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _not_listening(host, port, error.strerror or str(error)) from error
+    with ExitStack() as on_error:
+        try:
+            ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            listener = on_error.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except (OSError, OverflowError) as error:
+            raise _not_listening(host, port, getattr(error, "strerror", None) or str(error)) from error
+        on_error.pop_all()
     return listener
 
 

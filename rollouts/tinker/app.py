@@ -104,23 +104,33 @@ class _Routes:
         self._max_body_bytes = max_body_bytes
 
     def routes(self) -> list[Route]:
+        service = self._service
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "client/config": self._answers({}),
             "client/dynamic_config": self._answers({"sample_cancel_enabled": True}),
             "telemetry": self._answers({"status": "accepted"}),
-            "create_session": self._with(types.CreateSessionRequest, self._create_session),
-            "session_heartbeat": self._with(types.SessionHeartbeatRequest, self._heartbeat),
+            "create_session": self._with(
+                types.CreateSessionRequest, lambda body: service.create_session(body.user_metadata, body.display_name)
+            ),
+            "session_heartbeat": self._with(
+                types.SessionHeartbeatRequest, lambda body: service.heartbeat(body.session_id)
+            ),
             "create_model": self._with(types.CreateModelRequest, self._create_model),
-            "get_info": self._with(types.GetInfoRequest, self._get_info),
-            "unload_model": self._with(types.UnloadModelRequest, self._unload),
+            "get_info": self._with(types.GetInfoRequest, lambda body: service.info(body.model_id)),
+            "unload_model": self._with(types.UnloadModelRequest, lambda body: service.unload(body.model_id)),
             "forward_backward": self._train,
             "optim_step": self._with(types.OptimStepRequest, self._optim_step),
             "save_weights": self._with(types.SaveWeightsRequest, self._save_weights),
             "save_weights_external": self._with(types.SaveWeightsExternalRequest, self._save_external),
             "load_weights": self._with(types.LoadWeightsRequest, self._load_weights),
             "save_weights_for_sampler": self._with(types.SaveWeightsForSamplerRequest, self._save_for_sampler),
-            "create_sampling_session": self._with(types.CreateSamplingSessionRequest, self._create_sampling_session),
-            "asample": self._with(types.SampleRequest, self._sample),
+            "create_sampling_session": self._with(
+                types.CreateSamplingSessionRequest,
+                lambda body: service.create_sampling_session(
+                    body.session_id, body.sampling_session_seq_id, body.base_model, body.model_path
+                ),
+            ),
+            "asample": self._with(types.SampleRequest, service.sample),
             "retrieve_future": self._retrieve,
             "cancel_future": self._cancel,
         }
@@ -173,24 +183,12 @@ class _Routes:
 
     # Sessions and models.
 
-    async def _create_session(self, body: types.CreateSessionRequest) -> Any:
-        return await self._service.create_session(body.user_metadata, body.display_name)
-
-    def _heartbeat(self, body: types.SessionHeartbeatRequest) -> Any:
-        return self._service.heartbeat(body.session_id)
-
     def _create_model(self, body: types.CreateModelRequest) -> Any:
         lora = None if body.lora_config is None else body.lora_config.model_dump()
         return self._service.create_model(
             body.session_id, body.model_seq_id, body.base_model, lora,
             optimizer=body.optimizer_config.type, metadata=body.user_metadata,
         )  # fmt: skip
-
-    def _get_info(self, body: types.GetInfoRequest) -> Any:
-        return self._service.info(body.model_id)
-
-    def _unload(self, body: types.UnloadModelRequest) -> Any:
-        return self._service.unload(body.model_id)
 
     # Training.
 
@@ -221,10 +219,11 @@ class _Routes:
         )  # fmt: skip
 
     def _save_external(self, body: types.SaveWeightsExternalRequest) -> Any:
+        if body.age_encryption_recipients:
+            raise RequestError(400, "age_encryption_recipients: this server does not encrypt; leave them out")
         return self._service.save_named(
-            body.model_id, body.seq_id, "external_weights", body.path,
-            age_keys=body.age_encryption_recipients, ttl_seconds=body.ttl_seconds,
-        )  # fmt: skip
+            body.model_id, body.seq_id, "external_weights", body.path, ttl_seconds=body.ttl_seconds
+        )
 
     def _load_weights(self, body: types.LoadWeightsRequest) -> Any:
         if body.weights_access_token is not None:
@@ -251,14 +250,6 @@ class _Routes:
         return self._service.save_for_session(body.model_id, body.seq_id, body.sampling_session_seq_id)
 
     # Sampling and results.
-
-    def _create_sampling_session(self, body: types.CreateSamplingSessionRequest) -> Any:
-        return self._service.create_sampling_session(
-            body.session_id, body.sampling_session_seq_id, body.base_model, body.model_path
-        )
-
-    def _sample(self, body: types.SampleRequest) -> Any:
-        return self._service.sample(body)
 
     async def _retrieve(self, request: Request) -> Response:
         request_id = _request_id(await read_object(request))

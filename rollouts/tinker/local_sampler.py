@@ -17,7 +17,6 @@ from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.requests import SampleRequest, SampleResult
 from rollouts.tinker.sampler import Endings, SavedWeights, generated
 from rollouts.training.trainer import Trainer
-from rollouts.values import check_integer
 
 #: A batch begins once no request has arrived for as long; those that come later wait until it has ended.
 _GATHER_SECONDS = 0.02
@@ -34,13 +33,13 @@ class LocalSampler:
 
     def __init__(self, trainer: Trainer, *, max_adapters: int = 32, max_models: int = 2) -> None:
         self._trainer = trainer
-        self._max_adapters = check_integer("max_adapters", max_adapters)
+        self._max_adapters = max_adapters
         self._endings = Endings.of_model(trainer.directory)
         self._steps = _TrainingSteps()
         self._shared: _EngineOfModel | None = None
         self._starting: SingleFlight[_EngineOfModel] = SingleFlight()
         self._copies: BoundedPool[SavedWeights, _EngineOfModel] = BoundedPool(
-            check_integer("max_models", max_models), self._load, lambda _, copy: copy.close()
+            max_models, self._load, lambda _, copy: copy.close()
         )
         self._closed = False
 

@@ -6,9 +6,9 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -20,6 +20,9 @@ from rollouts.errors import short_repr
 from rollouts.serve.bodies import read_object
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.run_directory import Checkpoint, Kind, RunDirectory, TrainingRun
+
+if TYPE_CHECKING:
+    from rollouts.tinker.service import Service, Session
 
 _API: Final = "/api/v1"
 #: Requests below this path need no key: their URLs are signed.
@@ -52,47 +55,13 @@ _REFUSED: Final[Mapping[tuple[str, str], str]] = {
 }
 
 
-class Session(Protocol):
-    """A session of a client. Its training runs are on disk."""
-
-    @property
-    def session_id(self) -> str: ...
-    @property
-    def sampler_ids(self) -> Sequence[str]: ...
-    @property
-    def user_metadata(self) -> Mapping[str, str] | None: ...
-    @property
-    def display_name(self) -> str | None: ...
-
-
-class SamplingSession(Protocol):
-    """What a sampling session samples from. `model_path`: the URI of its weights; None: the base model itself."""
-
-    @property
-    def base_model(self) -> str: ...
-    @property
-    def model_path(self) -> str | None: ...
-
-
-class Registry(Protocol):
-    """What a running server has besides its directory. The methods are called on its event loop."""
-
-    def sessions(self) -> Sequence[Session]:
-        """The oldest first."""
-
-    def sampling_session(self, sampling_session_id: str) -> SamplingSession | None: ...
-
-    def finish_session(self, session_id: str) -> None:
-        """End a session. One that has ended stays as it is."""
-
-
-def rest_routes(directory: RunDirectory, registry: Registry) -> list[Route]:
+def rest_routes(directory: RunDirectory, service: Service) -> list[Route]:
     """The routes, below /api/v1. Their errors, `RequestError` and `ArgumentError`, are answered by the application.
 
     Files of checkpoints are fetched from signed URLs below `FILES_PATH`, without a key, for an hour and while this
     server runs.
     """
-    runs, sessions, files = _Runs(directory), _Sessions(directory, registry), _Files(directory)
+    runs, sessions, files = _Runs(directory), _Sessions(directory, service), _Files(directory)
     routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
         ("GET", "/training_runs"): runs.page,
         ("GET", "/training_runs/{model_id}"): runs.get,
@@ -244,14 +213,14 @@ class _Files:
 class _Sessions:
     """Those of the running server, and those of earlier ones that have training runs."""
 
-    def __init__(self, directory: RunDirectory, registry: Registry) -> None:
+    def __init__(self, directory: RunDirectory, service: Service) -> None:
         self._directory = directory
-        self._registry = registry
+        self._service = service
 
     async def page(self, request: Request) -> Response:
         limit, offset = _page(request, limit=20)
         runs = await run_in_threadpool(self._directory.training_runs)
-        running = [each.session_id for each in self._registry.sessions()]
+        running = [each.session_id for each in self._service.sessions()]
         found = list(dict.fromkeys([*reversed(running), *(run.session_id for run in runs)]))
         return JSONResponse({"sessions": found[offset : offset + limit]})
 
@@ -266,12 +235,12 @@ class _Sessions:
     async def finish(self, request: Request) -> Response:
         session, _ = await self._find(request)
         if session is not None:
-            self._registry.finish_session(session.session_id)
+            self._service.finish_session(session.session_id)
         return Response(status_code=204)
 
     async def sampler(self, request: Request) -> Response:
         sampler_id = request.path_params["sampler_id"]
-        found = self._registry.sampling_session(sampler_id)
+        found = self._service.sampling_session(sampler_id)
         if found is None:
             raise RequestError(404, f"there is no sampling session {sampler_id!r:.200} here; create one")
         return JSONResponse({"sampler_id": sampler_id, "base_model": found.base_model, "model_path": found.model_path})
@@ -281,7 +250,7 @@ class _Sessions:
         session_id = request.path_params["session_id"]
         runs = await run_in_threadpool(self._directory.training_runs)
         run_ids = [run.model_id for run in reversed(runs) if run.session_id == session_id]
-        session = next((each for each in self._registry.sessions() if each.session_id == session_id), None)
+        session = next((each for each in self._service.sessions() if each.session_id == session_id), None)
         if session is None and not run_ids:
             raise RequestError(404, f"there is no session {session_id!r:.200} here; create one")
         return session, run_ids

@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args
 from rollouts.errors import ArgumentError
 from rollouts.files import replaced_file
 from rollouts.serve.errors import RequestError
-from rollouts.values import check_choice, check_integer
+from rollouts.values import check_integer
 from transport.errors import FileLockedError
 from transport.records.file_lock import open_locked, unlock
 
@@ -120,8 +120,6 @@ class RunDirectory:
     def add_run(self, run: TrainingRun) -> Path:
         """Write what is trained. Returns the directory of the run, for other files about it."""
         directory = self._path(run.model_id)
-        if os.path.lexists(directory):
-            raise ArgumentError("model_id", run.model_id, "there is a run with this id; pass another one")
         directory.mkdir()
         _write(directory / "run.json", run)
         return directory
@@ -185,8 +183,6 @@ class RunDirectory:
         try:
             path.parent.mkdir(exist_ok=True)
             yield path
-            if not path.is_dir():
-                raise ArgumentError("name", name, f"nothing is at {path}, or it was deleted while it was written")
             size = sum(each.stat().st_size for each in _files(path).values())
             checkpoint = Checkpoint(model_id, kind, name, self._now(), size, user_metadata, expires_at)
             _write(_about(path), checkpoint)
@@ -272,8 +268,6 @@ class RunDirectory:
             raise ArgumentError("model_id", model_id, _NAME_RULE)
         path = self.directory / model_id
         if kind is not None and name is not None:
-            if kind != _UNLISTED:
-                check_choice("kind", kind, Kind)
             if not _is_checkpoint_name(name):
                 raise ArgumentError("name", name, f"{_NAME_RULE}, and do not end with .json")
             path = path / kind / name

@@ -21,7 +21,6 @@ from rollouts.engines.protocol import Completion, FinishReason, WeightSpan
 from rollouts.errors import InvalidTurnError
 from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import check_integer, check_positive
 from transport import RecordWriter, TransportError
 
 log = logging.getLogger("rollouts.tinker")
@@ -65,7 +64,7 @@ class SampleRecords:
     begins another one. A process that is killed loses the trees that it has not written. What cannot be written is
     logged, and sampling goes on. Threads may share it.
 
-    Raises `ArgumentError`, and for the file what `RecordWriter` raises.
+    Raises for the file what `RecordWriter` raises.
     """
 
     def __init__(
@@ -77,8 +76,8 @@ class SampleRecords:
         max_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._idle_seconds = check_positive("idle_seconds", idle_seconds)
-        self._max_bytes = check_integer("max_bytes", max_bytes)
+        self._idle_seconds = idle_seconds
+        self._max_bytes = max_bytes
         self._decode = decode
         self._clock = clock
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -96,10 +95,8 @@ class SampleRecords:
         request: SampleRequest,
         result: SampleResult,
         weight_version: str,
-        *,
-        seconds: float = 0.0,
     ) -> None:
-        """Record the sequences of a request; `seconds`: how long it took.
+        """Record the sequences of a request.
 
         A request that asks for the log-probabilities of its prompt and samples one token because it has to is left out.
         """
@@ -112,7 +109,7 @@ class SampleRecords:
             try:
                 prompt = self._rendered(request.prompt)
                 for number, sequence in enumerate(result.sequences):
-                    self._add(tree.trajectory, prompt, number, sequence, weight_version, seconds)
+                    self._add(tree.trajectory, prompt, number, sequence, weight_version)
             except InvalidTurnError as error:
                 log.error("a sample of session %s is not recorded: %s", session_id, error)
             self._count(tree, before)
@@ -171,7 +168,6 @@ class SampleRecords:
         number: int,
         sequence: SampledSequence,
         weight_version: str,
-        seconds: float,
     ) -> None:
         ids = sequence.token_ids
         completion = Completion(
@@ -182,7 +178,7 @@ class SampleRecords:
             weight_spans=(WeightSpan(weight_version, 0, len(ids)),),
         )
         text = "" if self._decode is None else self._decode(ids.tolist())
-        trajectory.add_turn(prompt, completion, {"role": "assistant", "content": text}, seconds=seconds)
+        trajectory.add_turn(prompt, completion, {"role": "assistant", "content": text})
 
     def _count(self, tree: _Tree, before: int) -> None:
         """Count the nodes from number `before` on; an image as often as trees have it."""

@@ -17,7 +17,6 @@ from rollouts.engines.protocol import TopLogprobs
 from rollouts.errors import ArgumentError, SampleError, as_unicode, short_repr
 from rollouts.models.lora_modules import LoraOptions
 from rollouts.serve.errors import RequestError
-from rollouts.tinker.age_encryption import encrypt_files, read_recipients
 from rollouts.tinker.backend import Backend
 from rollouts.tinker.futures import Futures, Turns
 from rollouts.tinker.mismatch import mismatch
@@ -178,8 +177,7 @@ class Service:
         """Begin an adapter, or without `lora` the training of all parameters."""
         session = self.session(session_id)
         self._check_base_model(base_model)
-        if optimizer != "adamw":
-            raise RequestError(400, f"optimizer_config.type is {short_repr(optimizer)}; this server has adamw")
+        _check_optimizer(optimizer)
         options = None if lora is None else self._lora_options(**lora)
         texts = _texts(metadata)
 
@@ -195,8 +193,7 @@ class Service:
     ) -> Json:  # fmt: skip
         """Begin a model with the weights of a checkpoint, and its options."""
         session = self.session(session_id)
-        if optimizer not in (None, "adamw"):
-            raise RequestError(400, f"optimizer_config.type is {short_repr(optimizer)}; this server has adamw")
+        _check_optimizer(optimizer)
         name = base_model or self.backend.names[0]
         self._check_base_model(name)
         texts = _texts(metadata)
@@ -392,17 +389,14 @@ class Service:
 
     def save_named(
         self, model_id: str, seq_id: int | None, kind: Literal["sampler_weights", "external_weights"], name: str,
-        *, age_keys: Sequence[str] | None = None, **options: Any,
+        **options: Any,
     ) -> Json:  # fmt: skip
-        """Save what can be sampled from, or downloaded, as a checkpoint; encrypted to public keys of age, if any."""
+        """Save what can be sampled from, or downloaded, as a checkpoint."""
         model = self.model(model_id)
 
         async def work() -> Json:
-            recipients = read_recipients(age_keys or ())
             with self.directory.saving(model_id, kind, name, **_checked(options)) as path:
                 await self.backend.train(self.trainer.save_for_sampler, model_id, path)
-                if recipients:
-                    await asyncio.to_thread(encrypt_files, path, recipients)
             request = "save_weights_external" if kind == "external_weights" else "save_weights_for_sampler"
             return {"type": request, "path": uri_of(model_id, kind, name)}
 
@@ -551,6 +545,11 @@ class Service:
 
         self.futures.submit(request_id, in_turn)
         return answer
+
+
+def _check_optimizer(optimizer: str | None) -> None:
+    if optimizer not in (None, "adamw"):
+        raise RequestError(400, f"optimizer_config.type is {short_repr(optimizer)}; this server has adamw")
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from rollouts.errors import ArgumentError, EngineClosedError, EngineError, Serve
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.requests import SampleRequest, SampleResult
 from rollouts.tinker.sampler import Endings, SavedWeights, generated
-from rollouts.values import check_integer
 
 T = TypeVar("T")
 
@@ -46,15 +45,13 @@ class VLLMSampler:
         placeholder_token_ids: Mapping[str, int] | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(base_urls, str) or not base_urls:
-            raise ArgumentError("base_urls", base_urls, "pass a list with at least one address of a server")
         self._urls = list(base_urls)
         self._options = options
         self._placeholder_token_ids = placeholder_token_ids
         self._endings = Endings.of_model(directory)
         self._engine: VLLMEngine | EngineFleet | None = None
         self._adapters: BoundedPool[SavedWeights, str] = BoundedPool(
-            check_integer("max_adapters", max_adapters),
+            max_adapters,
             self._load,
             lambda _, name: self._connected().unload_adapter(name),
         )
@@ -118,14 +115,11 @@ class VLLMSampler:
             engine,
             request,
             self._endings,
-            max_length=0 if request.max_tokens is not None else await self._max_model_len(engine),
+            max_length=0 if request.max_tokens is not None else await _max_model_len(engine),
             adapter=adapter,
             extra={"ignore_eos": True},  # the ids that end a sequence are named
             placeholder_token_ids=self._placeholder_token_ids,
         )
-
-    async def _max_model_len(self, engine: VLLMEngine | EngineFleet) -> int:
-        return (await _of_first(engine, lambda each: each.capabilities())).max_model_len
 
     async def _load(self, saved: SavedWeights) -> str:
         engine = self._connected()
@@ -144,13 +138,13 @@ def _engines_of(engine: VLLMEngine | EngineFleet) -> list[Any]:
     return [engine] if isinstance(engine, VLLMEngine) else list(engine.engines.values())
 
 
-async def _of_first(engine: VLLMEngine | EngineFleet, call: Callable[[VLLMEngine], Awaitable[T]]) -> T:
-    """The result of the first server that answers a call."""
+async def _max_model_len(engine: VLLMEngine | EngineFleet) -> int:
+    """Of the first server that answers."""
     *others, last = _engines_of(engine)
     for each in others:
         with suppress(ServerUnreachableError, ServerTimeoutError):
-            return await call(each)
-    return await call(last)
+            return int((await each.capabilities()).max_model_len)
+    return int((await last.capabilities()).max_model_len)
 
 
 class _Rest:

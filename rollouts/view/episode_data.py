@@ -299,14 +299,15 @@ def summary(
         "media": sum(len(node.media) for node in nodes),
         "mismatch": float(differences.max()) if differences.size else None,
         "versions": list(versions),
-        "status": _status(trajectory),
+        "status": status(trajectory),
         "error": trajectory.error,
         "seconds": trajectory.seconds,
         "agents": sorted({turn.agent for turn in trajectory.turns if turn.agent}),
     }
 
 
-def _status(trajectory: Trajectory) -> str:
+def status(trajectory: Trajectory) -> str:
+    """How the episode ended: "error", "truncated" or "done"; "open" if it has not ended."""
     if trajectory.error:
         return "error"
     if trajectory.truncated:

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from rollouts.training.mismatch.compared import ComparedTokens
 
 
-class EpisodeReadError(RolloutsError):
-    """An episode or a medium of a served file cannot be read.
-
-    Cure: repair the file with `rollouts traj repair`, and open the viewer again.
-    """
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-
-
 # The HTML around the data: a document that runs its own script and style, and requests nothing else.
 
 

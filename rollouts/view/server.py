@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from renderers import MediaSource, TemplateRenderer
+from renderers import TemplateRenderer
 from renderers.messages import Modality
 from rollouts.errors import RolloutsError
-from rollouts.trajectory.tree import Trajectory
 from rollouts.view.episode_data import encoded_json, episode_payload
+from rollouts.view.growing_file import EpisodeReadError, GrowingFile
 from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
-from rollouts.view.page import PAGE_END, EpisodeReadError, json_block, page_start, script_block
+from rollouts.view.page import PAGE_END, json_block, page_start, script_block
 
 HOST: Final = "127.0.0.1"
 #: The most lines of the list in one response.
@@ -35,35 +35,8 @@ _HEADERS: Final = {
 }
 
 
-class EpisodeStore(Protocol):
-    """The episodes of a file that may grow. Its methods are called from several threads."""
-
-    @property
-    def title(self) -> str: ...
-
-    def rows(self, start: int, count: int) -> Sequence[dict[str, Any]]:
-        """The lines of the list (`episode_data.summary`) from episode `start` on, as far as they are known."""
-        ...
-
-    def problems(self) -> Sequence[str]:
-        """What of the file cannot be shown, a line each."""
-        ...
-
-    def episode(self, number: int) -> Trajectory:
-        """Raises `EpisodeReadError`."""
-        ...
-
-    def search(self, wanted: Sequence[str], start: int, seconds: float) -> tuple[list[int], int]:
-        """The episodes from number `start` on whose messages have all texts, and the first one that was not read."""
-        ...
-
-    def medium(self, modality: Modality, digest: str) -> MediaSource:
-        """Raises `EpisodeReadError`."""
-        ...
-
-
 def viewer_app(
-    store: EpisodeStore,
+    store: GrowingFile,
     secret: str,
     *,
     renderer: TemplateRenderer | None = None,

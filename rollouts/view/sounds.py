@@ -6,7 +6,6 @@ The page never receives the bytes of a source: what a browser plays are WAV file
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -21,10 +20,6 @@ _PLAYED_SECONDS: Final = 60
 _COLUMNS: Final = 240
 # What models of speech hear; a second is 32 kB. Browsers play no sound of less than 3000 Hz.
 _PLAYED_RATES: Final = (8000, 16000)
-_SVG: Final = (
-    '<svg xmlns="http://www.w3.org/2000/svg" width="96" height="48" viewBox="0 0 {width} 200" '
-    'preserveAspectRatio="none"><path d="{path}" fill="#3f86cf"/></svg>'
-)
 
 
 def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
@@ -55,13 +50,6 @@ def peaks(samples: np.ndarray, columns: int) -> np.ndarray:
     """float64 (columns,): the largest magnitude in each of `columns` parts of about equal length of a mono sound."""
     starts = np.arange(columns) * len(samples) // columns  # a sound of fewer samples has some of them twice
     return np.maximum.reduceat(np.abs(samples, dtype=np.float64), starts)
-
-
-def waveform_picture(peaks: Sequence[float]) -> str:
-    """A waveform as an SVG image in a data URL, for values from 0 to 1."""
-    bars = "".join(f"M{x} {100 - 98 * peak:.0f}h.8V{101 + 98 * peak:.0f}h-.8z" for x, peak in enumerate(peaks))
-    picture = _SVG.format(width=len(peaks), path=bars)
-    return f"data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()}"
 
 
 def _int16(samples: np.ndarray) -> np.ndarray:

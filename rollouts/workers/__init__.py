@@ -13,7 +13,7 @@ to another one.
 
 from rollouts.workers.episode_worker import EpisodeFailure, EpisodeJob, EpisodeOutcome, EpisodeWorker
 from rollouts.workers.protocol import JobObserver, WorkerGoneError, Workers, WorkersClosedError
-from rollouts.workers.worker_pool import JobTurn, JobWaiting, Progress, ProgressObserver, RemoteWorker, WorkerPool
+from rollouts.workers.worker_pool import Progress, ProgressObserver, RemoteWorker, WorkerPool, report_progress
 
 __all__ = [
     "EpisodeFailure",
@@ -21,8 +21,6 @@ __all__ = [
     "EpisodeOutcome",
     "EpisodeWorker",
     "JobObserver",
-    "JobTurn",
-    "JobWaiting",
     "Progress",
     "ProgressObserver",
     "RemoteWorker",
@@ -30,4 +28,5 @@ __all__ = [
     "WorkerPool",
     "Workers",
     "WorkersClosedError",
+    "report_progress",
 ]

@@ -6,7 +6,7 @@ import asyncio
 import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self, get_args
+from typing import Any, Final, Self
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams
@@ -23,7 +23,7 @@ from rollouts.episodes.errors import (
     is_outage,
 )
 from rollouts.episodes.turns import EpisodeSettings
-from rollouts.errors import ArgumentError, as_unicode
+from rollouts.errors import as_unicode
 from rollouts.task import MakeEnvironment, Task, check_make_environment, for_one_episode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer
@@ -37,7 +37,7 @@ class EpisodeJob:
 
     `episode_id` identifies the attempt within a run: running a job twice gives two recordings of one attempt, of which
     the runner uses one. `index` is the place of the episode in its group, `attempt` counts from 0. `seed` goes to the
-    environment, `sampling.seed` to the sampler. Raises `ArgumentError` for values of other types, also when decoded.
+    environment, `sampling.seed` to the sampler.
     """
 
     episode_id: str
@@ -48,11 +48,6 @@ class EpisodeJob:
     sampling: SamplingParams
     limits: EpisodeLimits
     group_id: str = ""
-
-    def __post_init__(self) -> None:
-        for name, kind in _KINDS.items():
-            if not isinstance(getattr(self, name), kind):
-                raise ArgumentError(f"EpisodeJob.{name}", getattr(self, name), f"pass a value of {kind.__name__}")
 
     def new_trajectory(self) -> Trajectory:
         """The empty trajectory into which the attempt is recorded."""
@@ -66,17 +61,6 @@ class EpisodeJob:
         return trajectory
 
 
-_KINDS: dict[str, type] = {
-    "episode_id": str,
-    "task": Task,
-    "index": int,
-    "attempt": int,
-    "seed": int,
-    "sampling": SamplingParams,
-    "limits": EpisodeLimits,
-    "group_id": str,
-}
-
 #: Characters of a traceback that are sent: its end, where the exception was raised.
 MOST_TRACE: Final = 16_000
 # The code of a user, in which the traceback of an exception shows the line to correct.
@@ -89,7 +73,6 @@ class EpisodeFailure:
     """Why an attempt failed: the class of the exception, its text, its kind for `RetryPolicy`, and a traceback.
 
     `trace` is empty for exceptions that no code of a user raised. `is_outage`: the engine could not be reached.
-    Raises `ArgumentError` for values of other types, also when decoded.
     """
 
     error_type: str
@@ -98,32 +81,14 @@ class EpisodeFailure:
     trace: str = ""
     is_outage: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("error_type", "reason", "trace"):
-            if not isinstance(getattr(self, name), str):
-                raise ArgumentError(f"EpisodeFailure.{name}", getattr(self, name), "pass text")
-        if not isinstance(self.is_outage, bool):
-            raise ArgumentError("EpisodeFailure.is_outage", self.is_outage, "pass True or False")
-        if self.kind is not None and self.kind not in get_args(ErrorKind):
-            raise ArgumentError("EpisodeFailure.kind", self.kind, f"pass one of {', '.join(get_args(ErrorKind))}, None")
-
 
 @wire_type("rollouts.EpisodeOutcome")
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeOutcome:
-    """A finished trajectory and, if the attempt failed, the reason. A failed one holds the completed turns.
-
-    Raises `ArgumentError` for values of other types, also when decoded.
-    """
+    """A finished trajectory and, if the attempt failed, the reason. A failed one holds the completed turns."""
 
     episode: Trajectory
     failure: EpisodeFailure | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.episode, Trajectory):
-            raise ArgumentError("EpisodeOutcome.episode", self.episode, "pass a Trajectory")
-        if not isinstance(self.failure, EpisodeFailure | None):
-            raise ArgumentError("EpisodeOutcome.failure", self.failure, "pass an EpisodeFailure or None")
 
     @classmethod
     def of_error(cls, error: EpisodeError) -> Self:

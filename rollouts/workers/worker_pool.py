@@ -8,119 +8,44 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from renderers import RendererError
 from rollouts.engines.protocol import InFlight
 from rollouts.episodes.deadlines import EpisodeObserver, Part, TurnCounts, TurnSeconds
 from rollouts.episodes.errors import EpisodeError, ends_task
-from rollouts.errors import ArgumentError, RolloutsError, describe_exception
+from rollouts.errors import RolloutsError, describe_exception
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import check_choice, check_integer, finite_number, whole_number
+from rollouts.values import check_integer
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeOutcome
 from rollouts.workers.protocol import JobObserver, WorkerGoneError, WorkersClosedError
-from transport import TransportError, wire_type
+from transport import TransportError
 
-# What an episode reports while it runs, as values that cross processes.
-#
-# `job` is the number that names the job between a worker and the process that gave it the job. The id of the episode
-# does not: an episode that was cancelled may begin again at the same worker, as another job.
-
-
-@wire_type("rollouts.JobWaiting")
-@dataclass(frozen=True, slots=True)
-class JobWaiting:
-    """An episode began to wait for `part`. Raises `ArgumentError` for values of other types, also when decoded."""
-
-    job: int
-    turn: int
-    part: Part
-
-    def __post_init__(self) -> None:
-        _check_numbers(self.job, self.turn)
-        check_choice("part", self.part, Part)
-
-    def report(self, observer: EpisodeObserver) -> None:
-        """Call the observer's method for it."""
-        observer.waiting(self.turn, self.part)
-
-
-@wire_type("rollouts.JobTurn")
-@dataclass(frozen=True, slots=True)
-class JobTurn:
-    """A turn ended; the fields are those of the arguments of `EpisodeObserver.turn_finished`.
-
-    Raises `ArgumentError` for values of other types, also when decoded.
-    """
-
-    job: int
-    turn: int
-    prompt_tokens: int
-    completion_tokens: int
-    images: int
-    engine_seconds: float
-    renderer_seconds: float
-    environment_seconds: float
-    failed: bool = False
-    sounds: int = 0
-
-    def __post_init__(self) -> None:
-        _check_numbers(self.job, self.turn)
-        for name in ("prompt_tokens", "completion_tokens", "images", "sounds"):
-            if whole_number(getattr(self, name)) is None:
-                raise ArgumentError(name, getattr(self, name), "pass an integer")
-        for name in ("engine_seconds", "renderer_seconds", "environment_seconds"):
-            if finite_number(getattr(self, name)) is None:
-                raise ArgumentError(name, getattr(self, name), "pass a number of seconds")
-        if type(self.failed) is not bool:
-            raise ArgumentError("failed", self.failed, "pass True or False")
-
-    def report(self, observer: EpisodeObserver) -> None:
-        """Call the observer's method for it."""
-        seconds = TurnSeconds(self.engine_seconds, self.renderer_seconds, self.environment_seconds)
-        counts = TurnCounts(self.prompt_tokens, self.completion_tokens, self.images, self.sounds)
-        observer.turn_finished(self.turn, counts, seconds, self.failed)
-
-
-#: What a worker reports of an episode while it runs.
-Progress: TypeAlias = JobWaiting | JobTurn
+#: A call of an `EpisodeObserver`, as a worker reports it: the name of the method and its arguments.
+Progress: TypeAlias = tuple[Any, ...]
 
 
 class ProgressObserver:
     """An `EpisodeObserver` in a worker: passes what the episode reports to `send`, as `Progress`."""
 
-    def __init__(self, job: int, send: Callable[[Progress], object]) -> None:
-        self._job = job
+    def __init__(self, send: Callable[[Progress], object]) -> None:
         self._send = send
 
     def waiting(self, turn: int, part: Part) -> None:
-        self._send(JobWaiting(self._job, turn, part))
+        self._send(("waiting", turn, part))
 
     def requesting(self) -> AbstractContextManager[object]:
         return nullcontext()  # the runner counts the tokens of a job from its beginning
 
     def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
-        self._send(
-            JobTurn(
-                self._job,
-                turn,
-                counts.prompt_tokens,
-                counts.completion_tokens,
-                counts.images,
-                seconds.engine,
-                seconds.renderer,
-                seconds.environment,
-                failed,
-                counts.sounds,
-            )
-        )
+        self._send(("turn_finished", turn, counts, seconds, failed))
 
 
-def _check_numbers(job: object, turn: object) -> None:
-    for name, value in (("job", job), ("turn", turn)):
-        if whole_number(value) is None:
-            raise ArgumentError(name, value, "pass an integer")
+def report_progress(progress: Progress, observer: EpisodeObserver) -> None:
+    """Make the call of an observer in a worker at another observer."""
+    name, *arguments = progress
+    getattr(observer, name)(*arguments)
 
 
 log = logging.getLogger("rollouts.workers")
@@ -199,12 +124,9 @@ class WorkerPool:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def add(self, name: str, slots: int, worker: RemoteWorker) -> None:
-        """Add a worker that runs at most `slots` jobs at a time. Raises `ArgumentError` and `WorkersClosedError`."""
+        """Add a worker, of a name of its own, that runs at most `slots` jobs at a time. Raises `WorkersClosedError`."""
         if self._is_closed:
             raise WorkersClosedError
-        if name in self._members:
-            raise ArgumentError("name", name, "a worker of this name is there; give each its own")
-        check_integer("slots", slots)
         self._members[name] = _Member(name, slots, worker)
         if self._update is not None:
             worker.set_update(self._update)

@@ -27,7 +27,6 @@ _PACKAGES = [
     "cloudpickle>=3",
     "datasets>=4",
     "pylatexenc>=2",
-    "pyrage>=1.4",
     "scikit-learn>=1.5",
     "sympy>=1.12",
     "math-verify>=0.5",

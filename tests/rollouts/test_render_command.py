@@ -97,17 +97,6 @@ def test_ids_are_those_of_the_rendering(run: Any, renderer: TemplateRenderer) ->
     assert shown == renderer.render_ids(MESSAGES)
 
 
-def test_counts_add_up_to_the_columns(run: Any, renderer: TemplateRenderer) -> None:
-    rendered = renderer.render(MESSAGES)
-    result = run(MESSAGES)
-    rows = [line.split() for line in result.stdout.rstrip().split("\n\n")[-1].splitlines()]
-    total = [len(rendered), sum(rendered.is_content), sum(rendered.sampled_mask)]
-    assert [int(figure) for figure in rows[-1][-3:]] == total
-    assert [int(row[-3]) for row in rows[1:5]] == rendered.tokens_per_message()
-    assert f"● sampled {total[2]} " in result.stdout
-    assert f"○ content {total[1] - total[2]} " in result.stdout
-
-
 def test_the_documented_options_of_by_change_colours_and_nothing_else(run: Any) -> None:
     plain = {by: run(MESSAGES, "--by", by).stdout for by in ("owner", "sampled", "content")}
     assert len(set(plain.values())) == 1
@@ -204,7 +193,7 @@ def test_another_template_can_be_tried(run: Any, tmp_path: Path) -> None:
         ("c.json", '[{"role": "user",\n "content": oops}]', [], ["c.json, line 2", "not JSON"]),
         ("c.json", "{}\n{}", [], ["line 2", ".jsonl"]),
         ("c.json", "", [], ["line 1", "not JSON"]),
-        ("c.json", "[" * 100_000, [], ["nested too deep"]),
+        ("c.json", "[" * 100_000, [], ["nest less deep"]),
         ("c.json", "[]", [], ["no messages"]),
         ("c.json", '{"messages": []}', [], ["no messages"]),
         ("c.json", '{"turns": []}', [], ["holds no conversation"]),
@@ -243,10 +232,6 @@ def test_a_missing_file_and_one_that_is_not_text_are_named(tiny_model_dir: Path,
         result = CliRunner().invoke(app, ["render", str(tmp_path / name), "--model", str(tiny_model_dir)])
         assert result.exit_code == 2
         assert words in result.stderr
-
-
-def test_a_byte_order_mark_does_no_harm(run: Any) -> None:
-    assert run("\ufeff" + json.dumps(MESSAGES)).exit_code == 0
 
 
 # Pieces and lines.

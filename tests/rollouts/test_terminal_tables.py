@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
 from rollouts.terminal.table import Column, print_table
 
@@ -41,52 +40,8 @@ def words(text_lines):
     return {word for line in text_lines for word in line.split()}
 
 
-def test_in_a_pipe_each_row_is_one_line_with_all_columns():
-    printed = lines(None)
-    assert len(printed) == 4
-    assert printed[0].split() == [column.heading for column in COLUMNS]
-    assert printed[2].split() == ROWS[1]
-    assert not any(line.endswith(" ") for line in printed)
-
-
-def test_a_terminal_of_80_columns_shows_all_columns_and_wraps_text():
-    printed = lines(80)
-    assert max(map(cell_len, printed)) <= 80
-    assert printed[0].split() == [column.heading for column in COLUMNS]
-    assert words(printed) >= NUMBERS
-    assert not any("not shown" in line for line in printed)
-
-
-def test_a_narrow_terminal_leaves_out_columns_in_their_order_and_names_them():
-    printed = lines(60)
-    assert max(map(cell_len, printed)) <= 60
-    assert printed[-1] == "not shown at this width: branches"
-    assert "group" in printed[0]
-    assert lines(52)[-1] == "not shown at this width: group, branches"
-    assert words(printed) & words(lines(52)) >= NUMBERS
-
-
 def test_a_terminal_that_is_too_narrow_for_what_remains_gets_lines_that_it_wraps_itself():
     assert words(lines(40)) >= NUMBERS
-
-
-@pytest.mark.parametrize("width", [5, 12, 20, 40])
-def test_no_column_is_lost_without_being_named(width):
-    digest = "0123456789abcdef" * 4
-    columns = [Column("message", wraps=True), Column("sha"), Column("group", drop_order=1)]
-    printed = lines(width, columns, [["first", digest, "g"]])
-    assert {"message", "sha", "first", digest} <= words(printed)
-    assert {"not", "shown", "group"} <= words(printed)
-
-
-def test_cells_with_several_lines_stay_in_their_column():
-    rows = [["a", Text("seen\n-> cure", "bold")], ["b", "fine"]]
-    assert lines(40, [Column("check"), Column("seen", wraps=True)], rows) == [
-        "check  seen",
-        "a      seen",
-        "       -> cure",
-        "b      fine",
-    ]
 
 
 def test_a_row_of_empty_cells_is_an_empty_line():

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted_violations import without_validation
-from trajectory_files import damage, file_of, forked, lines, one_error, png, run, short
+from trajectory_files import file_of, forked, lines, one_error, png, run, short
 
 from renderers.installation import install_command
 from rollouts.trajectory.packed_episodes import pack_episodes
@@ -89,19 +88,6 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     )
     assert install_command("parquet") in error
     assert os.listdir(tmp_path) == ["t.mmr"]
-
-
-def test_export_reports_the_records_that_fail_and_writes_the_others(tmp_path: Path) -> None:
-    unsound = short("unsound")
-    unsound.nodes = [without_validation(unsound.nodes[0], parent=0), unsound.nodes[1]]
-    path = file_of(tmp_path / "t.mmr", short("a"), unsound, {"no": "episode"}, short("b", 9))
-    damage(path, png(9))
-    result = run("export", path, "--level", "full", "--jsonl", tmp_path / "o.jsonl")
-    assert result.exit_code == 1
-    troubles = result.stderr.splitlines()
-    assert len(troubles) == 3
-    assert all(f"record {number}" in words for number, words in zip((1, 2, 3), troubles, strict=True))
-    assert [json.loads(line)["episode_id"] for line in (tmp_path / "o.jsonl").read_text().splitlines()] == ["a"]
 
 
 def test_an_episode_without_image_data_is_exported_with_the_digests(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_row_of_a_run_has_the_rewards_of_its_group_and_the_data_of_its_task(tm
     result = run("export", directory, "--parquet", tmp_path / "o.parquet")
     assert result.exit_code == 1
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["error"]
-    assert "metrics.jsonl, at byte" in result.stderr
+    assert "metrics.jsonl, line 2: no line of a group" in result.stderr
     found = parquet.read_table(tmp_path / "o.parquet").to_pylist()
     named = {row["episode_id"]: row for row in found}
     assert list(named) == ["a/0", "a/1", "b/0", "w/0"]

@@ -30,7 +30,7 @@ from rollouts.trajectory.packed_episodes import pack_episodes
 def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", forked(), short("second"))
     header, first, second, footer = lines(run("ls", path))
-    assert header == "# episode group turns branches tokens sampled images environment reward done"
+    assert header == "# episode group turns branches tokens sampled images environment reward status"
     assert first == "0 forked group-a 3 2 17 6 2 0.75 done"
     assert second == "1 second - 1 1 2 1 1 -1 truncated"
     assert footer.startswith("2 episodes")

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from renderers import MediaPolicy, Message, RenderedTokens, RendererPool, TemplateRenderer
 from renderers.messages import PLURALS, is_media_part, media_value, part_kind
-from rollouts.cli.render import By, View, legend, print_counts, token_cells, token_lines
+from rollouts.cli.render import By, View, print_tokens, token_cells
 from rollouts.cli.run.execution import RunParts
 from rollouts.engines.protocol import ChatAnswer, GenerateRequest, GenerateResult
 from rollouts.episodes.errors import EpisodeLimitError
@@ -163,13 +162,8 @@ def _print(renderer: TemplateRenderer, prompt: FirstPrompt, console: Console) ->
     rendered = prompt.rendered
     colours = console.color_system is not None and not console.no_color
     view = View(By.OWNER, ids=False, colours=colours, width=console.width if console.is_terminal else None)
-    title = f"first prompt: task {prompt.task_id}, environment seed {prompt.seed}"
-    console.print(Text(printable(title), style="bold" if colours else ""), soft_wrap=True)
-    console.print(Text(_counts(prompt)), legend(rendered, view), "", sep="\n", soft_wrap=True)
-    for line in token_lines(rendered, token_cells(renderer, rendered), view):
-        console.print(line, soft_wrap=True)
-    console.print()
-    print_counts(rendered, console)
+    title = f"first prompt: task {prompt.task_id}, environment seed {prompt.seed}\n{_counts(prompt)}"
+    print_tokens(title, rendered, token_cells(renderer, rendered), view, console)
 
 
 def _counts(prompt: FirstPrompt) -> str:

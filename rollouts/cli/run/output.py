@@ -10,7 +10,6 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -22,6 +21,7 @@ from rollouts.errors import CommandFileError
 from rollouts.evaluation.results import RESULTS_FILE
 from rollouts.files import replaced_file, replaced_path
 from rollouts.observability.group_metrics import GroupMetrics, line_violation
+from rollouts.observability.metric_sinks import cut_incomplete_line
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.runner.group import Group
@@ -31,39 +31,18 @@ from rollouts.values import mean_and_spread
 from transport import DecodeError, MalformedError, RecordReader, RecordWriter
 
 
-@dataclass(frozen=True, slots=True)
 class OutputDirectory:
     """The files of a run: a journal, from which it continues, and what it produces."""
 
-    path: Path
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal"
-
-    @property
-    def trajectories(self) -> Path:
-        return self.path / "trajectories.mmr"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def runner_metrics(self) -> Path:
-        return self.path / "runner_metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def results(self) -> Path:
-        return self.path / RESULTS_FILE
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal = path / "journal"
+        self.trajectories = path / "trajectories.mmr"
+        self.metrics = path / "metrics.jsonl"
+        self.runner_metrics = path / "runner_metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.summary = path / "summary.json"
+        self.results = path / RESULTS_FILE
 
 
 _KEY = ("output", "directory")
@@ -198,7 +177,7 @@ class StoredGroups:
 
     def __init__(self, output: OutputDirectory) -> None:
         self._output = output
-        _cut_incomplete_line(output.metrics)
+        cut_incomplete_line(output.metrics)
         rows = {row.values.task_id for row in read_group_rows(output.metrics)}
         self._records = dict(_tasks_of_records(output.trajectories))
         self.without_record = frozenset(rows - self._records.keys())
@@ -276,14 +255,6 @@ def _opened(path: Path) -> RecordReader:
     except MalformedError as error:
         reason = "it has no usable header; delete it, and --resume runs its groups again"
         raise CommandFileError(path, reason) from error
-
-
-def _cut_incomplete_line(path: Path) -> None:
-    """Cut off what stands after the last line feed."""
-    if path.exists():
-        with open(path, "rb") as lines:
-            end = sum(len(line) for line in lines if line.endswith(b"\n"))
-        os.truncate(path, end)
 
 
 # The summary of a run, from the lines of its `metrics.jsonl`: what earlier processes did is part of it.

@@ -13,7 +13,7 @@ import typer
 from renderers.messages import Modality
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.traj.levels import FILE_COLUMNS, Level, write_jsonl, write_parquet
-from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
+from rollouts.cli.traj.printing import describe_episode, print_episodes, tree_lines
 from rollouts.errors import NoJsonFormError
 from rollouts.files import made_directory, new_file
 from rollouts.terminal.table import (
@@ -25,7 +25,7 @@ from rollouts.terminal.table import (
     print_note,
     printable_line,
 )
-from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
+from rollouts.trajectory_files import Episode, open_reader, printable_episodes, read_episodes, trajectory_file
 from rollouts.values import finite_number
 from transport import RecordReader
 from transport.records.file_lock import locked
@@ -54,7 +54,7 @@ def ls(
     """
     problems: list[str] = []
     with open_reader(file) as reader:
-        described = [describe_episode(episode) for episode in _printable_episodes(reader, problems)]
+        described = [describe_episode(episode) for episode in printable_episodes(reader, problems)]
     if as_json:
         finite = [{**one, "environment_reward": finite_number(one["environment_reward"])} for one in described]
         print_json(finite)  # JSON has no infinite numbers
@@ -95,7 +95,7 @@ def show(
             f"{counted(described['turns'], 'turn')}, {counted(described['branches'], 'branch', 'branches')}, "
             f"{counted(described['tokens'], 'token')}, {described['sampled']:,} sampled, "
             f"{counted(described['images'], 'image')}, {sounds}"
-            f"environment reward {described['environment_reward']:.4g}, {ending(described)}"
+            f"environment reward {described['environment_reward']:.4g}, {described['status']}"
         )
         if found.trajectory.error:
             print_line(f"error: {printable_line(found.trajectory.error)}")
@@ -168,14 +168,18 @@ def _export_rows(
 
 def _export_whole(file: Path, out: Path, path: Path, problems: list[str], *, is_json: bool) -> str:
     """Write whole episodes to the new file `path`, and their media beside `out`; returns what was written, in words."""
-    from rollouts.cli.traj.export import MediaFiles, json_line, node_rows, write_jsonl, write_parquet
+    from rollouts.cli.traj.export import MediaFiles, json_line, node_rows, write_nodes
 
     with open_reader(file) as reader, MediaFiles(out.parent / f"{out.stem}-media", problems) as files:
-        episodes = _printable_episodes(reader, problems)
+        episodes = printable_episodes(reader, problems)
         if is_json:
-            written = write_jsonl(_converted(episodes, partial(json_line, files=files), problems), path)
+            written = 0
+            with path.open("w", encoding="ascii") as lines:
+                for line in _converted(episodes, partial(json_line, files=files), problems):
+                    lines.write(line)
+                    written += 1
         else:
-            written = write_parquet(_converted(episodes, partial(node_rows, files=files), problems), path)
+            written = write_nodes(_converted(episodes, partial(node_rows, files=files), problems), path)
         return f"{counted(written, 'episode')}, {len(files)} media"
 
 
@@ -216,15 +220,6 @@ def repair(file: File, out: Annotated[Path, typer.Option(metavar="NEW_FILE", hel
         f"{counted(report.kept, 'record')} in {out}; {len(report.dropped)} dropped, "
         f"{report.truncated_bytes} unfinished bytes cut off"
     )
-
-
-def _printable_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
-    """The episodes that can be printed; the reasons for all others are appended to `problems`."""
-    for episode in read_episodes(reader, problems):
-        if episode.violation is None:
-            yield episode
-        else:
-            problems.append(f"{episode.name}: {episode.violation}")
 
 
 def _find_episode(reader: RecordReader, name: str, problems: list[str]) -> Episode | None:

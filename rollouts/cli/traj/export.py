@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from rollouts.cli.traj.media_files import export_medium
-from rollouts.errors import ExportError, MissingExtraError
+from rollouts.cli.traj.table_file import imported_pyarrow, write_table
+from rollouts.errors import ExportError
 from rollouts.files import made_directory
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.plain_json import plain, trajectory_json
@@ -92,16 +93,6 @@ class MediaFiles:
         return self._files[source.digest]
 
 
-def write_jsonl(lines: Iterable[str], path: Path) -> int:
-    """Write the lines of episodes to the new file `path`; returns their number. Raises `OSError`."""
-    written = 0
-    with path.open("w", encoding="ascii") as file:
-        for line in lines:
-            file.write(line)
-            written += 1
-    return written
-
-
 def json_line(episode: Episode, files: MediaFiles) -> str:
     """One episode on one line, ASCII, with a line feed. Raises `NoJsonFormError`."""
     entry = trajectory_json(episode.trajectory, files.entries)
@@ -114,10 +105,7 @@ def json_line(episode: Episode, files: MediaFiles) -> str:
 # would not show which tokens are trained twice. A branch is the rows from a node along `parent` to the root.
 
 
-_ROWS_AT_ONCE = 1024
-
-
-def write_parquet(episodes: Iterable[list[dict[str, Any]]], path: Path) -> int:
+def write_nodes(episodes: Iterable[list[dict[str, Any]]], path: Path) -> int:
     """Write the `node_rows` of episodes to the new file `path`; returns the number of episodes.
 
     `_schema` has the columns and their types. `number` counts the episodes of the file, `parent` is -1 at a root,
@@ -125,22 +113,16 @@ def write_parquet(episodes: Iterable[list[dict[str, Any]]], path: Path) -> int:
     `messages`, `message` and `info` are JSON. The columns from `turn` on are null for a node that is no completion. An
     episode without nodes has no row. Raises `MissingExtraError`, `OSError`.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("export to Parquet", "parquet", "pyarrow") from error
-    schema = _schema(pyarrow)
+    pyarrow = imported_pyarrow()
     written = 0
-    rows: list[dict[str, Any]] = []
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal written
         for nodes in episodes:
-            rows += nodes
+            yield from nodes
             written += 1
-            if len(rows) >= _ROWS_AT_ONCE:
-                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-                rows = []
-        writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+
+    write_table(pyarrow, path, _schema(pyarrow), rows())
     return written
 
 

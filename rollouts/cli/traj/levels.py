@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
 from renderers.errors import MediaError
 from renderers.messages import Modality
 from rollouts.cli.traj.media_files import file_contents
+from rollouts.cli.traj.table_file import imported_pyarrow, write_table
 from rollouts.cli.traj.value_types import ValueType
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
-from rollouts.errors import ExportError, MissingExtraError, NoJsonFormError
+from rollouts.errors import ExportError, NoJsonFormError
 from rollouts.observability.group_metrics import GroupMetrics
-from rollouts.observability.metric_sinks import MAX_LINE_BYTES
-from rollouts.report.run_files import GROUPS_FILE
+from rollouts.report.run_files import RunFiles
 from rollouts.rewards import episode_reward_parts
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.plain_json import plain
@@ -29,8 +28,6 @@ from rollouts.trajectory.token_node import TokenNode, media_counts
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode, open_reader, read_episodes
 
-_ROWS_AT_ONCE: Final = 1024
-_BYTES_AT_ONCE: Final = 32 << 20
 #: The columns of files, and what `datasets` reads of a Parquet file to know what they hold.
 FILE_COLUMNS: Final[Mapping[Modality, str]] = {"image": "image_files", "audio": "audio_files"}
 _FEATURES: Final[Mapping[Modality, str]] = {"image": "Image", "audio": "Audio"}
@@ -53,41 +50,12 @@ _FREE: Final[Mapping[Level, tuple[str, ...]]] = {
 }
 
 
-class GroupLines:
-    """The lines of the `metrics.jsonl` of a run, found by task. `problems` gets a line for each that cannot be read.
-
-    The groups are in both files of a run in about the same order: of lines that are passed over the position is kept.
-    """
-
-    def __init__(self, path: Path, problems: list[str]) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115  `close` closes it
-        self._problems = problems
-        self._passed: dict[str, int] = {}  # task -> position
-        self._next = 0
-
-    def of(self, task_id: str) -> GroupMetrics | None:
-        """The line of a task; None without one."""
-        if (position := self._passed.pop(task_id, None)) is not None:
-            return GroupMetrics.of_line(self._line(position))
-        while line := self._line(self._next):
-            position, self._next = self._next, self._next + len(line)
-            try:
-                row = GroupMetrics.of_line(line)
-            except ValidationError as error:
-                reason = error.errors()[0]["msg"]
-                self._problems.append(f"{GROUPS_FILE}, at byte {position}: no line of a group ({reason})")
-                continue
-            if row.task_id == task_id:
-                return row
-            self._passed.setdefault(row.task_id, position)
-        return None
-
-    def _line(self, position: int) -> bytes:
-        self._file.seek(position)
-        return self._file.readline(MAX_LINE_BYTES)
-
-    def close(self) -> None:
-        self._file.close()
+def _groups_by_task(path: Path, problems: list[str]) -> dict[str, deque[GroupMetrics]]:
+    """The lines of the `metrics.jsonl` of a run by task; `problems` gets a line for each that cannot be read."""
+    found: defaultdict[str, deque[GroupMetrics]] = defaultdict(deque)
+    for row in RunFiles(path, problems).groups():
+        found[row.task_id].append(row)
+    return found
 
 
 class Found(NamedTuple):
@@ -103,16 +71,15 @@ def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[F
 
     `problems` gets a line for each record, episode and line that cannot be read. Without `media` none is read.
     """
-    lines_path = file / GROUPS_FILE
-    with ExitStack() as opened:
-        reader = opened.enter_context(open_reader(file))
-        lines = opened.enter_context(closing(GroupLines(lines_path, problems))) if lines_path.is_file() else None
+    rows = _groups_by_task(file, problems) if file.is_dir() else {}
+    with open_reader(file) as reader:
         record, place = -1, 0
         group: GroupMetrics | None = None
         for episode in read_episodes(reader, problems, media=media):
             place = place + 1 if episode.record == record else 0
-            if lines is not None and (not place or (group and group.task_id != episode.trajectory.group_id)):
-                group = lines.of(episode.trajectory.group_id)
+            if not place or (group and group.task_id != episode.trajectory.group_id):
+                of_task = rows.get(episode.trajectory.group_id)
+                group = of_task.popleft() if of_task else None
             record = episode.record
             if episode.violation is not None:
                 problems.append(f"{episode.name}: {episode.violation}")
@@ -346,11 +313,7 @@ def write_parquet(
     fixed form: for their types, and for their values.
     `notes` gets a line for each place whose values are text of JSON. Raises `MissingExtraError`, `OSError`.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("export to Parquet", "parquet", "pyarrow") from error
+    pyarrow = imported_pyarrow()
     types = {name: ValueType() for name in _FREE[level]}
     for found in find_episodes(file, [], media=False) if types else ():
         for row in _rows(found, level, _NO_FILES, []):
@@ -359,18 +322,12 @@ def write_parquet(
     notes += [line for name, value_type in types.items() for line in value_type.conflicts(name)]
     schema = _schema(pyarrow, level, types, modalities)
     files = FileColumns(modalities, problems)
-    written, size = 0, 0
-    rows: list[dict[str, Any]] = []
-    with pyarrow.parquet.ParquetWriter(out, schema) as writer:
-        for found in find_episodes(file, problems, media=bool(modalities)):
-            for row in _rows(found, level, files, problems):
-                rows.append({**row, **{name: each.fitted(row[name]) for name, each in types.items()}})
-                size += _size(row)
-                if len(rows) == _ROWS_AT_ONCE or size > _BYTES_AT_ONCE:
-                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-                    written, size, rows = written + len(rows), 0, []
-        writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-    return written + len(rows)
+    rows = (
+        {**row, **{name: each.fitted(row[name]) for name, each in types.items()}}
+        for found in find_episodes(file, problems, media=bool(modalities))
+        for row in _rows(found, level, files, problems)
+    )
+    return write_table(pyarrow, out, schema, rows, _size)
 
 
 def _rows(found: Found, level: Level, files: FileColumns, problems: list[str]) -> list[dict[str, Any]]:

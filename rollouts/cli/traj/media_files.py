@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from PIL import Image
 
 from renderers import MediaSource
 from renderers.errors import MediaDigestError, MediaError
-from renderers.media.decoding import PILLOW_ERRORS, is_raw, is_raw_video, raw_to_image, raw_video_frames
+from renderers.media.decoding import is_raw, is_raw_video, raw_to_image, raw_video_frames
 from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
 from renderers.process.files import read_bytes
@@ -55,7 +54,10 @@ def export_medium(source: MediaSource, directory: Path) -> Path:
     except MediaError as error:
         raise ExportError(source.digest, f"not exported: {error.reason}") from error
     path = directory / f"{source.digest[:_DIGITS]}.{suffix}"
-    if not _write_new(path, data) and not _has_contents(path, data):
+    if not os.path.lexists(path):
+        with new_file(path) as temporary:
+            temporary.write_bytes(data)
+    elif read_bytes(path) != data:
         reason = f"{path} exists with other contents and was not changed; choose another file to export to"
         raise ExportError(source.digest, reason)
     return path
@@ -86,32 +88,3 @@ def _png(frames: list[Image.Image], fps: float | None) -> bytes:
         duration = 1000 / (fps or _DEFAULT_FPS)  # milliseconds a frame
         frames[0].save(file, "PNG", save_all=True, append_images=frames[1:], duration=duration, blend=blend, disposal=0)
     return file.getvalue()
-
-
-def _write_new(path: Path, data: bytes | memoryview) -> bool:
-    """Write a new file; returns False if the path exists."""
-    if os.path.lexists(path):
-        return False
-    with new_file(path) as temporary:
-        temporary.write_bytes(data)
-    return True
-
-
-def _has_contents(path: Path, data: bytes | memoryview) -> bool:
-    """Equal bytes, or PNGs of equal pixels: another Pillow may have compressed them differently."""
-    contents = read_bytes(path)
-    if contents == data:
-        return True
-    try:
-        return path.suffix == ".png" and _pixels(contents) == _pixels(bytes(data))
-    except PILLOW_ERRORS:
-        return False
-
-
-def _pixels(data: bytes) -> list[tuple[str, tuple[int, int], bytes]]:
-    found = []
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        for number in range(getattr(image, "n_frames", 1)):
-            image.seek(number)
-            found.append((image.mode, image.size, np.asarray(image).tobytes()))
-    return found

@@ -21,6 +21,7 @@ from rollouts.trajectory.token_node import TokenNode, Turn, media_counts
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode
 from rollouts.values import mean_and_spread
+from rollouts.view.episode_data import status
 
 _SNIPPET = 72
 _DIGITS = 16
@@ -47,19 +48,9 @@ def describe_episode(episode: Episode) -> dict[str, Any]:
             modality for modality, _ in {(each.modality, each.source.digest) for each in trajectory.all_media()}
         ),
         "environment_reward": trajectory.reward,
-        "done": trajectory.done,
-        "truncated": trajectory.truncated,
+        "status": status(trajectory),
         "error": trajectory.error,
     }
-
-
-def ending(described: dict[str, Any]) -> str:
-    """How the episode ended: "error", "truncated", "done", or "-" if it has not ended."""
-    if described["error"]:
-        return "error"
-    if described["truncated"]:
-        return "truncated"
-    return "done" if described["done"] else "-"
 
 
 def print_episodes(described: Sequence[dict[str, Any]]) -> None:
@@ -74,7 +65,7 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
         Column("group", counted(groups, "group"), wraps=True, drop_order=2),
         *(Column(name, total, align_right=True, drop_order=_COUNTS[name]) for name, total in totals.items()),
         Column("environment reward", f"{reward.mean:.4g}" if reward.used else "-", align_right=True, wraps=True),
-        Column("done", f"{sum(one['done'] for one in described):,}"),
+        Column("status", f"{sum(one['status'] == 'done' for one in described):,} done"),
     ]
     rows = (
         [
@@ -83,7 +74,7 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
             printable_line(one["group"]) or "-",
             *(f"{one[name]:,}" for name in totals),
             f"{one['environment_reward']:.4g}",
-            ending(one),
+            one["status"],
         ]
         for one in described
     )

@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from rollouts.engines.protocol import SamplingParams
 from rollouts.errors import short_repr
-from rollouts.serve.bodies import json_object
-from rollouts.serve.errors import RequestError, invalid_field, unsupported_field
+from rollouts.serve.bodies import invalid_body, json_object, unknown_field
+from rollouts.serve.errors import invalid_field, unsupported_field
 from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
 from rollouts.values import check_integer, check_positive
 
@@ -326,7 +326,7 @@ def read_chat_request(
     try:
         read = _ChatBody.model_validate(fields)
     except ValidationError as error:
-        raise _refused(error) from None
+        raise invalid_body(error) from None
     _check_fields(read.model_extra or {})
     if read.stream_options.continuous_usage_stats:
         reason = "the number of tokens is in the last chunk alone; send false, and include_usage"
@@ -351,33 +351,18 @@ def read_chat_request(
     )
 
 
-def _refused(error: ValidationError) -> RequestError:
-    """The first error that pydantic found, with its place and value."""
-    first = error.errors(include_url=False)[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
-    if first["type"] == "extra_forbidden":
-        return _unknown(place)
-    value = "missing" if first["type"] == "missing" else short_repr(first["input"])
-    message = "Input should be an object" if first["type"] == "model_type" else first["msg"]
-    return invalid_field(f"{place} is {value}: {message}", place)
-
-
 def _check_fields(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if name in _WITHOUT_EFFECT or name in _ENGINE_OPTIONS:
             continue
         constraint = _CONSTRAINED.get(name)
         if constraint is None:
-            raise _unknown(name)
+            raise unknown_field(name)
         # 1 == True in Python.
         if not any(value == allowed and type(value) is type(allowed) for allowed in constraint.allowed):
             allowed = " or ".join(map(json.dumps, constraint.allowed))
             cure = f"send {allowed}, or leave it out" if allowed else "leave it out"
             raise unsupported_field(f"{name} {short_repr(value)}: {constraint.reason}; {cure}", name)
-
-
-def _unknown(name: str) -> RequestError:
-    return invalid_field(f"unknown field {short_repr(name)[1:-1]}; leave it out", name[:80])
 
 
 def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int, developer_role: str) -> list[dict[str, Any]]:

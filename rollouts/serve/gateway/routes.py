@@ -325,23 +325,15 @@ class Gateway:
 
 def _session_id(request: Request) -> str | None:
     """The session of a request, from its path or from its header. Raises `RequestError`."""
-    from_path: str | None = request.path_params.get("session_id")
-    from_headers = {value for value in request.headers.getlist(_SESSION_HEADER) if value}
-    if len(from_headers) > 1:
-        raise invalid_field(
-            f"the request has {len(from_headers)} headers {_SESSION_HEADER} with different ids; send one",
-            _SESSION_HEADER,
-        )
-    from_header = next(iter(from_headers), None)
-    if from_path is not None and from_header not in (None, from_path):
-        raise invalid_field(f"the header {_SESSION_HEADER} names another session than the path", _SESSION_HEADER)
-    return from_path or from_header or None
+    from_path = request.path_params.get("session_id")
+    named = {value for value in (from_path, *request.headers.getlist(_SESSION_HEADER)) if value}
+    if len(named) > 1:
+        raise invalid_field(f"path and headers {_SESSION_HEADER} name {len(named)} sessions; name one", _SESSION_HEADER)
+    return next(iter(named), None)
 
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
-        if not is_unicode(name):
-            raise invalid_field(f"metrics has the name {name[:80]!r}, half of a surrogate pair", "metrics")
-        if isinstance(value, bool) or finite_number(value) is None:
-            raise invalid_field(f"metrics[{name[:80]!r}] is not a finite number", "metrics")
+        if not is_unicode(name) or isinstance(value, bool) or finite_number(value) is None:
+            raise invalid_field(f"metrics[{name[:80]!r}] is not a finite number with a name in Unicode", "metrics")
     return dict(metrics)

@@ -124,14 +124,15 @@ class SessionStore:
 
     def get(self, session_id: str) -> Session:
         """Raises `UnknownSessionError`, and `RequestError` for one that is gone."""
-        check_session_id(session_id)
         self._evict_idle()
-        session = self._sessions.get(session_id)
-        if session is None:
-            if session_id in self._gone:
-                raise session_gone(session_id, self._gone[session_id])
+        self._check_is_not_gone(session_id)
+        if session_id not in self._sessions:
             raise UnknownSessionError(session_id)
-        return session
+        return self._sessions[session_id]
+
+    def _check_is_not_gone(self, session_id: str) -> None:
+        if session_id in self._gone:
+            raise session_gone(session_id, self._gone[session_id])
 
     def for_request(self, session_id: str | None, history: History) -> Session:
         """The session of a chat request, which begins one if there is none yet.
@@ -158,13 +159,14 @@ class SessionStore:
         self.check_room()
         return session
 
-    def check_room(self) -> None:
-        """Raises `RequestError` where the sessions take more than `max_bytes`."""
-        if self._nbytes > self._limits.max_bytes:
+    def check_room(self, *, for_another: bool = False) -> None:
+        """Raises `RequestError` where the sessions take more than `max_bytes`, and where there is none for another."""
+        limits, count = self._limits, len(self._sessions)
+        if self._nbytes > limits.max_bytes or (for_another and count >= limits.max_sessions):
             raise RequestError(
                 503,
-                f"the sessions take about {self._nbytes} bytes, more than max_bytes={self._limits.max_bytes}; "
-                "fetch and delete sessions that have ended",
+                f"{count} sessions of about {self._nbytes} bytes are open; this server holds max_sessions="
+                f"{limits.max_sessions} and max_bytes={limits.max_bytes}. Fetch and delete sessions that have ended",
                 code="gateway_full",
             )
 
@@ -178,17 +180,9 @@ class SessionStore:
             if session_id in self._sessions:
                 message = f"there is a session {session_id!r} already; use another id"
                 raise RequestError(409, message, code="session_exists")
-            if session_id in self._gone:
-                raise session_gone(session_id, self._gone[session_id])
+            self._check_is_not_gone(session_id)
         self._evict_idle()
-        if len(self._sessions) >= self._limits.max_sessions or self._nbytes > self._limits.max_bytes:
-            raise RequestError(
-                503,
-                f"{len(self._sessions)} sessions of about {self._nbytes} bytes are open; this server holds "
-                f"max_sessions={self._limits.max_sessions} and max_bytes={self._limits.max_bytes}. Fetch and delete "
-                "sessions that have ended",
-                code="gateway_full",
-            )
+        self.check_room(for_another=True)
         trajectory = Trajectory(session_id or uuid.uuid4().hex, seed=seed, group_id=group_id)
         trajectory.started_at = time.time()
         trajectory.provenance = self._provenance

@@ -47,15 +47,6 @@ def test_the_model_of_a_request_chooses_the_adapter(renderer, name):
     assert listed == {base: None, "poet@1": base, "poet@2": base}
 
 
-@pytest.mark.slow
-def test_an_adapter_is_looked_up_once(renderer):
-    engine = AdapterEngine(["one"] * 9, renderer, ["poet@1"])
-    with served(engine, renderer, model="policy") as server:
-        for _ in range(4):
-            complete(server, "poet@1")
-    assert engine.num_listings == 1
-
-
 def test_a_name_that_is_neither_the_model_nor_an_adapter_is_not_found(renderer):
     engine = AdapterEngine(["one"] * 9, renderer, ["poet@1"])
     with served(engine, renderer, model="policy") as server:

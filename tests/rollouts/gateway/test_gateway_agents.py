@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import openai
 import pytest
 from gateway_server import served
 
@@ -80,27 +79,6 @@ def test_the_streams_of_openai_agents_are_read_and_recorded(renderer):
     assert output == "Red."
     assert "raw_response_event" in kinds
     assert (trajectory.num_turns, len(trajectory.leaves())) == (2, 1)
-
-
-def test_an_agent_with_a_base_url_in_its_environment_only_is_recorded(renderer, monkeypatch):
-    """A loop as in OpenAI's documentation; its session is begun by its first request."""
-    engine = ScriptedEngine([LOOK.format(row=1, column="left"), "Red."], renderer=renderer)
-    with served(engine, renderer) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "none")
-        client = openai.OpenAI()
-        messages = [{"role": "user", "content": "Which?"}]
-        while True:
-            response = client.chat.completions.create(model="gpt-4o", messages=messages)
-            message = response.choices[0].message
-            messages.append(message)
-            if not message.tool_calls:
-                break
-            for call in message.tool_calls:
-                assert json.loads(call.function.arguments)["row"] == 1
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": "red"})
-        trajectory = server.trajectory(response.session_id)
-    assert (trajectory.num_turns, len(trajectory.leaves()), trajectory.forks) == (2, 1, 0)
 
 
 def test_chunks_of_a_stream_joined_are_the_message_and_its_turn_is_continued(renderer):

@@ -135,23 +135,6 @@ def test_histories_are_equal_only_where_messages_are(messages, data):
     assert same == (list(conversation) == list(other))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ([image_part(IMAGE)], [image_part(IMAGE[::-1].copy())]),
-        ([{"type": "text", "text": "a"}, image_part(IMAGE)], [image_part(IMAGE), {"type": "text", "text": "a"}]),
-        ([image_part(IMAGE)], [image_part(IMAGE)] * 2),
-    ],
-)
-def test_other_images_or_another_order_are_another_history(one, other):
-    def digest(content: Any) -> bytes:
-        parts = [{"type": "image", "image": p["image_url"]["url"]} if "image_url" in p else p for p in content]
-        return History([{"role": "user", "content": parts}], None).digests[-1]
-
-    assert digest(one) != digest(other)
-    assert digest(one) == digest(list(one))
-
-
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -166,8 +149,3 @@ def test_arguments_of_equal_value_are_equal_whatever_the_order_of_their_keys(val
         return History([call_with(arguments=arguments)], None).digests[-1]
 
     assert digest(json.dumps({"a": value, "b": 1})) == digest(json.dumps({"b": 1, "a": value}, indent=1))
-
-
-def test_arguments_nested_deeper_than_python_recurses_are_compared_as_text():
-    deep = "[" * 100_000
-    assert History([call_with(arguments=deep)], None).digests == History([call_with(arguments=deep)], None).digests

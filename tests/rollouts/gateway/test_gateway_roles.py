@@ -85,16 +85,6 @@ def test_developer_messages_are_system_messages_where_the_template_reads_only_th
 
 
 @pytest.mark.slow
-def test_a_conversation_with_a_developer_message_is_continued(serving_template):
-    with serving_template(NO_DEVELOPER) as server:
-        opening = [developer("Be brief."), user("Hi")]
-        answer = post(server, opening).json()["choices"][0]["message"]
-        assert post(server, [*opening, answer, user("And?")]).status_code == 200
-        assert server.trajectory("s").forks == 0
-        assert len(server.trajectory("s").leaves()) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("message", [developer("Be brief."), {"role": "system", "content": "Be brief."}])
 def test_a_message_of_a_role_that_is_not_printed_is_refused_with_a_role_that_is(serving_template, message):
     with serving_template(USERS_ALONE) as server:

@@ -221,18 +221,6 @@ def test_the_engine_stops_sampling_once_a_stop_string_is_complete(engine, render
     assert len(sampled) <= tokens < LONG
 
 
-@pytest.mark.slow
-def test_a_request_of_several_choices_ends_when_each_has_a_stop_string(engine, renderer):
-    decode = renderer.tokenizer.decode
-    with served(engine, renderer) as server:
-        client = server.client("s")
-        options, (first, second) = long_samples(client, n=2)
-        stop = [decode(first.token_ids)[10:12], decode(second.token_ids)[20:22]]
-        answer = client.chat.completions.create(**options, stop=stop)
-    assert [choice.finish_reason for choice in answer.choices] == ["stop", "stop"]
-    assert max(engine.sampled[0]) < LONG
-
-
 def test_an_engine_that_streams_and_cannot_end_requests_samples_to_its_end(renderer):
     engine = SteppedEngine(["Thought.\nSTOP more"], renderer)
     with served(engine, renderer) as server:

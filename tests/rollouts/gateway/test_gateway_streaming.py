@@ -76,20 +76,3 @@ def test_an_error_before_the_first_text_has_its_status_and_a_later_one_ends_the_
     assert early.value.status_code == 503
     with pytest.raises(openai.APIError, match="it is gone"):
         asyncio.run(play(3))
-
-
-@pytest.mark.slow
-def test_a_client_that_leaves_a_live_stream_aborts_its_request(renderer):
-    async def play():
-        engine = SteppedEngine(["one two"], renderer, pause_after=3)
-        async with serving(engine, renderer) as server:
-            async with server.async_client("s") as client:
-                stream = await client.chat.completions.create(model="m", messages=[user("a")], stream=True)
-                async for chunk in stream:
-                    if chunk.choices[0].delta.content:
-                        break
-                await stream.close()
-            await asyncio.wait_for(engine.cancelled.wait(), 30)
-            assert server.trajectory("s").num_turns == 0
-
-    asyncio.run(play())

@@ -73,18 +73,6 @@ TOOL_SCRIPT = [f"I look.{CALL}", "Red.", "Blue.", "Welcome."]
 
 
 @pytest.mark.slow
-def test_the_tree_of_a_conversation_with_tools_and_images_is_that_of_run_episode(renderer):
-    expected = episode(renderer, TOOL_SCRIPT, TOOL_CONVERSATION, TOOL_ANSWERS, TOOLS)
-    engine = ScriptedEngine(TOOL_SCRIPT, renderer=renderer)
-    with served(engine, renderer) as server:
-        chat(server, TOOL_CONVERSATION, TOOL_ANSWERS, tools=TOOLS)
-        trajectory = server.trajectory("s")
-    assert plain_tree(trajectory) == plain_tree(expected)
-    assert (trajectory.num_turns, trajectory.forks, len(trajectory.leaves())) == (4, 0, 1)
-    assert len(list(trajectory.all_media())) == 2
-
-
-@pytest.mark.slow
 def test_a_fetched_record_file_holds_the_trajectory(renderer, tmp_path):
     expected = episode(renderer, TOOL_SCRIPT, TOOL_CONVERSATION, TOOL_ANSWERS, TOOLS)
     with served(ScriptedEngine(TOOL_SCRIPT, renderer=renderer), renderer) as server:
@@ -198,20 +186,6 @@ def test_the_ids_of_calls_are_unique_for_the_client_and_the_models_own_in_the_tr
     assert [message["tool_call_id"] for message in path if message["role"] == "tool"] == ["call_0", "call_0"]
 
 
-def test_equal_answers_with_other_calls_ids_are_told_apart(renderer):
-    """Two choices that look the same are different samples; the id of the call says which one the client took."""
-    other = [*renderer.tokenizer.encode_scaffold(f"{CALL}\n"), renderer.get_stop_token_ids()[0]]
-    engine = ScriptedEngine([CALL, other, "done"], renderer=renderer)
-    with served(engine, renderer) as server:
-        client = server.client("s")
-        response = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS, n=2)
-        taken = response.choices[1].message
-        result = {"role": "tool", "tool_call_id": taken.tool_calls[0].id, "content": "red"}
-        client.chat.completions.create(model="m", messages=[user("a"), taken, result], tools=TOOLS)
-        trajectory = server.trajectory("s")
-    assert trajectory.nodes[trajectory.turns[2].node - 1].parent == trajectory.turns[1].node
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_of_choices_with_equal_tokens_the_next_turn_continues_the_one_that_the_client_took(renderer, taken):
@@ -236,19 +210,6 @@ def test_other_tools_are_another_prompt(renderer):
         trajectory = server.trajectory("s")
     assert len(trajectory.leaves()) == 2
     assert "look" not in renderer.tokenizer.decode(engine.requests[1].prompt_ids)
-
-
-def test_a_tree_with_the_reasoning_that_a_client_drops_is_that_of_run_episode(renderer):
-    script = ["<think>\nhm\n</think>\n\none", "<think>\nho\n</think>\n\ntwo"]
-    answers = [lambda _: [user("b")]]
-    expected = episode(renderer, script, [user("a")], answers)
-    with served(ScriptedEngine(script, renderer=renderer), renderer) as server:
-        client = server.client("s")
-        first = client.chat.completions.create(model="m", messages=[user("a")])
-        assert first.choices[0].message.reasoning_content.strip() == "hm"
-        kept = {"role": "assistant", "content": first.choices[0].message.content}
-        client.chat.completions.create(model="m", messages=[user("a"), kept, user("b")])
-        assert plain_tree(server.trajectory("s")) == plain_tree(expected)
 
 
 @pytest.mark.slow
@@ -400,15 +361,6 @@ def test_a_call_that_cannot_be_read_is_text_and_stays_the_turn_that_is_continued
         client.chat.completions.create(model="m", messages=[user("a"), choice.message, user("again")], tools=TOOLS)
         trajectory = server.trajectory("s")
     assert ([node.parent for node in trajectory.nodes], trajectory.forks) == ([-1, 0, 1, 2], 0)
-
-
-def test_arguments_are_the_text_of_a_json_object(renderer):
-    with served(ScriptedEngine([CALL], renderer=renderer), renderer) as server:
-        response = server.client("s").chat.completions.create(model="m", messages=[user("a")], tools=TOOLS)
-    (choice,) = response.choices
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content is None
-    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"row": 1, "column": "left"}
 
 
 #: What each template prints of a call `look(row=1)`: templates that print JSON, that loop over arguments, that join

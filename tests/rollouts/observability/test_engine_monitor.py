@@ -7,7 +7,7 @@ import pytest
 
 from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.http.metrics import Metrics
-from rollouts.engines.vllm.server_media_cache import MediaCacheCounts, ServerMediaCache
+from rollouts.engines.vllm.server_media_cache import MediaCacheCounts
 from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.errors import ArgumentError, ServerUnreachableError
 from rollouts.observability import EngineMonitor, RendererStats, RunMetrics
@@ -138,24 +138,6 @@ async def test_an_engine_that_offers_nothing_has_no_metrics():
 def test_an_interval_that_is_no_number_above_0_is_refused(seconds):
     with pytest.raises(ArgumentError, match="seconds"):
         EngineMonitor(object(), seconds=seconds)
-
-
-async def test_items_that_were_sent_and_items_that_were_named_are_counted_with_their_bytes():
-    cache = ServerMediaCache()
-    cache.commit(await cache.reserve({"a": 10, "b": 5}))
-    cache.commit(await cache.reserve({"a": 10}))
-    cache.release(await cache.reserve({"a": 10, "c": 1}))
-    await cache.reserve({})
-
-    class Engine:
-        media_cache_counts = cache.counts
-
-    assert EngineMonitor(Engine())() == {
-        "media_items_sent": 3,
-        "media_sent_bytes": 16,
-        "media_items_omitted": 2,
-        "media_omitted_bytes": 20,
-    }
 
 
 def test_a_renderers_bridges_are_counted_and_its_refusals_by_reason(tiny_model_dir):

@@ -229,7 +229,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch
 
 def test_a_training_log_keeps_figures_and_the_log_probabilities_of_each_token(tmp_path: Path) -> None:
     with TrainingLog(tmp_path) as log:
-        log.write(1, {"loss": 0.5}, mismatch=MismatchReport(compared(), trainer_version="4"))
+        log.write(1, {"loss": 0.5}, mismatch=MismatchReport(compared()))
         log.write(2, {"loss": 0.25}, mismatch=MismatchReport())
     with TrainingLog(tmp_path) as log:  # continued
         log.write(3, {"loss": 0.125}, mismatch=MismatchReport(compared()))
@@ -240,7 +240,7 @@ def test_a_training_log_keeps_figures_and_the_log_probabilities_of_each_token(tm
     path = tmp_path / "mismatch.mmr"
     with RecordReader(path) as reader:
         steps = [read_step_mismatch(reader, record, path) for record in range(len(reader))]
-    assert [(step.step, step.trainer_version) for step in steps] == [(1, "4"), (3, "")]
+    assert [step.step for step in steps] == [1, 3]
     assert steps[0].difference.tolist() == [-0.5, 0.0]
     assert steps[0].modality.tolist() == ["text", "image"]
 
@@ -262,23 +262,20 @@ def test_a_failing_sink_of_a_training_log_loses_no_step_of_the_others_and_leaves
 
 RECORD = {
     "step": 1,
-    "trainer_version": "",
     **{name: np.zeros(1, np.float32) for name in ("sampler", "trainer")},
-    **{name: np.zeros(1, np.int32) for name in ("sample", "position", "item", "version")},
+    **{name: np.zeros(1, np.int32) for name in ("sample", "position", "item")},
     "names": ["a/0"],
     "media_modalities": ["image"],
-    "versions": ["0"],
 }
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"step": "1"}, "its step or trainer_version"),
         ({"names": "text"}, "names is no list of texts"),
         ({"item": np.zeros(1, np.float32)}, "item is no array of numbers"),
         ({"trainer": np.zeros(2, np.float32)}, "trainer has another length"),
-        ({"version": np.array([7], np.int32)}, "version has an index outside versions"),
+        ({"item": np.array([7], np.int32)}, "item has an index outside media_modalities"),
         ({"sample": np.array([-1], np.int32)}, "sample has an index outside names"),
         ({"more": 1}, "record 0 does not hold the columns"),
     ],

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from run_events import TIMELINE, FakeClock, replay
+from run_events import FakeClock, replay
 
 from rollouts.observability import METRICS, RunMetrics
 from rollouts.observability.run_metrics import BOUNDS, Histogram, RecentRate
 from rollouts.runner import events
 from rollouts.runner.events import (
-    EpisodeRetried,
-    EpisodeStarted,
     EpisodeWaiting,
     GroupFinished,
     GroupSkipped,
@@ -70,15 +68,6 @@ def test_every_event_of_a_run_is_counted(run_metrics, clock):
     }
     assert {key: values.get(key) for key in counted} == counted
     assert run_metrics.weight_version == "1"
-
-
-def test_running_episodes_are_counted_by_what_they_wait_for(run_metrics, clock):
-    replay(run_metrics, clock, until=4.0)
-    values = run_metrics.metrics()
-    assert values["episodes_running"] == 2
-    assert values["episodes_waiting/engine"] == 2
-    assert "episodes_waiting/renderer" not in values
-    assert values["longest_wait_seconds"] == 2.0
 
 
 def test_a_failed_attempt_waits_for_its_retry_until_the_delay_has_passed(run_metrics, clock):
@@ -137,16 +126,6 @@ def test_every_kind_of_event_of_a_runner_is_known(run_metrics):
     assert set(run_metrics._on_event) == classes
 
 
-def test_sources_add_their_metrics(clock):
-    assert RunMetrics(sources=[lambda: {"engine_requests_running": 7}]).metrics()["engine_requests_running"] == 7
-
-
-def test_an_ended_episode_leaves_nothing_behind(run_metrics, clock):
-    replay(run_metrics, clock)
-    assert not run_metrics._running
-    assert not run_metrics._queued
-
-
 @pytest.mark.slow
 @given(st.lists(st.floats(0, 1e5)))
 def test_a_histogram_counts_each_duration_once(durations):
@@ -169,13 +148,6 @@ def test_a_steady_rate_is_exact_and_falls_to_0_when_nothing_comes():
     assert rate.per_second(130.0) == 0.0
 
 
-def test_a_rate_after_a_pause_does_not_count_what_was_before_the_pause():
-    rate = RecentRate(0.0, window=10.0)
-    rate.add(1000, 1.0)
-    rate.add(20, 500.0)
-    assert rate.per_second(510.0) == pytest.approx(20 / 20)
-
-
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 100)), max_size=30), st.floats(0, 50))
 @example(steps=[(1e-308, 2)], later=0.0)
 @example(steps=[(0.1, 100), (19.8, 1)], later=19.0)
@@ -192,17 +164,6 @@ def test_a_rate_is_never_more_than_all_that_was_added_in_the_last_four_windows_a
     assert rate.per_second(now) >= 0.0
     if shortest > 0:
         assert rate.per_second(now) * shortest <= recent * (1 + 1e-9)
-
-
-def test_the_first_moments_of_a_run_have_no_huge_rate():
-    rate = RecentRate(0.0)
-    rate.add(5, 0.001)
-    assert rate.per_second(0.001) == 5.0
-
-
-def test_the_events_of_the_timeline_start_every_episode_that_waits():
-    started = {event.episode_id for _, event in TIMELINE if isinstance(event, EpisodeStarted)}
-    assert {event.episode_id for _, event in TIMELINE if isinstance(event, EpisodeWaiting)} == started
 
 
 class CountedSeconds(float):
@@ -224,15 +185,6 @@ class CountedSeconds(float):
     def __le__(self, other):
         CountedSeconds.comparisons += 1
         return float(self) <= other
-
-
-def test_a_retry_is_counted_without_looking_at_all_others_that_wait(clock):
-    clock.now = CountedSeconds(0.0)
-    run_metrics = RunMetrics(clock=clock)
-    for number in range(2000):
-        run_metrics(EpisodeRetried(f"e{number}", "overloaded", 30.0 - number % 7))
-    assert CountedSeconds.comparisons < 2000 * 15
-    assert run_metrics.metrics()["episodes_waiting/retry"] == 2000
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from ray_world import image, runner_of, tasks, workers_of
 
 from rollouts import Trajectory
-from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.errors import RolloutsError
 from rollouts.ray import ObjectMedia, StoredEpisodes, store_episodes
 
 GROUP_SIZE = 4
@@ -143,8 +143,3 @@ def test_episodes_of_a_process_that_has_ended_are_an_error_that_says_so(cluster)
     ray.kill(writer)
     with pytest.raises(RolloutsError, match="must run until they have been loaded"):
         stored.load()
-
-
-def test_anything_but_a_sequence_of_trajectories_is_refused(cluster):
-    with pytest.raises(ArgumentError, match="pass a list of Trajectory"):
-        store_episodes(Trajectory("e"), ObjectMedia())  # type: ignore[arg-type]

@@ -10,8 +10,7 @@ import pytest
 
 from rollouts import EpisodeLimits, SamplingParams, Task
 from rollouts.ray import ObjectMedia, RayWorkers, worker_actor
-from rollouts.ray.objects import ObjectFrames
-from rollouts.ray.worker_actor import ProgressBatch, WorkerActor, WorkerParts
+from rollouts.ray.worker_actor import WorkerActor, WorkerParts
 from rollouts.ray.workers import ActorWorker
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeJob
@@ -44,30 +43,6 @@ def test_an_actor_that_serves_again_receives_no_number_of_a_call_twice():
             running.cancel()
             await asyncio.wait([running])
         assert actor.calls == [0, 1]
-
-    asyncio.run(run())
-
-
-class UnreadableActor(HeldActor):
-    """A handle of an actor that reports progress of its job which is no valid message."""
-
-    def __init__(self):
-        super().__init__()
-        self.progress = SimpleNamespace(remote=self._progress)
-
-    async def _progress(self, released):
-        await self.called.wait()
-        return {0: ProgressBatch(0, ObjectFrames([b"no message"]))}
-
-
-def test_an_actor_whose_progress_cannot_be_decoded_counts_as_lost():
-    async def run():
-        worker = ActorWorker("a", UnreadableActor(), ObjectMedia(), count())
-        job = EpisodeJob("episode", Task("t"), 0, 0, 1, SamplingParams(), EpisodeLimits())
-        running = asyncio.ensure_future(worker.run(job, None))
-        assert "cannot be decoded" in await asyncio.wait_for(worker.watch(), 20)
-        running.cancel()
-        await asyncio.wait([running])
 
     asyncio.run(run())
 

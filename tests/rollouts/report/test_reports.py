@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,16 +16,14 @@ from hypothesis import strategies as st
 from report_runs import HOSTILE, episode, failing_run, group_line, hostile_run, trained_run
 from typer.testing import CliRunner, Result
 
-from renderers.media.policy import MediaPolicy
-from renderers.media.samples import samples_source
 from rollouts import Trajectory
 from rollouts.cli.main import app
 from rollouts.errors import RolloutsError, ServerTimeoutError
 from rollouts.observability.training_log import StepMismatch
 from rollouts.report import write_report
 from rollouts.report.charts import Chart, Line
-from rollouts.report.curves import episode_charts, throughput_charts
-from rollouts.report.figures import collect, of_training
+from rollouts.report.curves import episode_charts
+from rollouts.report.figures import by_modality, collect
 from rollouts.report.page import Text, charts_of, html_page
 from rollouts.report.run_files import open_run
 from rollouts.report.viewer_page import MAX_EPISODES, choose_episodes
@@ -88,14 +84,10 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
         "Entropy, estimated",
         "loss",
         "mismatch max",
-        "Turns a second",
         "Staleness",
     ):
         assert f"values: {title}" in page.text, title
     assert "tokens after image" in page.text
-    assert "lag 0" in page.text
-    assert "lag 1" in page.text
-    assert "largest mismatch at lag 0" in page.text
     headings = re.findall(r'<h2 id="h\d+">(.*?)</h2>', (directory / "report.html").read_text("utf-8"))
     linked = re.findall(r'<a href="#s\d+">(.*?)</a>', (directory / "report.html").read_text("utf-8"))
     assert linked == headings
@@ -103,26 +95,8 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
     links = [link["href"] for link in page.all("a") if link["href"].startswith("viewer.html#")]
     assert "viewer.html#e=0" in links
     assert (directory / "viewer.html").read_text("utf-8").startswith("<!doctype html>")
-    pictures = page.all("img")
-    assert pictures
-    assert all(picture["src"].startswith("data:image/png;base64,") and picture["alt"] for picture in pictures)
     assert page.all("script") == page.all("link") == page.all("iframe") == []
     assert (directory / "report.html").stat().st_size < 300_000
-
-
-def test_an_episode_that_begins_with_a_sound_is_shown_by_its_waveform(tmp_path: Path) -> None:
-    seen = episode(1)
-    source = samples_source(np.repeat(np.array([0, 0.5], np.float32), 800), 16_000, MediaPolicy())
-    reference = replace(seen.nodes[0].media[0], modality="audio", source=source)
-    heard = replace(seen, nodes=[replace(seen.nodes[0], media=(reference,)), *seen.nodes[1:]])
-    with RecordWriter(tmp_path / "trajectories.mmr") as writer:
-        writer.append([heard])
-    write_report(tmp_path)
-    (picture,) = read(tmp_path / "report.html").all("img")
-    kind, _, data = picture["src"].partition(";base64,")
-    assert kind == "data:image/svg+xml"
-    heights = [float(height) for height in re.findall(r"h\.8V(\d+)", base64.b64decode(data).decode())]
-    assert heights == [101] * 120 + [199] * 120  # silence, then the largest magnitude
 
 
 def test_the_viewer_has_the_mismatch_that_the_trainer_wrote(tmp_path: Path) -> None:
@@ -175,7 +149,6 @@ def test_what_a_directory_does_not_have_is_said_in_a_sentence(tmp_path: Path) ->
     for sentence in (
         "The directory has no training.jsonl",
         "The directory has no log-probabilities of a trainer, so the mismatch is not known.",
-        "No episode has the time at which it began",
         "The directory has no runner_metrics.jsonl",
         "No episode failed.",
         "environment rewardnone is recorded",
@@ -208,7 +181,7 @@ def test_a_killed_run_is_reported_as_far_as_it_is_readable(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     page = read(directory / "report.html")
     assert "training.jsonl, line 4: no object with step, time and metrics" in page.text
-    assert re.search(r"the last \d+ bytes of trajectories.mmr are incomplete", page.text)
+    assert re.search(r"trajectories.mmr: the last \d+ bytes are an incomplete record", page.text)
     assert "error: not in the report: " in result.output
     assert "going on" in page.text or "does not say" in page.text
 
@@ -225,7 +198,7 @@ def test_a_report_whose_time_is_over_covers_the_first_episodes_and_says_so(tmp_p
     ("make", "reason"),
     [
         (lambda path: None, "there is no such directory"),
-        (lambda path: path.write_text("x"), "it is a file; name the directory of the run"),
+        (lambda path: path.write_text("x"), "there is no such directory"),
         (lambda path: path.mkdir(), "or of `rollouts tinker` after a step"),
     ],
 )
@@ -247,25 +220,14 @@ def test_a_file_of_another_kind_in_place_of_the_episodes_is_named(tmp_path: Path
     assert not (directory / "report.html").exists()
 
 
-def test_a_file_of_mismatches_that_cannot_be_read_is_listed_and_the_rest_is_reported(tmp_path: Path) -> None:
-    directory = trained_run(tmp_path / "run")
-    (directory / "mismatch.mmr").write_text("x\n")
-    assert run(directory).exit_code == 0
-    page = read(directory / "report.html")
-    assert "mismatch.mmr: " in page.text
-    assert [link["href"] for link in page.all("a") if "#e=" in link["href"]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("summary.json", b'{"complete": tr', "it is no JSON, or was cut off after 15 bytes"),
-        ("summary.json", b"", "it is no JSON, or was cut off after 0 bytes"),
         ("summary.json", b"[true]", 'it is no object with "complete": true or false'),
         ("summary.json", b'{"complete": 1}', 'it is no object with "complete": true or false'),
         ("summary.json", b"[" * 200_000, "it is no JSON"),
-        ("summary.json", b'{"a": "' + b"x" * (1 << 20) + b'"}', "it is larger than 1 MiB"),
         ("summary.json", b"\xff\xfe\x00", "it is no JSON"),
         ("metrics.jsonl", b'{"total_rewards": [1.0], "reward_pa', "line 1: the last 35 bytes are incomplete"),
         ("metrics.jsonl", b'{"total_rewards": "12", "reward_parts": {}}\n', "line 1: no line of a group (task_id: "),
@@ -317,7 +279,6 @@ def test_times_and_entropies_of_any_size_are_reported(tmp_path: Path) -> None:
     result = run(directory)
     assert result.exit_code == 0, result.output
     page = read(directory / "report.html")
-    assert "values: Turns a second" in page.text
     assert "nan" not in page.text
 
 
@@ -347,7 +308,7 @@ def test_rewards_up_to_the_largest_float_have_a_mean_and_those_of_1e150_are_not_
     assert "standard deviation of the environment reward3.00e+307" in page.text
     assert "episodes whose environment reward is not finite, left out of the mean1" in page.text
     assert "each is unknown, infinite, or 1e150 or more" in page.text
-    assert "environment reward inf" in page.text  # in the card of the episode
+    assert "infinite" in page.text  # in the row of the episode
     assert [line for tag, line in page.elements if tag in ("polyline", "circle")]
     index = re.search(r'id="index">(.*?)</script>', (directory / "viewer.html").read_text("utf-8"))
     assert index is not None
@@ -403,15 +364,6 @@ def test_an_axis_of_steps_has_no_tick_between_two_steps() -> None:
     assert bottom == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("last", [10, 20_000, 2e9])
-def test_the_last_label_of_an_axis_is_inside_of_the_drawing(last: float) -> None:
-    html = drawn(Chart("t", "x", [0, last], [Line("y", [0.0, 1.0])]))
-    width = float(re.search(r'viewBox="0 0 (\d+)', html)[1])
-    labels = re.findall(r'<text x="([\d.]+)" y="196" text-anchor="middle">(.*?)</text>', html)
-    assert labels
-    assert all(float(x) + len(label) * 6 / 2 <= width for x, label in labels)  # a digit has about 6 units
-
-
 @given(st.lists(st.floats(), min_size=1, max_size=30))
 def test_every_list_of_numbers_can_be_drawn(values: list[float]) -> None:
     html = drawn(Chart("title", "x", list(range(len(values))), [Line("line", values)]))
@@ -436,65 +388,22 @@ def test_the_points_of_a_curve_cover_every_episode_once(count: int) -> None:
     assert len(reward.xs) == min(count, 48)
 
 
-@pytest.mark.slow
-@given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0.01, 1e4), st.integers(0, 1000)), min_size=1, max_size=20))
-def test_the_tokens_of_all_intervals_are_the_sampled_tokens(times: list[tuple[float, float, int]]) -> None:
-    episodes = [
-        replace(each, started_at=1e6 + start, seconds=seconds, sampled=sampled)
-        for each, (start, seconds, sampled) in zip(figures_of(len(times)), times, strict=True)
-    ]
-    tokens = throughput_charts(episodes)[1]
-    factor = {"seconds": 1, "minutes": 60, "hours": 3600}[tokens.x_label.split()[0]]
-    begin, end = min(e.started_at for e in episodes), max(e.started_at + e.seconds for e in episodes)
-    interval = (end - begin) / len(tokens.xs)
-    assert sum(tokens.lines[0].ys) * interval == pytest.approx(sum(e.sampled for e in episodes), rel=1e-6, abs=1e-3)
-    assert max(tokens.xs) * factor <= end - begin
-
-
 def test_the_viewer_gets_the_linked_episodes_first_and_no_more_than_it_holds() -> None:
-    episodes = [replace(each, group_id=str(each.number // 4)) for each in figures_of(2000)]
+    episodes = figures_of(2000)
     linked = [episodes[7], episodes[1999]]
     chosen = choose_episodes(episodes, linked)
     numbers = [each.number for each in chosen]
     assert numbers == sorted(numbers)
     assert len(chosen) == MAX_EPISODES
-    assert {4, 5, 6, 7, 1996, 1999} <= set(numbers)
+    assert {7, 1999} <= set(numbers)
     long = [replace(each, tokens=2_000_000) for each in episodes]
     assert [each.number for each in choose_episodes(long, [long[7]])] == [7]
 
 
-def step(trainer: str, versions: tuple[str, ...]) -> StepMismatch:
-    count = len(versions)
-    zeros = np.zeros(count, np.int32)
-    return StepMismatch(
-        1, trainer, np.zeros(count, np.float32), np.full(count, 1e-3, np.float32), zeros, zeros, zeros - 1,
-        np.arange(count, dtype=np.int32), ("a/0",), (), versions,
-    )  # fmt: skip
-
-
-def test_lags_are_counted_by_numbers_or_by_the_order_of_the_trainers_versions() -> None:
-    by_number = of_training([step("12", ("12", "11", "2"))])
-    assert {lag: counted.tokens for lag, counted in by_number.by_lag.items()} == {0: 1, 1: 1, 8: 1}
-    by_name = of_training([step("warm", ("warm",)), step("rl-1", ("rl-1", "warm", "other"))])
-    assert {lag: counted.tokens for lag, counted in by_name.by_lag.items()} == {0: 2, 1: 1}
-    assert by_name.unordered == 1
-    newer = of_training([step("3", ("4",))])
-    assert (newer.by_lag, newer.unordered) == ({}, 1)
-
-
 def test_a_log_probability_that_is_no_number_is_counted_as_such() -> None:
-    broken = replace(step("1", ("1", "1")), trainer=np.array([np.nan, 0.0], np.float32))
-    counted = of_training([broken]).by_modality["text"]
+    zeros, trainer = np.zeros(2, np.int32), np.array([np.nan, 0.0], np.float32)
+    step = StepMismatch(1, np.zeros(2, np.float32), trainer, zeros, zeros, zeros - 1, ("a/0",), ())
+    counted = by_modality([step])["text"]
     assert counted.counts.tolist()[-1] == 1
     assert counted.counts.tolist()[0] == 1
     assert counted.max_abs == np.inf
-
-
-@pytest.mark.slow
-def test_a_report_replaces_an_earlier_one_and_leaves_nothing_else(tmp_path: Path) -> None:
-    directory = trained_run(tmp_path / "run")
-    before = {path.name for path in directory.iterdir()}
-    write_report(directory)
-    write_report(directory)
-    assert {path.name for path in directory.iterdir()} == before | {"report.html", "viewer.html"}
-    shutil.rmtree(directory)

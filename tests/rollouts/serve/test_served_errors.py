@@ -7,7 +7,6 @@ import threading
 import urllib.error
 import urllib.request
 
-import openai
 import pytest
 from served_in_thread import ServedInThread
 
@@ -38,15 +37,6 @@ def test_an_unknown_route_of_openais_api_is_told_in_its_form(open_server, method
     error = answer.json["error"]
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, code)
     assert said in error["message"]
-
-
-def test_an_openai_client_reads_the_error_of_a_route_that_there_is_not(open_server):
-    with (
-        openai.OpenAI(base_url=f"{open_server.base_url}/v1", api_key="none", max_retries=0) as client,
-        pytest.raises(openai.NotFoundError, match="there is no such route") as raised,
-    ):
-        client.embeddings.create(model="m", input="a")
-    assert (raised.value.code, raised.value.type) == ("unknown_url", "invalid_request_error")
 
 
 def test_all_methods_of_a_path_with_several_routes_are_allowed(open_server):

@@ -46,30 +46,6 @@ async def test_the_one_that_was_not_used_for_the_longest_time_ends_and_is_made_a
     assert not things.there
 
 
-async def test_one_that_is_used_is_not_ended_and_a_further_one_waits():
-    things = Things(1)
-    held, release = asyncio.Event(), asyncio.Event()
-
-    async def hold():
-        async with things.pool.using("a"):
-            held.set()
-            await release.wait()
-
-    async def use():
-        async with things.pool.using("b"):
-            assert things.there == {"b"}
-
-    holding = asyncio.ensure_future(hold())
-    await held.wait()
-    users = [asyncio.ensure_future(use()) for _ in range(3)]
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert things.there == {"a"}
-    release.set()
-    await asyncio.gather(holding, *users)
-    assert things.made == ["a", "b"]
-
-
 async def test_many_users_at_once_never_exceed_the_limit_and_all_get_theirs():
     things = Things(3)
     got = Counter()

@@ -78,30 +78,10 @@ def test_the_command_downloads_a_checkpoint_of_training_and_leaves_no_export(ser
 
 
 @pytest.mark.slow
-def test_an_encrypted_download_is_readable_with_the_key_of_the_client_alone(training, rest):
-    pyrage = pytest.importorskip("pyrage")
-    identity = pyrage.x25519.Identity.generate()
-    plain = fetched(rest, training.save_weights_external("plain").result().path)
-    recipients = [str(identity.to_public())]
-    uri = training.save_weights_external("secret", age_encryption_recipients=recipients).result().path
-    encrypted = fetched(rest, uri)
-    assert {name.removesuffix(".age") for name in encrypted} == plain.keys()
-    assert all(name.endswith(".age") for name in encrypted)
-    for name, content in encrypted.items():
-        decrypted = pyrage.decrypt(content, [identity])
-        if name.startswith(ADAPTER[1]):
-            assert decrypted == plain[ADAPTER[1]]
-        with pytest.raises(pyrage.DecryptError):
-            pyrage.decrypt(content, [pyrage.x25519.Identity.generate()])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keys", [["age1nothing"], ["ssh-rsa AAAA"], ["age1"] * 11])
-def test_keys_that_are_none_are_refused_before_anything_is_saved(training, rest, keys):
-    """The requests that follow have their turn."""
+def test_encryption_is_refused_before_anything_is_saved_and_later_requests_have_their_turn(training, rest):
     before = rest.list_checkpoints(training.model_id).result()
     with pytest.raises(tinker.RequestFailedError, match="age_encryption_recipients"):
-        training.save_weights_external("refused", age_encryption_recipients=keys).result()
+        training.save_weights_external("refused", age_encryption_recipients=["age1x"]).result()
     assert rest.list_checkpoints(training.model_id).result() == before
-    path = training.save_weights_external(f"after-{len(keys[0])}-{len(keys)}").result().path
+    path = training.save_weights_external("after").result().path
     assert {*fetched(rest, path)} >= {*ADAPTER}

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import tinker
 from family_rows import loaded_family
 from tinker import types
 from tinker_clients import FIRST_STEP, Gradients, Server, datum_of, post, request_of, weighted, weights
@@ -79,19 +78,6 @@ def test_a_loss_of_the_client_has_the_gradients_that_it_would_have_in_a_plain_lo
 
 
 @pytest.mark.slow
-def test_adapters_of_one_client_have_gradients_of_their_own(server, rows):
-    client = server.client()
-    trainings = [server.training(seed, client) for seed in (1, 2, 3)]
-    found = [Gradients(server, training) for training in trainings]
-    parts = [rows[:2], rows[1:4], rows[3:]]
-    with found[0], found[1], found[2]:
-        for training, part in zip(trainings, parts, strict=True):
-            training.forward_backward(sent(part, weighted(part)), "cross_entropy")
-    for gradients, part in zip(found, parts, strict=True):
-        gradients.assert_are_those_of(part, weighted(part))
-
-
-@pytest.mark.slow
 def test_two_clients_at_once_do_not_change_each_others_gradients(server, rows):
     parts = [rows[:3], rows[2:]]
 
@@ -150,20 +136,3 @@ def test_a_request_that_is_sent_again_is_not_trained_again(server, rows):
         training._request_id_counter = training._turn_counter = 4
     gradients.assert_are_those_of(rows, data)
     assert all(result.metrics == results[0].metrics for result in results)
-
-
-@pytest.mark.slow
-def test_the_model_of_another_user_is_unknown_and_stays_as_it_was(server, rows):
-    data = weighted(rows[:2])
-    training, other = server.training(), server.training(2, server.client(1))
-    with Gradients(server, training) as gradients:
-        training.forward_backward(sent(rows[:2], data), "cross_entropy").result()
-        stolen = tinker.TrainingClient(other.holder, 99, training.model_id, info=training.get_info())
-        stolen._request_id_counter = stolen._turn_counter = 4
-        with pytest.raises(tinker.NotFoundError, match=training.model_id):
-            stolen.forward_backward(sent(rows[:2], data), "cross_entropy").result()
-        with pytest.raises(tinker.NotFoundError, match=training.model_id):
-            stolen.optim_step(FIRST_STEP).result()
-        with pytest.raises(tinker.NotFoundError, match=training.model_id):
-            stolen.save_weights_for_sampler("stolen").result()
-    gradients.assert_are_those_of(rows[:2], data)

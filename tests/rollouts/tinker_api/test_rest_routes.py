@@ -157,19 +157,6 @@ def test_the_pages_of_all_runs_and_checkpoints_are_each_of_them_once(directory, 
     }
 
 
-def test_the_checkpoints_of_a_run_have_their_types_sizes_and_paths(directory, rest):
-    for kind in ("weights", "sampler_weights", "external_weights"):
-        save(directory, "a", kind=kind)
-    listed = rest.list_checkpoints("s:train:0").result().checkpoints
-    assert {(each.checkpoint_id, each.checkpoint_type, each.size_bytes) for each in listed} == {
-        ("weights/a", "training", 5),
-        ("sampler_weights/a", "sampler", 5),
-        ("external_weights/a", "external", 5),
-    }
-    assert all(tinker.ParsedCheckpointTinkerPath.from_tinker_path(each.tinker_path) for each in listed)
-    assert not any(each.public or each.expires_at for each in listed)
-
-
 def test_the_client_deletes_a_checkpoint_and_sets_when_it_expires(directory, rest):
     kept, deleted = save(directory, "a"), save(directory, "b")
     rest.delete_checkpoint_from_tinker_path(deleted.uri).result()
@@ -189,14 +176,6 @@ def test_the_client_gets_what_weights_are_of(directory, rest):
     assert (info.train_mlp, info.train_attn, info.train_unembed) == (True, False, True)
     with pytest.raises(tinker.NotFoundError, match="never saved whole"):
         rest.get_weights_info_by_tinker_path("tinker://s:train:0/weights/b").result()
-
-
-def test_a_server_that_is_started_again_lists_the_same(directory, web):
-    save(directory, "a", ttl_seconds=7200)
-    restarted = Starlette(routes=rest_routes(RunDirectory(directory.directory), Registry()))
-    paths = ("training_runs", "training_runs/s:train:0", "training_runs/s:train:0/checkpoints", "checkpoints")
-    for path in paths:
-        assert TestClient(restarted).get(f"/api/v1/{path}").json() == web.get(f"/api/v1/{path}").json()
 
 
 def test_sessions_of_this_server_and_of_earlier_ones_are_listed_and_found(directory, rest, registry):
@@ -342,12 +321,3 @@ def test_the_command_lists_shows_and_deletes(directory, command):
         assert shown in command(*arguments)
     command("checkpoint", "delete", "--run-id", "s:train:0", "--type", "weights", "--yes")
     assert directory.all_checkpoints() == []
-
-
-@pytest.mark.slow
-def test_the_command_downloads_external_weights(directory, command, tmp_path):
-    uri = save(directory, "a", kind="external_weights", files=FILES).uri
-    command("--format", "json", "checkpoint", "download", uri, "--force")
-    (place,) = [path for path in (tmp_path / "home").iterdir() if path.is_dir()]
-    got = {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    assert got == FILES

@@ -143,21 +143,6 @@ def test_a_model_that_is_continued_by_another_process_keeps_its_lines_and_its_st
     assert [line["step"] for line in lines(tmp_path / "m")] == [0, 4, 4, 5]
 
 
-def test_each_model_has_sinks_which_are_closed_with_it(tmp_path):
-    sinks = {"a": Sink(), "b": Sink()}
-    records = TrainingRecords(tmp_path, sinks=lambda model_id: [sinks[model_id]])
-    for model_id in sinks:
-        records.trained(model_id, SUPERVISED, "cross_entropy", SUPERVISED_RESULT, 2.0)
-        records.stepped(model_id, 1, learning_rate=1.0, grad_norm=1.0, seconds=0.0)
-    records.unloaded("a")
-    records.unloaded("a")
-    assert (sinks["a"].closed, sinks["b"].closed) == (True, False)
-    section, step, values = sinks["a"].written[0]
-    assert (section, step, values["nll"]) == ("training", 1, pytest.approx(5 / 2.5))
-    records.close()
-    assert sinks["b"].closed
-
-
 def test_a_sink_or_a_disk_that_fails_does_not_end_training(tmp_path, caplog):
     class Failing(Sink):
         def write(self, section, step, values):
@@ -236,8 +221,3 @@ def test_there_is_no_mismatch_without_advantages_and_an_infinite_one_for_what_is
                     LossResult([floats(-1), floats(-9)], {})) == {}  # fmt: skip
     found = mismatch([datum(1, logprobs=(-1,), advantages=(1,))], LossResult([floats(math.nan)], {}))
     assert found == {"mismatch:mean": math.inf, "mismatch:max": math.inf}
-
-
-def test_the_names_of_the_mismatch_are_of_the_form_that_clients_combine():
-    found = mismatch([datum(1, logprobs=(-1,), advantages=(1,))], LossResult([floats(-1)], {}))
-    assert [name.partition(":")[2] for name in found] == ["mean", "max"]

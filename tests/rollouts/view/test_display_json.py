@@ -24,11 +24,6 @@ def test_every_plain_value_becomes_json(value):
     json.dumps(display_json(value), allow_nan=False)
 
 
-@given(st.text())
-def test_texts_are_kept_whole(text):
-    assert display_json({"text": text}) == {"text": text}
-
-
 def test_a_value_that_contains_shared_values_without_bound_ends():
     shared = ("a",)
     for _ in range(60):

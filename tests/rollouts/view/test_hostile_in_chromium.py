@@ -140,14 +140,6 @@ def test_joined_emoji_and_text_from_right_to_left_are_left_as_they_are(tmp_path,
     assert opened.evaluate("document.querySelectorAll('.message.text .ctl').length") == 0
 
 
-def test_half_of_a_surrogate_pair_is_labelled(tmp_path, open_page):
-    path = tmp_path / "page.html"
-    write_html([Trajectory("lone", metrics={"\ud800": 1.0})], path)
-    opened = open_page(path)
-    opened.show("#e=0&v=details")
-    assert "\\ud800" in opened.texts("pre.json")[0]
-
-
 @pytest.mark.parametrize("character", ["w", "\u0000", "\U0001f600", "\u0301"])
 def test_a_word_of_a_million_characters_stays_inside_the_page_and_its_end_can_be_read(tmp_path, open_page, character):
     path = tmp_path / "page.html"

@@ -1,7 +1,6 @@
 """The page holds what the episodes hold, and nothing in it can act."""
 
 import base64
-import gzip
 import hashlib
 import json
 import re
@@ -18,7 +17,6 @@ from viewer_episodes import (
     read_payload,
     two_turns,
     video,
-    with_likeliest,
 )
 
 from rollouts import MediaReference, TokenNode, Trajectory
@@ -82,24 +80,6 @@ def test_a_page_has_the_likeliest_tokens_of_the_nodes_that_have_them_up_to_20_a_
         assert np.array_equal(columns[f"likeliestLogprobs:{of}"], wanted.ravel().astype(np.float32))
 
 
-def test_with_a_renderer_the_likeliest_tokens_have_their_texts(renderer):
-    trajectory = with_likeliest(renderer, [("G", -0.5), ("x", -1.0)])
-    _, columns = read_payload(episode_payload(trajectory, 0, renderer=renderer))
-    data, ends = columns["textBytes"].tobytes(), columns["textEnds"]
-    pieces = [data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    assert [pieces[place] for place in columns["likeliest:sampler"][:2]] == [b"G", b"x"]
-
-
-def test_episodes_without_likeliest_tokens_have_nothing_for_them_and_others_8_bytes_for_each():
-    ids, logprobs = likeliest(1000, 20)
-    ids %= 1000  # ids that the page has anyhow
-    bare = gzip.decompress(episode_payload(Trajectory("e", nodes=[node_with(1000)]), 0))
-    node = node_with(1000, top_ids=ids, top_logprobs=logprobs.astype(np.float32))
-    full = gzip.decompress(episode_payload(Trajectory("e", nodes=[node]), 0))
-    assert b"ikeliest" not in bare
-    assert 8 * ids.size < len(full) - len(bare) < 8 * ids.size + 300
-
-
 @pytest.mark.parametrize(
     ("ids", "logprobs"),
     [
@@ -116,12 +96,6 @@ def test_extras_of_these_names_that_are_no_likeliest_tokens_are_left_out(ids, lo
     header, columns = read_payload(episode_payload(Trajectory("e", nodes=[node_with(3, **extras)]), 0))
     assert "likeliest" not in header
     assert not [name for name in columns if name.startswith("likeliest")]
-
-
-def test_the_list_has_the_largest_mismatch_of_an_episode(renderer, tmp_path):
-    write_html([two_turns(renderer), drifted(renderer)], tmp_path / "page.html")
-    index, _ = read_page(tmp_path / "page.html")
-    assert [row["mismatch"] for row in index["episodes"]] == [0.25, None]
 
 
 def compared(trajectory, leaf, position, logprob, name=None):

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from viewer_episodes import failed, media_episode, read_payload, sound_source, tone, two_turns, video
 
 from rollouts.cli.main import app
-from rollouts.cli.view import GrowingFile
-from rollouts.view.page import EpisodeReadError
+from rollouts.view.growing_file import EpisodeReadError, GrowingFile
 from rollouts.view.server import HOST
 from transport import RecordWriter
 
@@ -157,13 +156,6 @@ def test_episodes_that_are_written_later_are_added(renderer, tmp_path):
             found = rows_when(address, 4)
             assert [row["id"] for row in found["episodes"]][1:] == ["later-0", "later-1", "later-2"]
             assert read_payload(get(address, "episodes/3")[2])[0]["id"] == "later-2"
-
-
-@pytest.mark.slow
-def test_with_a_model_payloads_have_texts(file, tiny_model_dir):
-    with served(file, "--model", tiny_model_dir) as address:
-        rows_when(address, 3)
-        assert "textBytes" in read_payload(get(address, "episodes/0")[2])[1]
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 from viewer_episodes import media_episode, read_blocks, sound_source, tone, video
 
 from rollouts.view import write_html
-from rollouts.view.sounds import peaks, waveform_picture
 
 
 def shown(data, tmp_path):
@@ -90,10 +89,3 @@ def test_a_file_that_is_used_as_a_video_and_as_a_sound_has_a_block_for_each(tmp_
     write_html([media_episode(("video", data), ("audio", data))], tmp_path / "page.html")
     names = [name.partition("-")[0] for name in read_blocks(tmp_path / "page.html")]
     assert {"video", "audio"} <= set(names)
-
-
-def test_peaks_are_the_largest_magnitudes_of_equal_parts():
-    samples = np.array([0, -0.5, 0.25, 0, 0, 1.0, 0, -0.125], np.float32)
-    assert peaks(samples, 4).tolist() == [0.5, 0.25, 1, 0.125]
-    assert peaks(samples[:1], 4).tolist() == [0, 0, 0, 0]
-    assert waveform_picture([0, 1]).startswith("data:image/svg+xml;base64,")

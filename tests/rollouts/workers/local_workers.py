@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollouts.workers import EpisodeWorker, ProgressObserver, WorkerGoneError, WorkerPool
+from rollouts.workers import EpisodeWorker, ProgressObserver, WorkerGoneError, WorkerPool, report_progress
 from transport import decode, encode
 
 
@@ -22,9 +22,9 @@ class EncodedWorker:
 
         def send(progress):
             if not self.killed.is_set():
-                decode(encode(progress)).report(observer)
+                report_progress(progress, observer)
 
-        running = asyncio.ensure_future(self.worker.run(received, ProgressObserver(job.index, send)))
+        running = asyncio.ensure_future(self.worker.run(received, ProgressObserver(send)))
         killing = asyncio.ensure_future(self.killed.wait())
         try:
             await asyncio.wait([running, killing], return_when=asyncio.FIRST_COMPLETED)

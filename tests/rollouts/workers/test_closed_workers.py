@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from local_workers import local_pool
-from runner_world import Counting, HeldEngine, groups_of, tasks
+from runner_world import Counting, HeldEngine, tasks
 from test_runner_on_workers import finish
 
 from rollouts import SamplingParams, Task
@@ -39,19 +39,6 @@ def test_a_stream_whose_workers_are_closed_while_its_groups_run_raises_each_time
             await pool.close()
             with pytest.raises(WorkersClosedError):
                 await first
-            await raises_each_time(lambda: anext(stream))
-
-    finish(run)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_of_workers_that_are_closed_already_raises_each_time(renderer, workers):
-    async def run():
-        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-        pool, _ = local_pool(lambda: EpisodeWorker(Counting, engine, renderer), workers)
-        async with new_runner(pool) as runner:
-            await pool.close()
-            stream = runner.stream(tasks(2))
             await raises_each_time(lambda: anext(stream))
 
     finish(run)
@@ -98,21 +85,5 @@ def test_groups_that_had_finished_before_the_workers_were_closed_can_be_collecte
             for _ in range(10):  # one error for each group that ran, and then one for each call
                 with pytest.raises(WorkersClosedError):
                     await asyncio.wait_for(runner.collect(1), 10)
-
-    finish(run)
-
-
-def test_a_stream_that_has_delivered_all_groups_ends_though_its_workers_are_closed(renderer):
-    async def run():
-        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-        pool, _ = local_pool(lambda: EpisodeWorker(Counting, engine, renderer), 1)
-        async with new_runner(pool) as runner:
-            assert len(await groups_of(runner, tasks(2))) == 2
-            stream = runner.stream(tasks(2))
-            await anext(stream)
-            await anext(stream)
-            await pool.close()
-            with pytest.raises(StopAsyncIteration):
-                await anext(stream)
 
     finish(run)

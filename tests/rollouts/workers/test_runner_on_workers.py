@@ -15,7 +15,7 @@ from simulated_runs import LoopRenderer
 from test_runner_invariants import Run, rounds
 
 from rollouts import EpisodeLimits, SamplingParams
-from rollouts.errors import ArgumentError, ServerUnreachableError
+from rollouts.errors import ArgumentError
 from rollouts.observability import METRICS
 from rollouts.runner import Journal, RetryPolicy, Runner
 from rollouts.runner.events import EpisodeWaiting
@@ -141,24 +141,6 @@ def test_groups_of_workers_are_those_of_a_runner_alone(renderer):
     assert [remote.metrics()[name] for name in counted] == [local.metrics()[name] for name in counted]
 
 
-def test_streams_of_the_same_tasks_at_one_time_receive_the_groups_of_a_runner_alone(renderer):
-    alone, _ = run_groups(renderer, tasks(3), group_size=2, seed=5)
-
-    async def run():
-        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-        pool, _ = local_pool(lambda: EpisodeWorker(Counting, engine, renderer))
-        options = {"sampling": SamplingParams(max_tokens=8), "group_size": 2, "seed": 5, "workers": pool}
-        async with Runner(None, engine, None, **options) as runner, Runner(None, engine, None, **options) as other:
-            received = await asyncio.gather(*(groups_of(one, tasks(3)) for one in (runner, runner, other)))
-        await pool.close()
-        return received
-
-    for groups in finish(run):
-        assert {group.task.task_id: content(group) for group in groups} == {
-            name: content(group) for name, group in alone.items()
-        }
-
-
 class Failing(Counting):
     """Raises in the step of every first attempt."""
 
@@ -186,15 +168,6 @@ def test_the_kind_of_a_remote_failure_decides_whether_it_is_run_again(renderer, 
     (logged,) = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
     assert "in step" in logged, "the traceback shows the line of the environment"
     assert 'raise KeyError("a broken environment")' in logged
-
-
-def test_an_engine_error_on_a_worker_is_run_again(renderer):
-    script = iter([ServerUnreachableError("r", "refused")])
-    engine = ScriptedEngine(lambda request: next(script, "yes"), renderer=renderer)
-    retry = RetryPolicy(kinds=("engine",), first_delay=0.0)
-    groups, runner, _ = run_on_workers(renderer, tasks(1), engine=engine, retry=retry)
-    assert outcomes(runner) == {"failed": 1, "done": 1}
-    assert groups["t0"].attempts == (2,)
 
 
 def test_an_environment_that_ends_its_worker_again_and_again_is_given_up(renderer):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rollouts import EpisodeError, EpisodeLimits, SamplingParams, Task
 from rollouts.episodes.errors import is_outage
 from rollouts.errors import ArgumentError, ServerUnreachableError
-from rollouts.workers import EpisodeFailure, EpisodeJob, EpisodeOutcome, WorkerGoneError, WorkerPool, WorkersClosedError
+from rollouts.workers import EpisodeJob, EpisodeOutcome, WorkerGoneError, WorkerPool, WorkersClosedError
 from transport import decode, encode
 
 STEPS = 12  # rounds of the event loop in which all that is due happens
@@ -232,29 +232,6 @@ def test_a_job_goes_to_the_worker_with_the_largest_free_share():
     asyncio.run(run())
 
 
-def test_a_job_of_a_lost_worker_runs_before_those_that_wait():
-    async def run():
-        pool, observer = WorkerPool(), Observer()
-        first, second = HeldWorker(), HeldWorker()
-        pool.add("first", 1, first)
-        calls = [asyncio.ensure_future(pool.run(job(name), observer)) for name in ("a", "b")]
-        await settled()
-        pool.remove("first", "killed")
-        await settled()
-        assert first.cancelled == ["a"]
-        pool.add("second", 1, second)
-        await settled()
-        assert list(second.held) == ["a"]
-        assert observer.workers == ["first", "second"]
-        second.finish("a")
-        await settled()
-        second.finish("b")
-        await asyncio.wait(calls)
-        await pool.close()
-
-    asyncio.run(run())
-
-
 def test_a_worker_that_comes_during_an_update_learns_of_it():
     pool, early, late = WorkerPool(), HeldWorker(), HeldWorker()
     pool.add("early", 1, early)
@@ -280,20 +257,9 @@ def test_an_update_ends_for_workers_when_the_last_of_those_in_progress_has_ended
         assert late.updates == worker.updates[-1:] * bool(in_progress)
 
 
-def test_wrong_arguments_are_refused():
-    pool = WorkerPool()
-    pool.add("a", 1, HeldWorker())
-    for arguments in (("a", 1), ("b", 0), ("b", "3")):
-        with pytest.raises(ArgumentError):
-            pool.add(*arguments, HeldWorker())
+def test_a_number_of_losses_below_one_is_refused():
     with pytest.raises(ArgumentError, match="max_losses"):
         WorkerPool(max_losses=0)
-    with pytest.raises(ArgumentError, match=r"EpisodeJob\.task"):
-        EpisodeJob("e", "t", 0, 0, 1, SamplingParams(), EpisodeLimits())
-    with pytest.raises(ArgumentError, match=r"EpisodeOutcome\.episode"):
-        EpisodeOutcome("e")
-    with pytest.raises(ArgumentError, match=r"EpisodeFailure\.is_outage"):
-        EpisodeFailure("KeyError", "x", None, is_outage=1)
 
 
 @pytest.mark.parametrize(
@@ -307,26 +273,6 @@ def test_an_outage_of_an_engine_is_one_for_the_runner_of_another_process(cause, 
     with pytest.raises(EpisodeError) as caught:
         decode(encode(EpisodeOutcome.of_error(failed))).result()
     assert is_outage(caught.value.__cause__) is is_one
-
-
-@pytest.mark.parametrize("rounds", range(5))
-def test_a_job_that_is_cancelled_when_a_slot_becomes_free_keeps_no_slot(rounds):
-    async def run():
-        pool, worker = WorkerPool(), HeldWorker()
-        pool.add("worker", 1, worker)
-        first, second = (asyncio.ensure_future(pool.run(job(name), Observer())) for name in ("a", "b"))
-        await settled()
-        worker.finish("a")
-        for _ in range(rounds):
-            await asyncio.sleep(0)
-        second.cancel()
-        await settled()
-        assert first.done()
-        assert second.cancelled()
-        assert pool.metrics()["worker_slots_used"] == 0
-        await pool.close()
-
-    asyncio.run(run())
 
 
 @pytest.mark.slow

@@ -1,0 +1,153 @@
+"""The episodes of a trajectory file that another process may still be writing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from renderers import MediaSource
+from renderers.messages import Modality
+from rollouts.errors import RolloutsError
+from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory_files import Episode, episodes_of_record, open_reader
+from rollouts.view.episode_data import has_texts, summary
+from transport import TransportError
+
+_POLL_SECONDS: Final = 1.0
+
+
+class EpisodeReadError(RolloutsError):
+    """An episode or a medium of a served file cannot be read. `name` says which one.
+
+    Cure: repair the file with `rollouts traj repair`, and open the viewer again.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name}: {reason}")
+
+
+class _Place(NamedTuple):
+    """A record, and which of its episodes."""
+
+    record: int
+    position: int
+
+
+class GrowingFile:
+    """Reads new records on a thread of its own, and keeps a line of the list for each episode, not the episode.
+
+    Its methods are called from several threads. Raises the errors of `open_reader`. `close` ends the thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.title = path.name
+        self._path = path
+        self._reader = open_reader(path)
+        self._places: list[_Place] = []
+        self._rows: list[dict[str, Any]] = []
+        self._media: dict[tuple[Modality, str], int] = {}  # modality and digest -> the first episode that has it
+        self._problems: list[str] = []
+        self._lost = ""
+        self._records = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"reading {path.name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._reader.close()
+
+    def rows(self, start: int, count: int) -> Sequence[dict[str, Any]]:
+        """The lines of the list (`episode_data.summary`) from episode `start` on, as far as they are known."""
+        return self._rows[start : start + count]
+
+    def problems(self) -> Sequence[str]:
+        """What of the file cannot be shown, a line each."""
+        return [*self._problems, *([self._lost] if self._lost else [])]
+
+    def episode(self, number: int) -> Trajectory:
+        """Raises `EpisodeReadError`."""
+        if number >= len(self._places):
+            raise EpisodeReadError(f"episode {number}", f"{self._path} has {len(self._places)} episodes")
+        place = self._places[number]
+        try:
+            found = next(islice(self._episodes(place.record, []), place.position, None), None)
+        except TransportError as error:
+            raise EpisodeReadError(f"episode {number}", str(error)) from error
+        if found is None:
+            raise EpisodeReadError(f"episode {number}", f"record {place.record} of {self._path} has changed")
+        return found.trajectory
+
+    def search(self, wanted: Sequence[str], start: int, seconds: float) -> tuple[list[int], int]:
+        """The episodes from number `start` on whose messages have all texts, and the first one that was not read."""
+        deadline = time.monotonic() + seconds
+        found: list[int] = []
+        number, count = start, len(self._places)
+        while number < count and (number == start or time.monotonic() < deadline):
+            record = self._places[number].record
+            episodes = self._searched_episodes(record)
+            while number < count and self._places[number].record == record:
+                position = self._places[number].position
+                if position < len(episodes) and has_texts(episodes[position].trajectory, wanted):
+                    found.append(number)
+                number += 1
+        return found, max(number, start)
+
+    def _searched_episodes(self, record: int) -> Sequence[Episode]:
+        """The episodes of a record; none if it cannot be read any more, which opening one of them says."""
+        try:
+            return self._episodes(record, [])
+        except TransportError:
+            return []
+
+    def medium(self, modality: Modality, digest: str) -> MediaSource:
+        """Raises `EpisodeReadError`."""
+        number = self._media.get((modality, digest))
+        if number is not None:
+            for reference in self.episode(number).all_media():
+                if (reference.modality, reference.source.digest) == (modality, digest):
+                    return reference.source
+        raise EpisodeReadError(f"the source {digest}", f"no episode of {self._path} has it")
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            while self._records < len(self._reader) and not self._ended.is_set():
+                self._read_record(self._records)
+                self._records += 1
+            try:
+                self._reader.refresh()
+            except (TransportError, OSError) as error:
+                self._lost = f"the file is no longer followed: {error}"
+                return
+            if self._records == len(self._reader):
+                self._ended.wait(_POLL_SECONDS)
+
+    def _read_record(self, record: int) -> None:
+        try:
+            for position, episode in enumerate(self._episodes(record, self._problems)):
+                self._add(_Place(record, position), episode)
+        except TransportError as error:
+            self._problems.append(f"record {record}: {error}")
+        except RecursionError:
+            self._problems.append(f"record {record}: a value is nested too deep")
+
+    def _episodes(self, record: int, problems: list[str]) -> Sequence[Episode]:
+        return list(episodes_of_record(self._reader, record, 0, problems))
+
+    def _add(self, place: _Place, episode: Episode) -> None:
+        if episode.violation is not None:
+            self._problems.append(f"{episode.name}: {episode.violation}")
+            return
+        number = len(self._places)
+        row = summary(episode.trajectory, number)
+        for reference in episode.trajectory.all_media():
+            self._media.setdefault((reference.modality, reference.source.digest), number)
+        self._places.append(place)  # before the row: the page asks for the episodes of rows
+        self._rows.append(row)
