@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from renderers.process.threads import DaemonThreads
 from rollouts.calls import result_of
 from rollouts.episodes.environment import StepResult
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, short_repr
-from rollouts.values import finite_number
+from rollouts.values import check_choice
 
 __all__ = ["GymnasiumEnvironment", "describe_actions", "parse_action"]
 
@@ -60,15 +60,9 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
 
     A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
     action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
-    finite numbers as it has, within its bounds. Raises `ValueError`, and
-    `RolloutsError` for other spaces.
+    finite numbers as it has, within its bounds. Raises `ValueError`.
     """
-    kind = _kind(space)
-    if kind == "discrete":
-        return _discrete_action(text, space, action_names)
-    if kind == "box":
-        return _box_action(text, space)
-    raise RolloutsError(f"the action space {space} is neither Discrete nor Box; pass parse_action")
+    return _discrete_action(text, space, action_names) if _kind(space) == "discrete" else _box_action(text, space)
 
 
 def in_dtype_of(space: Any, action: Any) -> Any:
@@ -193,13 +187,8 @@ def make_env(make: Callable[[], Any], *, needs_frames: bool) -> Any:
     except ImportError as error:
         raise MissingExtraError("GymnasiumEnvironment", "gym", "gymnasium") from error
     env = make()
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        env.close()
-        raise RolloutsError(
-            f"{type(env).__name__} is a vectorised environment; an episode plays a single one: use gymnasium.make"
-        )
     if not isinstance(env, gymnasium.Env):
-        raise RolloutsError(f"make returned {short_repr(env)}, which is not a gymnasium.Env")
+        raise RolloutsError(f"make returned {short_repr(env)}; return one gymnasium.Env, as gymnasium.make does")
     if needs_frames and env.render_mode != "rgb_array":
         with _DRAWING:
             env.close()
@@ -281,18 +270,10 @@ class GymnasiumEnvironment:
         if not callable(make):
             rule = 'pass a function that makes it: lambda: gymnasium.make("CartPole-v1", render_mode="rgb_array")'
             raise ArgumentError("make", make, rule)
-        if not isinstance(instructions, str):
-            raise ArgumentError("instructions", instructions, "pass text")
         if isinstance(action_names, str) or not all(isinstance(name, str) and name for name in action_names):
             raise ArgumentError("action_names", action_names, "pass a list of names")
-        for name, value, allowed in (
-            ("observation", observation, get_args(Observation)),
-            ("on_invalid_action", on_invalid_action, get_args(OnInvalidAction)),
-        ):
-            if value not in allowed:
-                raise ArgumentError(name, value, f"pass one of {', '.join(map(repr, allowed))}")
-        if finite_number(invalid_action_reward) is None:
-            raise ArgumentError("invalid_action_reward", invalid_action_reward, "pass a finite number")
+        check_choice("observation", observation, Observation)
+        check_choice("on_invalid_action", on_invalid_action, OnInvalidAction)
         self._make = make
         self._instructions = instructions
         self._action_names = tuple(action_names)

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from rollouts.calls import StartAndClose, gathered
 from rollouts.environments.tools import Tool, ToolArgumentsError, ToolFailedError, ToolUnavailableError
+from rollouts.episodes.errors import single_errors
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, describe_exception
 from rollouts.values import check_positive
 
@@ -39,8 +40,6 @@ class StdioServer:
     cwd: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.command, str) or not self.command:
-            raise ArgumentError("command", self.command, "pass the name or the path of a program")
         if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
             raise ArgumentError("args", self.args, "pass a list of texts, one for each argument")
         texts = isinstance(self.env, Mapping) and all(
@@ -57,10 +56,6 @@ class HttpServer:
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
-            raise ArgumentError("url", self.url, "pass a URL that begins with http:// or https://")
 
 
 def process_arguments(server: StdioServer, inherited: Sequence[str]) -> tuple[str, list[str]]:
@@ -136,9 +131,6 @@ def _decoded(server: str, tool: str, data: str) -> bytes:
 
 log = logging.getLogger("rollouts")
 
-#: Lines of a server's standard error that are kept for the text of an error.
-_STDERR_LINES = 8
-
 #: A server that does not respond to a ping within this time after an error has ended.
 _PING_SECONDS = 5.0
 
@@ -157,7 +149,7 @@ class Connection:
         self._name = name
         self._server = server
         self._client: Any = None
-        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._stderr: deque[str] = deque(maxlen=8)  # the last lines, for the text of an error
         self._closing = asyncio.Event()
         self._ended = False
         self._tools: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
@@ -238,7 +230,7 @@ class Connection:
                     self._tools.set_result(tools)
                 await self._closing.wait()
         except BaseException as error:
-            failed = self._error(f"could not be opened: {describe_exception(_first(error))}")
+            failed = self._error(f"could not be opened: {describe_exception(next(single_errors(error)))}")
             failed.__cause__ = error
             if not self._tools.done():
                 self._tools.set_exception(failed)
@@ -328,13 +320,6 @@ async def _all_tools(session: Any) -> list[Any]:
             return tools
 
 
-def _first(error: BaseException) -> BaseException:
-    """The first error within groups of errors, which task groups raise."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 class McpTools(StartAndClose):
     """The tools of servers of the Model Context Protocol, as `Tool`s of a `ToolEnvironment`.
 
@@ -364,10 +349,8 @@ class McpTools(StartAndClose):
         open_seconds: float = 30.0,
     ) -> None:
         _check_installed()
-        if not isinstance(servers, Mapping) or not servers:
-            raise ArgumentError("servers", servers, "pass a mapping from names to StdioServer and HttpServer")
         for name, server in servers.items():
-            if not isinstance(name, str) or not name or not isinstance(server, StdioServer | HttpServer):
+            if not isinstance(server, StdioServer | HttpServer):
                 raise ArgumentError(f"servers[{name!r}]", server, "pass a StdioServer or a HttpServer under a name")
         for argument, seconds in (("call_seconds", call_seconds), ("open_seconds", open_seconds)):
             check_positive(argument, seconds, "pass a number of seconds above 0")

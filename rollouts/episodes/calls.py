@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from renderers import (
     Message,
@@ -15,7 +15,7 @@ from renderers import (
     RendererPool,
     TemplateRenderer,
 )
-from rollouts.episodes.errors import RendererFailedError, ends_task
+from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.errors import RolloutsError
 
 
@@ -45,17 +45,13 @@ class RendererCalls:
         self._is_template_renderer = isinstance(renderer, TemplateRenderer)
 
     def stop_token_ids(self) -> tuple[int, ...]:
-        try:
+        with self._naming("get_stop_token_ids"):
             return tuple(self._pool.get_stop_token_ids())
-        except BaseException as error:  # noqa: BLE001  raised below
-            self._raise(error, "get_stop_token_ids")
 
     async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
         """The prompt for the next assistant turn."""
-        try:
+        with self._naming("render"):
             return await self._pool.render_async(messages, tools=tools, add_generation_prompt=True)
-        except BaseException as error:  # noqa: BLE001  raised below
-            self._raise(error, "render")
 
     async def bridge(
         self,
@@ -70,7 +66,7 @@ class RendererCalls:
         media = prompt.multi_modal_data
         passes_media = media is not None and (self._is_template_renderer or not media.is_empty())
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
-        try:
+        with self._naming("bridge_to_next_turn"):
             return await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,
                 completion_ids,
@@ -79,27 +75,20 @@ class RendererCalls:
                 previous_messages=previous_messages,
                 **media_argument,
             )
-        except BaseException as error:  # noqa: BLE001  raised below
-            self._raise(error, "bridge_to_next_turn")
 
     async def parse(
         self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens
     ) -> tuple[Message, ParsedResponse]:
         """The completion as an assistant message, and what it was parsed into."""
-        try:
+        with self._naming("parse_response"):
             parsed = await self._pool.parse_response_async(completion_ids, tools=tools, prompt_ids=prompt.token_ids)
             return parsed.to_message(), parsed
-        except BaseException as error:  # noqa: BLE001  raised below
-            self._raise(error, "parse_response")
 
-    def _raise(self, error: BaseException, method: str) -> NoReturn:
-        """Raise what an episode raises for an exception of the renderer's `method`, which may be anything."""
-        try:
-            if isinstance(error, (RendererError, RolloutsError)) or ends_task(error):
-                raise error
-            raise RendererFailedError(self._name, method, error) from error
-        finally:
-            del error  # it refers to this frame
+    def _naming(self, method: str) -> AbstractContextManager[None]:
+        """Replaces an exception of the renderer's `method`, which may be anything, by one that names it."""
+        return wrap_exceptions(
+            lambda error: RendererFailedError(self._name, method, error), unchanged=(RendererError, RolloutsError)
+        )
 
 
 def _is_pool(renderer: object) -> bool:

@@ -13,7 +13,7 @@ from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.episodes.deadlines import OVERLONG_ERRORS, max_turns_limit, overlong_limit
 from rollouts.episodes.environment import Environment, check_environment, close_environment
 from rollouts.episodes.errors import EpisodeLimitError
-from rollouts.episodes.turns import EpisodeRecorder, Prompt, SampledTurn, derived_seed
+from rollouts.episodes.turns import EpisodeRecorder, Prompt, SampledTurn, check_sampling, derived_seed
 from rollouts.errors import ArgumentError, is_unicode
 from rollouts.values import check_integer, whole_number
 
@@ -119,11 +119,11 @@ class EpisodeContext:
 
         Raises `ArgumentError`, `EpisodeLimitError`, and what engine and renderer raise.
         """
-        _check_messages(messages)
+        if not messages:
+            raise ArgumentError("messages", messages, "pass at least one message for the model to answer")
         _check_agent(agent)
-        sampling = _checked_sampling(sampling)
-        if not isinstance(after, GeneratedTurn | None):
-            raise ArgumentError("after", after, "pass what generate_turn returned, or None")
+        if sampling is not None:
+            check_sampling(sampling)
         if after is not None:
             self._check_own("after", after)
             if tools is not None:
@@ -227,23 +227,6 @@ class EpisodeContext:
         activity.waits_for(part, turn)  # the environment again; after an error, the part that was waited for is kept
 
 
-def _check_messages(messages: object) -> None:
-    """Raises `ArgumentError` unless messages are a list of dicts; the renderer checks their contents."""
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise ArgumentError("messages", messages, "pass a list of messages, each a dict")
-    if not messages:
-        raise ArgumentError("messages", messages, "pass at least one message for the model to answer")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise ArgumentError(f"messages[{index}]", message, "pass a dict with a role and a content")
-
-
 def _check_agent(agent: object) -> None:
     if not isinstance(agent, str) or not agent or not is_unicode(agent):
         raise ArgumentError("agent", agent, "pass a name; the empty name is the one that plays the episode")
-
-
-def _checked_sampling(sampling: SamplingParams | None) -> SamplingParams | None:
-    if sampling is not None and (not isinstance(sampling, SamplingParams) or sampling.n != 1):
-        raise ArgumentError("sampling", sampling, "pass SamplingParams with n=1, or None for the episode's")
-    return sampling

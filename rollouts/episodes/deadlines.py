@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
@@ -167,8 +167,7 @@ class EpisodeActivity:
 class UpdatePauses:
     """Says when the weights of an engine are updated: the time that a request waits for an update does not count.
 
-    Runners with one engine share it. They may have event loops of their own: each episode is held and released on its
-    loop.
+    Runners with one engine share it.
     """
 
     def __init__(self) -> None:
@@ -192,14 +191,14 @@ class UpdatePauses:
         self._updating.add(updater)
         if in_flight != "wait":
             for deadlines in list(self.requesting):
-                deadlines.on_loop(deadlines.hold)
+                deadlines.hold()
 
     def end(self, updater: object) -> None:
         """The update by `updater` has ended. Has no effect where none was begun."""
         self._updating.discard(updater)
         if not self._updating:
             for deadlines in list(self.requesting):
-                deadlines.on_loop(deadlines.release)
+                deadlines.release()
 
 
 #: The event loop may call a timer earlier than due, by the resolution of its clock.
@@ -253,14 +252,6 @@ class EpisodeDeadlines:
                 self._pauses.requesting.discard(self)
                 self.release()
 
-    def on_loop(self, call: Callable[[], None]) -> None:
-        """Make a call on the event loop of the episode: now, or soon where this is another loop or thread."""
-        if self._loop is _running_loop():
-            call()
-            return
-        with suppress(RuntimeError):  # the loop is closed, and the episode has ended with it
-            self._loop.call_soon_threadsafe(call)
-
     def hold(self) -> None:
         """Let the time stand still until `release`."""
         if self._held_since is None:
@@ -296,13 +287,6 @@ class EpisodeDeadlines:
         return EpisodeLimitError(
             name, f"{seconds:g} s passed in turn {activity.turn}, which waited for {activity.part}"
         )
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _later(now: float, seconds: float | None) -> float | None:

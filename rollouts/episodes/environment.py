@@ -7,9 +7,10 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from rollouts.episodes.errors import (
     EnvironmentProtocolError,
     EpisodeLimitError,
     ends_task,
+    single_errors,
     wrap_exceptions,
 )
 from rollouts.errors import ArgumentError, is_unicode, short_repr
@@ -167,9 +169,6 @@ EnvironmentFactory = Callable[[], Environment | Awaitable[Environment]]
 #: How long an episode waits for the `close` of its environment. A cancelled run ends within a few seconds.
 CLOSE_SECONDS = 2.0
 
-# Raised on the way through `reset` or `step`, and no failure of the environment: the second is one of the episode.
-_UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
-
 
 def check_environment(environment: object) -> None:
     """Raises `ArgumentError` for what is not an environment, a class of environments included."""
@@ -186,11 +185,8 @@ async def make_environment(factory: EnvironmentFactory) -> Environment:
     """
     with wrap_exceptions(lambda error: EnvironmentFailedError("", "make_environment", error)):
         environment: Environment = await resolve(factory())
-    if isinstance(environment, type):
-        name = environment.__name__
-        raise EnvironmentProtocolError(f"make_environment returned the class {name}; return an instance: {name}(...)")
     steps = callable(getattr(environment, "step", None)) or callable(getattr(environment, "step_parsed", None))
-    if not steps or not callable(getattr(environment, "reset", None)):
+    if isinstance(environment, type) or not steps or not callable(getattr(environment, "reset", None)):
         rule = "return an instance of a class that has reset and step"
         raise EnvironmentProtocolError(f"make_environment returned {short_repr(environment)}; {rule}")
     return environment
@@ -200,81 +196,59 @@ async def attach_context(environment: Environment, context: object) -> None:
     """Call `attach` of an environment that has it. Raises `EnvironmentFailedError`."""
     attach = getattr(environment, "attach", None)
     if callable(attach):
-        name = environment_name(environment)
-        with wrap_exceptions(lambda error: EnvironmentFailedError(name, "attach", error)):
+        with _naming(environment, "attach"):
             await resolve(attach(context))
 
 
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
     """Call `reset` and check the messages. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
-    try:
-        messages = _checked_messages(await resolve(environment.reset(seed)), environment, "reset")
-    except BaseException as error:  # noqa: BLE001  raised below
-        _raise_environment_error(error, environment, "reset")
+    method = f"{environment_name(environment)}.reset"
+    with _naming(environment, "reset"):
+        messages = _checked_messages(await resolve(environment.reset(seed)), method)
     if not messages:
-        name = environment_name(environment)
-        raise EnvironmentProtocolError(f"{name}.reset returned no messages; return the first messages")
+        raise EnvironmentProtocolError(f"{method} returned no messages; return the first messages")
     return messages
 
 
 def environment_tools(environment: Environment) -> Any:
     """The tools of an environment, or None. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
-    name = environment_name(environment)
-    with wrap_exceptions(lambda error: EnvironmentFailedError(name, "tools", error)):
+    with _naming(environment, "tools"):
         tools = declared_tools(environment)
     try:
         check_tools(tools)
     except MessageError as error:
-        raise EnvironmentProtocolError(f"{name}.tools: {error}") from error
+        raise EnvironmentProtocolError(f"{environment_name(environment)}.tools: {error}") from error
     return tools
 
 
-class CheckedStep(NamedTuple):
-    """The values of a `StepResult`: valid, but for reward and info, which `Trajectory.record_reward` checks."""
-
-    messages: list[Message]
-    reward: float
-    done: bool
-    info: Mapping[str, Any]
-    truncation_reason: str
-
-
-async def step_environment(environment: Environment, assistant: Message, parsed: ParsedResponse) -> CheckedStep:
-    """Call `step` or `step_parsed` and check its result.
+async def step_environment(environment: Environment, assistant: Message, parsed: ParsedResponse) -> StepResult:
+    """Call `step` or `step_parsed`; its result, checked but for reward and info, which `record_reward` checks.
 
     Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """
-    try:
-        return _checked_step(await resolve(call_step(environment, assistant, parsed)), environment)
-    except BaseException as error:  # noqa: BLE001  raised below
-        _raise_environment_error(error, environment, "step")
+    with _naming(environment, "step"):
+        result = await resolve(call_step(environment, assistant, parsed))
+        return _checked_step(result, f"{environment_name(environment)}.step")
 
 
-def _checked_step(result: Any, environment: Environment) -> CheckedStep:
+def _checked_step(result: Any, method: str) -> StepResult:
     if not isinstance(result, StepResult):
-        raise EnvironmentProtocolError(
-            f"{environment_name(environment)}.step returned {type(result).__name__}, not a StepResult; return "
-            "StepResult(messages, reward, done, info)"
-        )
+        kind = type(result).__name__
+        rule = "return StepResult(messages, reward, done, info)"
+        raise EnvironmentProtocolError(f"{method} returned {kind}, not a StepResult; {rule}")
     done = result.done
     if type(done) is not bool and not isinstance(done, np.bool_):
-        raise EnvironmentProtocolError(
-            f"{environment_name(environment)}.step returned done={short_repr(done)}, which is neither True nor False"
-        )
+        raise EnvironmentProtocolError(f"{method} returned done={short_repr(done)}, which is neither True nor False")
     # Each field is read once: a subclass may compute it.
-    messages = _checked_messages(result.messages, environment, "step")
+    messages = _checked_messages(result.messages, method)
     reason = result.truncation_reason
     if not isinstance(reason, str) or not is_unicode(reason) or (reason and not done):
-        raise EnvironmentProtocolError(
-            f"{environment_name(environment)}.step returned truncation_reason={short_repr(reason)} with "
-            f"done={done}; return text, and done=True"
-        )
+        given = f"truncation_reason={short_repr(reason)} with done={done}"
+        raise EnvironmentProtocolError(f"{method} returned {given}; return text, and done=True")
     if not done and not messages:
-        raise EnvironmentProtocolError(
-            f"{environment_name(environment)}.step returned no messages and is not done: the model would have to "
-            "continue its own turn. Return messages, or done=True"
-        )
-    return CheckedStep(messages, result.reward, bool(done), result.info, reason)
+        rule = "the model would have to continue its own turn. Return messages, or done=True"
+        raise EnvironmentProtocolError(f"{method} returned no messages and is not done: {rule}")
+    return StepResult(messages, result.reward, bool(done), result.info, reason)
 
 
 async def close_environment(environment: Environment) -> None:
@@ -298,49 +272,32 @@ async def close_environment(environment: Environment) -> None:
             log.exception("%s.close failed", name)
 
 
-def _raise_environment_error(error: BaseException, environment: Environment, method: str) -> NoReturn:
-    """Raise what an episode raises for an exception of an environment's `method`, which may be anything.
+@contextmanager
+def _naming(environment: Environment, method: str) -> Iterator[None]:
+    """Replace an exception of an environment's `method`, which may be anything, by `EnvironmentFailedError`.
 
     A limit that the episode reached in the method is raised as it is, also out of a group of such errors: a method that
     calls the policy several times at once has them from a `TaskGroup`.
     """
     try:
-        if isinstance(error, ExceptionGroup):
-            limits, others = error.split(EpisodeLimitError)
-            if limits is not None and others is None:
-                raise _first_of(limits) from error
-        if isinstance(error, _UNCHANGED) or ends_task(error):
-            raise error
+        yield
+    except BaseException as error:
+        if isinstance(error, ExceptionGroup) and error.split(EpisodeLimitError)[1] is None:
+            raise next(single_errors(error)) from error
+        if isinstance(error, EnvironmentProtocolError | EpisodeLimitError) or ends_task(error):
+            raise
         raise EnvironmentFailedError(environment_name(environment), method, error) from error
-    finally:
-        del error  # it refers to this frame
 
 
-def _first_of(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _checked_messages(messages: Any, environment: Environment, method: str) -> list[Message]:
+def _checked_messages(messages: Any, method: str) -> list[Message]:
     """The messages as a list that can be stored. The renderer checks the contents of the messages."""
-    method = f"{environment_name(environment)}.{method}"
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise EnvironmentProtocolError(f"{method} returned {type(messages).__name__}, not a list of messages")
-    listed = list(messages)
-    if isinstance(messages, tuple) and not all(isinstance(message, Mapping) for message in listed):
-        kinds = ", ".join(type(value).__name__ for value in listed[:3])  # of `reset` of Gymnasium: (messages, {})
-        raise EnvironmentProtocolError(
-            f"{method} returned a tuple ({kinds}), not a list of messages; return the list of messages alone"
-        )
-    for index, message in enumerate(listed):
-        if not isinstance(message, Mapping):
-            raise EnvironmentProtocolError(f"{method}: message {index} is a {type(message).__name__}, not a dict")
     try:
         # Media are stored as the sources that the renderer makes of them.
-        check_encodable(without_media(check_messages(listed)), f"{method}: messages")
+        check_encodable(without_media(check_messages(messages)), f"{method}: messages")
     except MessageError as error:
         raise EnvironmentProtocolError(f"{method}: {error}") from error
     except EncodeError as error:
         raise EnvironmentProtocolError(f"cannot be stored: {error}") from error
-    return listed
+    return list(messages)

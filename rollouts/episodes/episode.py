@@ -40,25 +40,25 @@ from rollouts.episodes.errors import (
     ends_process,
     ends_task,
 )
-from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, check_only_new
+from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, check_only_new, check_sampling
 from rollouts.errors import (
     ArgumentError,
     RolloutsError,
     describe_exception,
     exception_text,
-    is_unicode,
     text_with_notes,
 )
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import call_error, check_integer, whole_number
+from rollouts.values import call_error, check_choice, check_integer, whole_number
 
 log = logging.getLogger("rollouts")
 
-_OWN_ERRORS = (RolloutsError, RendererError)
-
 #: How long an episode waits for its environment, `close` included, after it has ended or was cancelled.
 END_SECONDS = CLOSE_SECONDS + 1.0
+
+#: What follows an episode that fails: its trajectory has the error, or it stops the others.
+OnError = Literal["return", "raise"]
 
 #: Called with the trajectory of every episode that ends.
 OnEnd = Callable[[Trajectory], object]
@@ -68,7 +68,7 @@ OnEnd = Callable[[Trajectory], object]
 class EpisodeSpec:
     """One episode of a run: the seeds of environment and sampler, and the group whose rewards it is compared with.
 
-    Seeds may be numpy integers. Raises `ArgumentError` for anything else.
+    Seeds may be numpy integers. Raises `ArgumentError` for other seeds.
     """
 
     seed: int
@@ -77,18 +77,11 @@ class EpisodeSpec:
     episode_id: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seed", "sampling_seed"):
-            value = getattr(self, name)
-            if value is None and name == "sampling_seed":
-                continue
-            number = whole_number(value)
+        for name in ("seed",) if self.sampling_seed is None else ("seed", "sampling_seed"):
+            number = whole_number(value := getattr(self, name))
             if number is None:
                 raise ArgumentError(name, value, "pass an integer")
             object.__setattr__(self, name, number)
-        for name in ("group_id", "episode_id"):
-            value = getattr(self, name)
-            if (value is not None or name == "group_id") and not (isinstance(value, str) and is_unicode(value)):
-                raise ArgumentError(name, value, "pass text that UTF-8 can encode")
 
     def new_trajectory(self) -> Trajectory:
         """An empty trajectory; an episode without an id has a random one."""
@@ -156,16 +149,6 @@ def check_renderer(renderer: object, engine: object) -> None:
         raise ArgumentError("renderer", renderer, "pass a renderer, such as load_renderer(directory)")
 
 
-def check_sampling(sampling: object) -> None:
-    """Raises `ArgumentError`."""
-    if not isinstance(sampling, SamplingParams):
-        raise ArgumentError("sampling", sampling, "pass a SamplingParams")
-    if sampling.n != 1:
-        raise ArgumentError(
-            "sampling.n", sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
-        )
-
-
 def check_on_end(on_end: OnEnd | None, name: str = "on_end") -> None:
     """Raises `ArgumentError`."""
     if on_end is not None and (not callable(on_end) or inspect.iscoroutinefunction(on_end)):
@@ -188,8 +171,8 @@ async def record_episode(
         trajectory.error = text_with_notes(error, describe_exception(error))
         failure = error
         if not ends_task(error):  # otherwise it is raised below, after `on_end` has received the turns
-            reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)
-            failure = EpisodeError(reason, trajectory)
+            text_of = exception_text if isinstance(error, RolloutsError | RendererError) else describe_exception
+            failure = EpisodeError(text_of(error), trajectory)
             failure.__cause__ = error
     trajectory.seconds = time.monotonic() - started
     trajectory.finish()
@@ -372,7 +355,7 @@ async def run_episodes(
     sampling: SamplingParams,
     max_turns: int,
     concurrency: int = 1024,
-    on_error: Literal["return", "raise"] = "return",
+    on_error: OnError = "return",
     on_end: OnEnd | None = None,
 ) -> list[Trajectory]:
     """Run all `specs`, at most `concurrency` at a time, each in a new environment; one trajectory per spec, in order.
@@ -428,18 +411,13 @@ async def run_episodes(
 def _check_arguments(
     make_environment: Callable[[], Environment], specs: Sequence[EpisodeSpec], concurrency: int, on_error: str
 ) -> None:
-    if not callable(make_environment):
-        rule = "pass a class or a function that returns a new environment for each episode"
-        raise ArgumentError("make_environment", make_environment, rule)
-    if (reason := call_error(make_environment, [])) is not None:
-        rule = "pass a function without arguments; `Runner` is for environments of tasks"
+    reason = call_error(make_environment, []) if callable(make_environment) else "it cannot be called"
+    if reason is not None:
+        rule = "pass a class or a function without arguments; `Runner` is for environments of tasks"
         raise ArgumentError("make_environment", make_environment, f"{reason}; {rule}")
-    if not isinstance(specs, Sequence) or not all(isinstance(spec, EpisodeSpec) for spec in specs):
-        raise ArgumentError("specs", specs, "pass a list of EpisodeSpec")
     ids = Counter(spec.episode_id for spec in specs if spec.episode_id is not None)
     if ids and (most := ids.most_common(1)[0])[1] > 1:
         rule = f"{most[1]} specs have it: give each its own, or None for a random one, and the same group_id to a group"
         raise ArgumentError("episode_id", most[0], rule)
     check_integer("concurrency", concurrency)
-    if on_error not in ("return", "raise"):
-        raise ArgumentError("on_error", on_error, 'pass "return" or "raise"')
+    check_choice("on_error", on_error, OnError)

@@ -160,9 +160,9 @@ def ends_task(error: BaseException) -> bool:
     cancelled, which is a failure like any other; so is a `BaseException` of a library, as that of a panic in Rust, and
     the `SystemExit` of code that is written as a program: one episode must not end all others.
     """
-    if any(isinstance(single, KeyboardInterrupt | GeneratorExit) for single in _single_errors(error)):
+    if any(isinstance(single, KeyboardInterrupt | GeneratorExit) for single in single_errors(error)):
         return True
-    if not any(isinstance(single, asyncio.CancelledError) for single in _single_errors(error)):
+    if not any(isinstance(single, asyncio.CancelledError) for single in single_errors(error)):
         return False
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
@@ -170,14 +170,14 @@ def ends_task(error: BaseException) -> bool:
 
 def ends_process(error: BaseException) -> bool:
     """Whether an exception, or one of its group, is for the process."""
-    return any(isinstance(single, KeyboardInterrupt | SystemExit) for single in _single_errors(error))
+    return any(isinstance(single, KeyboardInterrupt | SystemExit) for single in single_errors(error))
 
 
-def _single_errors(error: BaseException) -> Iterator[BaseException]:
+def single_errors(error: BaseException) -> Iterator[BaseException]:
     """The exceptions of a group and of the groups in it; any other exception itself."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
-            yield from _single_errors(part)
+            yield from single_errors(part)
     else:
         yield error
 
@@ -198,12 +198,6 @@ def wrap_exceptions(
         raise make_error(error) from error
 
 
-_ENGINE = (ServerUnreachableError, ServerTimeoutError, GenerationInterruptedError)
-_TOO_MANY_REQUESTS = 429
-_NO_SERVER_BEHIND = (502, 503)  # from a proxy or a router; a server that is starting says 503, too
-_OF_OTHER_PARTS = (EngineError, EnvironmentFailedError, MediaFetchError)
-
-
 def error_kind(error: BaseException) -> ErrorKind | None:
     """The kind of the error of an episode; None for one that another attempt would have, too."""
     if isinstance(error, RemoteFailureError):
@@ -211,13 +205,16 @@ def error_kind(error: BaseException) -> ErrorKind | None:
     if isinstance(error, EnvironmentFailedError):
         # An environment may call engines: the policy's for a sub-agent, or that of a judge.
         cause = _raised_by_environment(error)
-        return error_kind(cause) if isinstance(cause, _OF_OTHER_PARTS) else "environment"
+        if isinstance(cause, EngineError | EnvironmentFailedError | MediaFetchError):
+            return error_kind(cause)
+        return "environment"
     if isinstance(error, MediaFetchError):
         return "media"
     if isinstance(error, ServerError):
-        return "engine" if error.status == _TOO_MANY_REQUESTS or error.status >= 500 else None
+        return "engine" if error.status == 429 or error.status >= 500 else None  # 429: too many requests
     is_io_error = isinstance(error, EngineFailedError) and isinstance(error.__cause__, OSError)
-    return "engine" if is_io_error or isinstance(error, _ENGINE) else None
+    is_passing = isinstance(error, ServerUnreachableError | ServerTimeoutError | GenerationInterruptedError)
+    return "engine" if is_io_error or is_passing else None
 
 
 def is_outage(error: BaseException) -> bool:
@@ -228,7 +225,7 @@ def is_outage(error: BaseException) -> bool:
         cause = _raised_by_environment(error)
         return cause is not None and is_outage(cause)
     if isinstance(error, ServerError):
-        return error.status in _NO_SERVER_BEHIND
+        return error.status in (502, 503)  # from a proxy or a router; a server that is starting says 503, too
     if isinstance(error, EngineFailedError):
         return isinstance(error.__cause__, ConnectionError)
     return isinstance(error, ServerUnreachableError)

@@ -37,6 +37,7 @@ from rollouts.episodes.deadlines import (
 )
 from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, raise_naming_origin, wrap_exceptions
 from rollouts.errors import (
+    ArgumentError,
     EngineFailedError,
     GenerationInterruptedError,
     RolloutsError,
@@ -50,12 +51,6 @@ from rollouts.values import whole_number
 
 #: Models pad their embedding by fewer rows than this beyond the tokenizer's ids, and a policy may sample such a row.
 _MAX_PADDING = 4096
-
-
-async def generate_completion(engine: Engine, request: GenerateRequest, vocab_size: int | None) -> Completion:
-    """The one completion of a request, which has `n` 1. Raises as `generate_completions`."""
-    (completion,) = await generate_completions(engine, request, vocab_size)
-    return completion
 
 
 async def generate_completions(
@@ -194,6 +189,16 @@ class EpisodeSettings:
     sampling: SamplingParams
     limits: EpisodeLimits
     pauses: UpdatePauses = field(default_factory=UpdatePauses)
+
+
+def check_sampling(sampling: object) -> None:
+    """Raises `ArgumentError`."""
+    if not isinstance(sampling, SamplingParams):
+        raise ArgumentError("sampling", sampling, "pass a SamplingParams")
+    if sampling.n != 1:
+        raise ArgumentError(
+            "sampling.n", sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
+        )
 
 
 class Prompt(NamedTuple):
@@ -406,7 +411,7 @@ class TurnRecorder(EpisodeRecorder):
         with self._requesting(number):
             sent_at = time.perf_counter()
             with self.deadlines.requesting():
-                completion = await generate_completion(self._engine, request, self.vocab_size)
+                (completion,) = await generate_completions(self._engine, request, self.vocab_size)
             self.activity.waits_for("renderer", number)
             return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
 

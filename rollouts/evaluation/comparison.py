@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from rollouts.errors import ArgumentError, RolloutsError
-from rollouts.evaluation.results import FailedEpisodes, chosen_k
+from rollouts.evaluation.results import FailedEpisodes, checked_counting, chosen_k
 from rollouts.evaluation.run_scores import MOST_PARTS, RunScores, RunSettings, StoredRun, read_scores, read_settings
 from rollouts.evaluation.statistics import (
     Difference,
@@ -26,15 +26,10 @@ from rollouts.evaluation.statistics import (
 )
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.terminal.table import counted, shortened
-from rollouts.values import check_choice, finite_number
 
-#: The version of the JSON form of a comparison.
-COMPARISON_VERSION: Final = 1
-_MOST_CHANGED: Final = 10
 _MOST_NAMED: Final = 5
 _MOST_LINES: Final = 40
 _MOST_CHARACTERS: Final = 200
-_MOST_QUANTILES: Final = 101
 
 _T = TypeVar("_T")
 
@@ -139,7 +134,7 @@ class Comparison(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    version: Literal[1] = COMPARISON_VERSION
+    version: Literal[1] = 1
     threshold: float
     failed_episodes: FailedEpisodes
     runs: list[ComparedRun]
@@ -179,11 +174,9 @@ def compare_runs(
     evaluated = [one.results for one in settings if one.results is not None]
     if threshold is None:
         threshold = evaluated[0].threshold if evaluated else 1.0
-    elif finite_number(threshold) is None or isinstance(threshold, bool):
-        raise ArgumentError("threshold", threshold, "pass a finite number")
     if failed is None:
         failed = evaluated[0].failed_episodes if evaluated else "zero"
-    check_choice("failed", failed, FailedEpisodes)
+    threshold, failed = checked_counting(threshold, failed)
     scores = [read_scores(run, threshold=threshold, failed=failed) for run in stored]
     ks = chosen_k(min(int(run.episodes.max()) for run in scores), k)
     has_group_rewards = any(np.nan_to_num(run.rewards["group"]).any() for run in scores if run.rewards)
@@ -363,12 +356,12 @@ class _Pair:
         # By the change, then the reward, then the place in the file of the baseline.
         order = np.lexsort((-np.where(both, second, 0.0), -np.abs(change)))
         ascending = np.sort(change[both])
-        at = np.linspace(0, max(len(ascending) - 1, 0), min(len(ascending), _MOST_QUANTILES)).round().astype(int)
+        at = np.linspace(0, max(len(ascending) - 1, 0), min(len(ascending), 101)).round().astype(int)
 
         def most(chosen: np.ndarray) -> list[ChangedTask]:
             return [
                 ChangedTask(task_id=self._task_ids[row], baseline=float(first[row]), run=float(second[row]))
-                for row in order[chosen[order]][:_MOST_CHANGED].tolist()
+                for row in order[chosen[order]][:10].tolist()
             ]
 
         return {

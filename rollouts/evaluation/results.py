@@ -39,9 +39,6 @@ _MOST_ERROR_CHARACTERS: Final = 1000
 
 _TOTALS: Final = ("failed", "turns", "length_stops", "tokens", "sampled_tokens", "images", "sounds")
 
-#: Rewards from here on count as no numbers: their squares have no float.
-MOST_REWARD: Final = 1e150
-
 #: How failed episodes count: with a reward of 0, which is no success, or not at all.
 FailedEpisodes = Literal["zero", "exclude"]
 
@@ -184,7 +181,8 @@ def task_scores(row: GroupMetrics, threshold: float, failed: FailedEpisodes) -> 
     """
     rewards = {"total": row.total_rewards, "environment": row.environment_rewards, "group": row.group_rewards}
     columns = np.array([*rewards.values(), *row.reward_parts.values()], np.float64)
-    counts = np.logical_and.reduce(np.abs(columns) < MOST_REWARD)  # False for NaN, too
+    # False for NaN, too, and for rewards whose squares have no float.
+    counts = np.logical_and.reduce(np.abs(columns) < 1e150)
     counts[row.failed_episodes] = False
     columns = np.where(counts, columns, 0.0)
     successes = counts & (columns[0] >= threshold)
@@ -220,6 +218,15 @@ def chosen_k(samples: int, k: Iterable[int] | None) -> tuple[int, ...]:
     return tuple(chosen)
 
 
+def checked_counting(threshold: float, failed: FailedEpisodes) -> tuple[float, FailedEpisodes]:
+    """The arguments that say which episodes succeed. Raises `ArgumentError`."""
+    number = finite_number(threshold)
+    if number is None or isinstance(threshold, bool):
+        raise ArgumentError("threshold", threshold, "pass a finite number")
+    check_choice("failed", failed, FailedEpisodes)
+    return number, failed
+
+
 class Tally:
     """Adds up the groups of an evaluation. It keeps a few numbers for each task, and no episode.
 
@@ -245,12 +252,7 @@ class Tally:
         k: Iterable[int] | None = None,
     ) -> None:
         self._samples = check_integer("samples", samples)
-        number = finite_number(threshold)
-        if number is None or isinstance(threshold, bool):
-            raise ArgumentError("threshold", threshold, "pass a finite number")
-        check_choice("failed", failed, FailedEpisodes)
-        self._threshold = number
-        self._failed = failed
+        self._threshold, self._failed = checked_counting(threshold, failed)
         self._rewards: defaultdict[str, array[float]] = defaultdict(_column)
         self._parts: defaultdict[str, array[float]] = defaultdict(_column)
         self._pass_at: dict[int, array[float]] = {one: _column() for one in chosen_k(self._samples, k)}

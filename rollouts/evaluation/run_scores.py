@@ -65,11 +65,9 @@ class StoredRun:
     def check(self) -> None:
         """Raise `CommandFileError` unless it is a directory with groups or episodes of a run."""
         cure = "name the output directory of `rollouts run`, `rollouts eval` or `rollouts demo`"
-        if not self.path.exists():
+        if not self.path.is_dir():
             of_version = ", or of RUN@VERSION the part before @" if self.version is not None else ""
             raise CommandFileError(self.path, f"there is no such directory; {cure}{of_version}")
-        if not self.path.is_dir():
-            raise CommandFileError(self.path, f"it is a file; name the directory of the run: {self.path.parent}")
         if not self.metrics.exists() and not is_run_directory(self.path):
             raise CommandFileError(self.path, f"it has no metrics.jsonl and no trajectories.mmr; {cure}")
 

@@ -67,7 +67,8 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     rounding of the result. Raises `ArgumentError` unless 0 <= successes <= samples and 1 <= k <= samples.
     """
     _check_counts(samples, successes, k)
-    return _pass_at_k(samples, successes, k)
+    drawn = math.comb(samples, k)
+    return (drawn - math.comb(samples - successes, k)) / drawn
 
 
 def pass_hat_k(samples: int, successes: int, k: int) -> float:
@@ -80,7 +81,7 @@ def pass_hat_k(samples: int, successes: int, k: int) -> float:
     section 3). Raises as `pass_at_k` does.
     """
     _check_counts(samples, successes, k)
-    return _pass_hat_k(samples, successes, k)
+    return math.comb(successes, k) / math.comb(samples, k)
 
 
 def _check_counts(samples: int, successes: int, k: int) -> None:
@@ -89,18 +90,6 @@ def _check_counts(samples: int, successes: int, k: int) -> None:
         raise ArgumentError("successes", successes, f"pass a number from 0 to {samples}, the number of samples")
     if not 1 <= k <= samples:
         raise ArgumentError("k", k, f"pass a number from 1 to {samples}, the number of samples of the task")
-
-
-# Of a million tasks, few have different counts.
-@functools.lru_cache(maxsize=4096)
-def _pass_at_k(samples: int, successes: int, k: int) -> float:
-    drawn = math.comb(samples, k)
-    return (drawn - math.comb(samples - successes, k)) / drawn
-
-
-@functools.lru_cache(maxsize=4096)
-def _pass_hat_k(samples: int, successes: int, k: int) -> float:
-    return math.comb(successes, k) / math.comb(samples, k)
 
 
 def mean_of_tasks(values: np.ndarray) -> Estimate:

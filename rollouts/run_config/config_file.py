@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -86,26 +84,8 @@ class TaskFileError(RolloutsError, ValueError):
 # Errors of pydantic as problems of a configuration file: key, reason and cure.
 
 
-#: By the type of an error of pydantic: what to write in the file.
-_EXPECTED = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false, without quotes",
-    "string_type": 'text, "in quotes"',
-    "list_type": "an array, [...]",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "model_attributes_type": "a table",
-    "finite_number": "a finite number",
-    "string_too_short": "text that is not empty",
-    "too_short": "an array that is not empty",
-}
-#: A name that is shorter begins too many others by chance.
-_FEWEST_OF_AN_ABBREVIATION = 3
 #: Keys whose text is a path.
 _PATH_KEYS = ("path", "directory", "model", "chat_template", "file", "log")
-_BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
 
 def config_problems(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> list[ConfigProblem]:
@@ -162,24 +142,20 @@ def _problem(details: Any, model: type[BaseModel], data: Mapping[str, Any]) -> C
 
 
 def _reason(details: Any, path: KeyPath, table: type[BaseModel] | None) -> str:
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    kind, value = details["type"], details["input"]
     if kind == "missing":
         return _missing(path, table)
     if kind == "extra_forbidden":
         return _unknown_key(path, table)
     if kind == "literal_error":
-        return _wrong_choice(value, context["expected"].replace(" or ", ", ").split(", "))
+        return _wrong_choice(value, details["ctx"]["expected"].replace(" or ", ", ").split(", "))
     if kind == "string_pattern_mismatch" and path[-1] == "api_key_env":
         # The value is not repeated: it may be the key itself.
         return 'this is no name of an environment variable; write one, such as "VLLM_API_KEY"'
     if kind == "string_pattern_mismatch":
         return f'{short_repr(value)} is no import path; write "module:name" or "package.module:name"'
-    if kind in _EXPECTED:
-        header = _header(path, table)
-        expected = f"{header} and its keys below it" if header else _EXPECTED[kind]
-        return f"{short_repr(value)} is {_toml_type(value)}; write {expected}"
-    if bounds := [text.format(context[name]) for name, text in _BOUNDS.items() if name in context]:
-        return f"{short_repr(value)} is out of range; write a number that is {' and '.join(bounds)}"
+    if header := _header(path, table):
+        return f"{short_repr(value)} is no such table; write {header} and its keys below it"
     return f"{short_repr(value)}: {details['msg']}"
 
 
@@ -219,32 +195,12 @@ def _wrong_choice(value: object, choices: Sequence[str]) -> str:
 
 
 def _closest(name: str, known: Sequence[str]) -> str | None:
-    """The known name that is most like `name`, or that `name` abbreviates; None where there is none."""
-    abbreviated = [one for one in known if len(name) >= _FEWEST_OF_AN_ABBREVIATION and one.startswith(name)]
-    return next(iter(get_close_matches(name, known, n=1) or abbreviated), None)
+    """The known name that is most like `name`; None where there is none."""
+    return next(iter(get_close_matches(name, known, n=1)), None)
 
 
 def _table_name(path: KeyPath) -> str:
     return f"[{key_text(path)}]" if path else "the top of the file"
-
-
-def _toml_type(value: object) -> str:
-    """What a value is, in the terms of TOML."""
-    if isinstance(value, str):
-        return "text" if value else "empty text"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "not finite"
-    for kind, name in (
-        (bool, "a boolean"),
-        (int, "an integer"),
-        (float, "a number with a fraction"),
-        (list, "an array" if value else "an empty array"),
-        (dict, "a table"),
-        ((date, time), "a date or time"),
-    ):
-        if isinstance(value, kind):
-            return name
-    return type(value).__name__
 
 
 def _resolve(
@@ -378,13 +334,9 @@ def _read_text(path: Path) -> str:
 
 
 def _raise_syntax_error(path: Path, text: str, error: tomllib.TOMLDecodeError) -> NoReturn:
-    message = str(error)
-    place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
-    line = int(place[1]) if place and place[1] else text.count("\n") + 1
-    column = f", column {place[2]}" if place and place[2] else ""
-    reason = message[: place.start()] if place else message
-    cure = _syntax_cure(text.splitlines()[line - 1] if line <= len(text.splitlines()) else "")
-    raise RunConfigError(path, [ConfigProblem("", f"line {line}{column}: not TOML: {reason}{cure}")]) from None
+    lines, place = text.splitlines(), re.search(r"at line (\d+)", str(error))
+    cure = _syntax_cure(lines[int(place[1]) - 1] if place else "".join(lines[-1:]))
+    raise RunConfigError(path, [ConfigProblem("", f"not TOML: {error}{cure}")]) from None
 
 
 def _syntax_cure(line: str) -> str:

@@ -36,16 +36,6 @@ from rollouts.terminal.interrupts import defer_interrupts
 if TYPE_CHECKING:
     from rollouts.engines.server_kinds import ServerKind
 
-#: Of a request: the runner begins the episode again, and waits for a server that is down.
-_RETRIES = 2
-
-#: That a `ChatEndpoint` sends at a time.
-_MOST_REQUESTS = 1000
-
-#: Failures of a server that do not pass with time.
-_LASTING = (CapabilityError, EngineStartError)
-
-
 #: What has the addresses of servers.
 ServedSection: TypeAlias = VLLMEngineSection | SGLangEngineSection | FleetEngineSection
 
@@ -96,9 +86,9 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
                 section.base_url,
                 section.model,
                 api_key=key,
-                concurrency=min(file.config.concurrency, _MOST_REQUESTS),
+                concurrency=min(file.config.concurrency, 1000),
                 timeout_seconds=section.request_seconds,
-                max_retries=_RETRIES,
+                max_retries=2,  # the runner begins the episode again, and waits for a server that is down
                 max_tokens_field=section.max_tokens_field,
                 omit=section.omit,
                 tool_images=section.tool_images,
@@ -269,7 +259,8 @@ async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: 
     engines: Mapping[str, Engine] = engine.engines
     probes = await asyncio.gather(*map(_probe_error, engines.values()))
     errors = {index: error for index, error in enumerate(probes) if error is not None}
-    lasting = [index for index, error in errors.items() if isinstance(error, _LASTING)]
+    # Failures that do not pass with time.
+    lasting = [index for index, error in errors.items() if isinstance(error, CapabilityError | EngineStartError)]
     for index in lasting or (errors if len(errors) == len(engines) else ()):
         path: KeyPath = ("engine", "servers", index) if key == "servers" else ("engine",)
         with _naming_server(file, section, path, key):

@@ -10,14 +10,11 @@ from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from rollouts.errors import describe_exception
 from rollouts.run_config.config_file import ConfigFile, KeyPath
 from rollouts.values import call_error
-
-#: The tables that name functions and classes.
-_WITH_IMPORT_PATHS: Final = {"tasks", "environment", "group_rewards", "skip_group"}
 
 
 def imported_files(file: ConfigFile) -> dict[str, str]:
@@ -26,7 +23,8 @@ def imported_files(file: ConfigFile) -> dict[str, str]:
     The objects are imported already.
     """
     digests = {}
-    for import_path in sorted(set(_texts(file.config.model_dump(include=_WITH_IMPORT_PATHS)))):
+    tables = {"tasks", "environment", "group_rewards", "skip_group"}  # those that name functions and classes
+    for import_path in sorted(set(_texts(file.config.model_dump(include=tables)))):
         module_name, colon, _ = import_path.rpartition(":")
         path = file.resolve(module_name)
         if not module_name.endswith(".py"):
@@ -67,7 +65,7 @@ def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             missing = f"there is no module {error.name!r}, neither in {directory} nor installed"
-            raise file.error(key, f"{missing}; {_module_cure(directory, module_name)}") from error
+            raise file.error(key, f"{missing}; correct the name, or install the package") from error
         raise file.error(key, f"{module_name} imports {error.name!r}, which is not installed; install it") from error
     except (Exception, SystemExit) as error:
         # A module of a user may raise anything, and call sys.exit.
@@ -84,11 +82,18 @@ def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
         raise file.error(key, f"module {module_name} has no {name!r}; {cure}") from error
 
 
-def imported_function(file: ConfigFile, key: KeyPath, import_path: str) -> Callable[..., Any]:
-    """As `imported_object`, for a class or a function. Raises `RunConfigError` for anything else."""
+def imported_function(
+    file: ConfigFile, key: KeyPath, import_path: str, parameters: Sequence[str] | None = None
+) -> Callable[..., Any]:
+    """As `imported_object`, for a class or a function, which can be called with `parameters` where they are known.
+
+    Raises `RunConfigError` for anything else.
+    """
     found = imported_object(file, key, import_path)
     if not callable(found):
         raise file.error(key, f"{import_path} is a {type(found).__name__}; name a function or a class")
+    if parameters is not None:
+        check_call(file, key, found, parameters)
     function: Callable[..., Any] = found
     return function
 
@@ -114,11 +119,3 @@ def make_importable(directory: Path) -> None:
     if sys.path[:1] != [str(directory)]:
         sys.path.insert(0, str(directory))
         importlib.invalidate_caches()
-
-
-def _module_cure(directory: Path, module_name: str) -> str:
-    modules = [path.stem for path in directory.glob("*.py")]
-    close = get_close_matches(module_name, modules, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"create {module_name.replace('.', '/')}.py there, or install the package"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,7 +17,7 @@ from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams
 from rollouts.episodes.environment import ThreadedEnvironment
 from rollouts.errors import MissingExtraError, describe_exception
-from rollouts.rewards import GroupReward, Reward
+from rollouts.rewards import GroupReward, Reward, check_names
 from rollouts.run_config.config_file import ConfigFile, ConfigProblem, KeyPath, ProblemList, RunConfigError, key_text
 from rollouts.run_config.engines import engine_factory, media_policy, server_kind
 from rollouts.run_config.import_paths import check_call, imported_function, imported_object, make_importable
@@ -39,9 +39,6 @@ from rollouts.run_config.tasks import TaskSource
 from rollouts.runner.modes import Asynchronous, Mode, OneStepOffPolicy, Synchronous
 from rollouts.task import MakeEnvironment, Task
 
-#: Variables of a chat template that the renderer passes itself.
-_OWN_VARIABLES: Final = ("messages", "tools", "add_generation_prompt")
-
 
 def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer | None:
     """Load the renderer of a configuration; None for a chat endpoint, which renders messages itself.
@@ -55,7 +52,7 @@ def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer | None
         return None
     section = file.renderer
     for name in section.chat_template_kwargs:
-        if name in _OWN_VARIABLES:
+        if name in ("messages", "tools", "add_generation_prompt"):
             reason = "the renderer passes this variable to the chat template itself; remove the key"
             raise file.error(("renderer", "chat_template_kwargs", name), reason)
     template: Path | None = None
@@ -111,13 +108,10 @@ def make_rewards(
     """The rewards in the array of tables `key`, whose functions get `arguments`. Raises `RunConfigError`."""
     rewards: list[Reward] = []
     for index, section in enumerate(sections):
-        if any(section.name == earlier.name for earlier in rewards):
-            reason = f"two rewards have the name {section.name!r}; give each its own"
-            raise file.error((*key, index, "name"), reason)
-        function_key = (*key, index, "function")
-        function = imported_function(file, function_key, section.function)
-        check_call(file, function_key, function, arguments)
+        function = imported_function(file, (*key, index, "function"), section.function, arguments)
         rewards.append(Reward(section.name, section.weight, function, section.threaded))
+    with file.naming(*key):
+        check_names("name", rewards)
     return rewards
 
 
@@ -254,9 +248,7 @@ def _gymnasium(file: ConfigFile, section: GymnasiumSection) -> MakeEnvironment:
         raise file.error(("environment", "id"), reason) from error
     parse_action = None
     if section.parse_action is not None:
-        key = ("environment", "parse_action")
-        parse_action = imported_function(file, key, section.parse_action)
-        check_call(file, key, parse_action, ["text"])
+        parse_action = imported_function(file, ("environment", "parse_action"), section.parse_action, ["text"])
     arguments = (
         section.arguments if section.observation == "text" else {"render_mode": "rgb_array", **section.arguments}
     )
@@ -276,10 +268,7 @@ def _gymnasium(file: ConfigFile, section: GymnasiumSection) -> MakeEnvironment:
 
 
 def _messages(file: ConfigFile, import_path: str) -> Callable[..., Any]:
-    key = ("environment", "messages")
-    messages = imported_function(file, key, import_path)
-    check_call(file, key, messages, ["task"])
-    return messages
+    return imported_function(file, ("environment", "messages"), import_path, ["task"])
 
 
 _FACTORIES: Mapping[type, Callable[[ConfigFile, Any], MakeEnvironment]] = {

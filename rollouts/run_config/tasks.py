@@ -31,8 +31,7 @@ from rollouts.values import whole_number
 
 TaskSource: TypeAlias = Iterable[Task] | AsyncIterable[Task]
 
-# That are read at once.
-_PARQUET_ROWS = 256
+#: That are read at once.
 _TASKS_AT_ONCE = 256
 
 
@@ -205,7 +204,7 @@ def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as parquet:
-            for batch in parquet.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
+            for batch in parquet.iter_batches(batch_size=_TASKS_AT_ONCE, columns=columns):
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise TaskFileError(path, None, f"cannot be read as Parquet: {error}") from error
@@ -215,22 +214,16 @@ def _task(path: Path, section: FileTasks, number: int, place: int, unit: str, ro
     if not isinstance(row, Mapping):
         raise TaskFileError(path, place, f"holds {short_repr(row)}; write an object with the data of a task", unit=unit)
 
-    def integer_or_text(key: str, rule: str) -> Any:
-        if key not in row:
-            raise TaskFileError(path, place, f"has no {key!r}, which the configuration names; {rule}", unit=unit)
-        return row[key]
-
-    task_id, seed = str(number), None
-    if section.id_key is not None:
-        given = integer_or_text(section.id_key, "add it, or remove tasks.id_key")
-        if not isinstance(given, str) and whole_number(given) is None:
-            reason = f"{section.id_key} is {short_repr(given)}; write a text or an integer"
+    for option, key in (("id_key", section.id_key), ("seed_key", section.seed_key)):
+        if key is not None and key not in row:
+            reason = f"has no {key!r}, which the configuration names; add it, or remove tasks.{option}"
             raise TaskFileError(path, place, reason, unit=unit)
-        task_id = str(given)
-    if section.seed_key is not None:
-        seed = integer_or_text(section.seed_key, "add it, or remove tasks.seed_key")
+    task_id = number if section.id_key is None else row[section.id_key]
+    if not isinstance(task_id, str) and whole_number(task_id) is None:
+        reason = f"{section.id_key} is {short_repr(task_id)}; write a text or an integer"
+        raise TaskFileError(path, place, reason, unit=unit)
     try:
-        return Task(task_id, dict(row), seed)
+        return Task(str(task_id), dict(row), None if section.seed_key is None else row[section.seed_key])
     except ArgumentError as error:
         raise TaskFileError(path, place, str(error), unit=unit) from error
 

@@ -212,15 +212,13 @@ log = logging.getLogger("rollouts.runner")
 
 # An episode without a limit that has had as many turns is reported once.
 _MANY_TURNS = 1000
-# The code of a user, in which the traceback of an exception shows the line to correct.
-_WITH_TRACEBACK = (EnvironmentFailedError, RendererFailedError)
 
 
 class Reporter:
     """The counters and listeners of a runner.
 
     A listener that raises is logged and receives no further event: what observes a run does not end it. `listeners` are
-    the others; what is reported often is not passed to `emit` where there are none.
+    the others.
     """
 
     def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits = EpisodeLimits()) -> None:  # noqa: B008
@@ -244,7 +242,8 @@ class Reporter:
 
     def log_failure(self, episode: Trajectory, error: BaseException) -> None:
         """Log the error of an episode that failed for good: once for each kind and place of an exception."""
-        cause = error.__cause__ if isinstance(error, _WITH_TRACEBACK) else None
+        # Of the code of a user, in which the traceback of an exception shows the line to correct.
+        cause = error.__cause__ if isinstance(error, EnvironmentFailedError | RendererFailedError) else None
         trace = None if cause is None else cause.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -320,15 +319,13 @@ class EpisodeReporter:
         self._on_assigned()
 
     def waiting(self, turn: int, part: Part) -> None:
-        if self._reporter.listeners:
-            self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
+        self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 
     def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
         reporter, counters = self._reporter, self._reporter.counters
         counters.turns += 1
         reporter.is_outage_logged = False
-        if turn + 1 >= _MANY_TURNS:
-            reporter.warn_of_turns(self._episode_id, turn + 1)
+        reporter.warn_of_turns(self._episode_id, turn + 1)
         counters.prompt_tokens += counts.prompt_tokens
         counters.completion_tokens += counts.completion_tokens
         counters.prompt_images += counts.images
@@ -336,17 +333,16 @@ class EpisodeReporter:
         counters.engine_seconds += seconds.engine
         counters.renderer_seconds += seconds.renderer
         counters.environment_seconds += seconds.environment
-        if reporter.listeners:
-            reporter.emit(
-                TurnFinished,
-                self._episode_id,
-                turn,
-                counts.prompt_tokens,
-                counts.completion_tokens,
-                counts.images,
-                seconds.engine,
-                seconds.renderer,
-                seconds.environment,
-                failed,
-                counts.sounds,
-            )
+        reporter.emit(
+            TurnFinished,
+            self._episode_id,
+            turn,
+            counts.prompt_tokens,
+            counts.completion_tokens,
+            counts.images,
+            seconds.engine,
+            seconds.renderer,
+            seconds.environment,
+            failed,
+            counts.sounds,
+        )

@@ -10,13 +10,17 @@ import numpy as np
 
 from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
-from rollouts.errors import ArgumentError, short_repr
+from rollouts.errors import ArgumentError
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import check_choice
 from transport import wire_type
 
 if TYPE_CHECKING:  # needs torch
     from rollouts.training import TrainingSample
+
+#: By what the advantages of a group are divided: "batch" of `group_advantages` needs the rewards of other groups.
+Scale = Literal["group", "none"]
 
 
 @wire_type("rollouts.Group")
@@ -32,7 +36,7 @@ class Group:
     episode. `oldest_version` is the oldest version of the weights that sampled a token of the group, empty where no
     token has a version. `seconds` is the time from the start of the first episode to the end of the last.
 
-    Raises `ArgumentError` for values of other types and lengths, also when decoded.
+    Raises `ArgumentError` for rewards and weights that are no such arrays, also when decoded.
     """
 
     task: Task
@@ -46,29 +50,19 @@ class Group:
     group_rewards: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:
-        name = f"group of task {getattr(self.task, 'task_id', '')!r:.80}"
-        if not isinstance(self.task, Task):
-            raise ArgumentError("task", self.task, "pass a Task")
-        episodes = self.episodes
-        if not isinstance(episodes, tuple | list) or not all(isinstance(one, Trajectory) for one in episodes):
-            raise ArgumentError("episodes", short_repr(episodes), f"pass a tuple of Trajectory for the {name}")
-        count = len(episodes)
-        if not isinstance(self.attempts, tuple | list) or len(self.attempts) != count:
-            raise ArgumentError("attempts", self.attempts, f"the {name} has {count} episodes; pass a number for each")
-        object.__setattr__(self, "episodes", tuple(episodes))
+        count = len(self.episodes)
+        object.__setattr__(self, "episodes", tuple(self.episodes))
         object.__setattr__(self, "attempts", tuple(self.attempts))
         if not len(self.sample_weights):
             object.__setattr__(self, "sample_weights", np.ones(count))
-        parts = self.reward_parts
-        if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts):
-            raise ArgumentError("reward_parts", parts, f"pass a mapping from names to arrays for the {name}")
         if not len(self.group_rewards):
             object.__setattr__(self, "group_rewards", np.zeros(count))
         columns = {"rewards": self.rewards, "sample_weights": self.sample_weights, "group_rewards": self.group_rewards}
-        columns |= {f"reward_parts[{part!r:.80}]": values for part, values in parts.items()}
+        columns |= {f"reward_parts[{part!r:.80}]": values for part, values in self.reward_parts.items()}
         for column, values in columns.items():
             if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype != np.float64:
-                raise ArgumentError(column, values, f"pass a float64 array ({count},) for the {name}")
+                rule = f"pass a float64 array ({count},) for the group of task {self.task.task_id!r:.80}"
+                raise ArgumentError(column, values, rule)
 
     def __repr__(self) -> str:
         failed = f", {self.num_failed} failed" if self.num_failed else ""
@@ -96,7 +90,7 @@ class Group:
         processors: Mapping[Modality, MediaProcessor],
         *,
         baseline: Literal["mean", "leave_one_out"] = "mean",
-        scale: Literal["group", "none"] = "group",
+        scale: Scale = "group",
         agents: Collection[str] | None = None,
     ) -> list[TrainingSample]:
         """The training samples of the episodes that did not fail; their advantages compare the group's `rewards`.
@@ -109,11 +103,7 @@ class Group:
         """
         from rollouts.training import group_advantages, samples_from_trajectory
 
-        if scale not in ("group", "none"):
-            rule = (
-                "pass 'group' or 'none'; for another scale, call group_advantages with the rewards of the whole batch"
-            )
-            raise ArgumentError("scale", scale, rule)
+        check_choice("scale", scale, Scale)
         kept = list(self.succeeded())
         if not kept:
             return []

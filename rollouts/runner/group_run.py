@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Self, TypeAlias, get_args
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -34,10 +34,10 @@ from rollouts.runner.events import (
 from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal, RecordedAttempt
 from rollouts.runner.task_source import Capacity, Claims
-from rollouts.runner.weight_updates import VersionHistory, oldest_place
+from rollouts.runner.version_history import VersionHistory, oldest_place
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import check_integer, finite_number
+from rollouts.values import check_choice, check_integer, finite_number
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeWorker
 from rollouts.workers.protocol import Workers
 
@@ -72,22 +72,12 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         rule = "pass an integer of at least 1; 1 repeats nothing"
         check_integer("max_attempts", self.max_attempts, rule=rule)
-        is_list = isinstance(self.kinds, Collection) and not isinstance(self.kinds, str)
-        if not is_list or not all(kind in get_args(ErrorKind) for kind in self.kinds):
-            raise ArgumentError("kinds", self.kinds, f"pass a collection of {', '.join(get_args(ErrorKind))}")
+        for kind in self.kinds:
+            check_choice("kinds", kind, ErrorKind)
         for name in ("first_delay", "max_delay", "outage_seconds"):
             seconds = finite_number(getattr(self, name))
             if seconds is None or seconds < 0:
                 raise ArgumentError(name, getattr(self, name), "pass a number of seconds, 0 or more")
-
-    def delay(self, error: BaseException, attempts: int) -> float | None:
-        """The seconds before the next attempt, after `attempts` that count; None if there is no other.
-
-        `error` is the exception that the last attempt ended with.
-        """
-        if attempts >= self.max_attempts or error_kind(error) not in self.kinds:
-            return None
-        return self.backoff(attempts)
 
     def backoff(self, attempts: int) -> float:
         """The seconds before the next attempt, after `attempts` that failed."""
@@ -122,7 +112,9 @@ class FailedAttempts:
         else:
             self._in_outage = 0
         self._counted += 1
-        return self._policy.delay(error, self._counted)
+        if self._counted >= self._policy.max_attempts or error_kind(error) not in self._policy.kinds:
+            return None
+        return self._policy.backoff(self._counted)
 
 
 #: Gets an episode that has ended without an error, and returns a copy of it with more extras or metrics.

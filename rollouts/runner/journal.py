@@ -50,9 +50,6 @@ from transport.wire.decoding import build_media
 log = logging.getLogger("rollouts")
 
 DATABASE: Final = "journal.sqlite3"
-#: An empty record file: its writer holds the lock of the journal, and names its process to others. A lock of the
-#: database itself would not do: the system releases the locks of SQLite when any descriptor of the file is closed.
-LOCK: Final = "lock"
 #: Marks the database as a journal of this form.
 _FORM: Final = 0x6D6D7201
 
@@ -96,13 +93,12 @@ _GROUP_VALUES: Final = tuple(
 )
 
 
-def plain_configuration(name: str, configuration: object) -> dict[str, Any]:
+def plain_configuration(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a configuration. Raises `ArgumentError` unless it is a mapping from names to plain values."""
-    if not isinstance(configuration, Mapping) or not is_plain(dict(configuration)):
+    is_mapping = isinstance(configuration, Mapping) and all(isinstance(key, str) for key in configuration)
+    if not is_mapping or not is_plain(dict(configuration)):
         rule = "pass a mapping from names to text, numbers, None, and lists and dicts of them"
-        raise ArgumentError(name, configuration, rule)
-    if not all(isinstance(key, str) for key in configuration):
-        raise ArgumentError(name, configuration, "pass a mapping whose keys are text")
+        raise ArgumentError("configuration", configuration, rule)
     return dict(configuration)
 
 
@@ -136,13 +132,11 @@ class ResumedRun:
     """What earlier processes left, as ids of tasks.
 
     `undelivered` groups are finished and were not delivered, in the order in which they were finished. `unfinished`
-    tasks were started, in this order. `num_closed` tasks were delivered or discarded. `versions` of the weights were in
-    use, each in the place of its first use.
+    tasks were started, in this order. `versions` of the weights were in use, each in the place of its first use.
     """
 
     undelivered: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
-    num_closed: int = 0
     versions: tuple[str, ...] = ()
 
 
@@ -168,7 +162,9 @@ class Recorder:
             reason = f"the directory cannot be made: {error.strerror or error}. Name another one"
             raise JournalError(self.path, reason) from error
         with contextlib.ExitStack() as opened:
-            self._lock = opened.enter_context(self._locked(directory / LOCK))
+            # An empty record file, whose writer names its process to others. A lock of the database would not do: the
+            # system releases the locks of SQLite when any descriptor of the file is closed.
+            self._lock = opened.enter_context(self._locked(directory / "lock"))
             with self._name_errors():
                 # Calls are made from the thread of the journal, and not from the one that opens it.
                 self._database = sqlite3.connect(self._file, check_same_thread=False)
@@ -230,7 +226,6 @@ class Recorder:
             return ResumedRun(
                 self._column("SELECT task_id FROM groups JOIN tasks ON task = tasks.number ORDER BY groups.number"),
                 self._column("SELECT task_id FROM tasks WHERE number NOT IN (SELECT task FROM groups) ORDER BY number"),
-                len(closed),
                 self._column("SELECT name FROM versions ORDER BY number"),
             )
 
@@ -353,22 +348,18 @@ class Recorder:
         with self._name_errors():
             query = "SELECT task, groups.content FROM groups JOIN tasks ON task = tasks.number WHERE task_id = ?"
             found = self._database.execute(query, (task_id,)).fetchone()
-            if found is None:
-                raise JournalError(self.path, f"there is no undelivered group of task {task_id!r:.80}")
+            assert found is not None, f"there is no undelivered group of task {task_id!r:.80}"
             number, content = found
             media: dict[str, MediaSource] = {}
             episodes = tuple(each.episode for each in self._read_attempts(number, media).values())
             return Group(task=self._read_task(number, media), episodes=episodes, **self._decoded(content, media))
 
     def _open_task(self, task_id: str) -> int:
-        """The number of a task whose group is not finished. Raises `JournalError` for another one."""
+        """The number of a task whose group is not finished."""
         with self._name_errors():
             query = "SELECT number FROM tasks WHERE task_id = ? AND number NOT IN (SELECT task FROM groups)"
             found = self._database.execute(query, (task_id,)).fetchone()
-        if found is None:
-            known = task_id in self.known
-            state = "its group is finished" if known else "it was not started; call started(task) first"
-            raise JournalError(self.path, f"task {task_id!r:.80} is not open: {state}")
+        assert found is not None, f"task {task_id!r:.80} was not started, or its group is finished"
         number: int = found[0]
         return number
 
@@ -494,9 +485,7 @@ class Journal:
         Raises `JournalInUseError` if another process has the journal open, `JournalError` for files that cannot be read
         or made, and `ArgumentError`.
         """
-        plain = plain_configuration("configuration", configuration)
-        if not isinstance(path, str | os.PathLike):
-            raise ArgumentError("path", path, "pass the path of the journal's directory")
+        plain = plain_configuration(configuration)
         return cls(Recorder(Path(path), fsync=fsync), plain)
 
     def count_as_delivered(self, task_ids: Collection[str], *, lost: Collection[str] = ()) -> None:
@@ -531,14 +520,13 @@ class Journal:
         `configuration` is the runner's part of the configuration: group size, seed and so on. What a
         defective disk has changed is logged and counts as not recorded.
 
-        Raises `JournalOfAnotherRunError` where the journal was begun with other values, `JournalError`,
-        `ArgumentError`, and `JournalError` on a second call.
+        Raises `JournalOfAnotherRunError` where the journal was begun with other values, and `JournalError`, also on a
+        second call.
         """
-        given = {**plain_configuration("configuration", configuration), "configuration": self._configuration}
         if self._resumed:
             raise JournalError(self.path, "a runner uses it already; open it again for another one")
         self._resumed = True
-        return await self._on_thread(self._recorder.resume, given)
+        return await self._on_thread(self._recorder.resume, {**configuration, "configuration": self._configuration})
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._recorder.known
@@ -574,15 +562,15 @@ class Journal:
         await self._on_thread(self._recorder.close_task, task_id, reason or "discarded")
 
     async def task(self, task_id: str) -> Task:
-        """An unfinished task of `ResumedRun`. Raises `JournalError` for another one."""
+        """An unfinished task of `ResumedRun`."""
         return await self._on_thread(self._recorder.read_task, task_id)
 
     async def attempts(self, task_id: str) -> dict[int, RecordedAttempt]:
-        """The last attempt at each episode of an unfinished task, by episode index. Raises as `task`."""
+        """The last attempt at each episode of an unfinished task, by episode index."""
         return await self._on_thread(self._recorder.read_attempts, task_id)
 
     async def group(self, task_id: str) -> Group:
-        """An undelivered group of `ResumedRun`. Raises `JournalError` for another one."""
+        """An undelivered group of `ResumedRun`."""
         return await self._on_thread(self._recorder.read_group, task_id)
 
     async def close(self) -> None:

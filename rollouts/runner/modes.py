@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rollouts.errors import ArgumentError
-from rollouts.values import check_integer
+from rollouts.values import check_choice, check_integer
 
 #: What happens to a group with tokens that are too old.
 OnStale = Literal["drop", "downweight"]
@@ -110,11 +109,9 @@ class Asynchronous:
 
     def __post_init__(self) -> None:
         rule = "pass a number of updates, an integer from 0"
-        object.__setattr__(
-            self, "max_staleness", check_integer("max_staleness", self.max_staleness, least=0, rule=rule)
-        )
-        if self.on_stale not in ("drop", "downweight"):
-            raise ArgumentError("on_stale", self.on_stale, 'pass "drop" or "downweight"')
+        updates = check_integer("max_staleness", self.max_staleness, least=0, rule=rule)
+        object.__setattr__(self, "max_staleness", updates)
+        check_choice("on_stale", self.on_stale, OnStale)
 
     def max_undelivered(self, demand: Demand) -> int | None:
         if demand.waiting is None or demand.batch is None:

@@ -13,7 +13,8 @@ from typing import Any, Self
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams
 from rollouts.episodes.deadlines import EpisodeLimits
-from rollouts.episodes.episode import check_engine, check_renderer, check_sampling
+from rollouts.episodes.episode import check_engine
+from rollouts.episodes.turns import check_sampling
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.events import Listener, Reporter
@@ -24,20 +25,15 @@ from rollouts.runner.modes import Demand, Mode, Synchronous
 from rollouts.runner.schedule import FirstGroups, Schedule, SkipGroup
 from rollouts.runner.task_source import Capacity, Tasks, TaskSource
 from rollouts.runner.weight_updates import WeightUpdates
-from rollouts.task import MakeEnvironment, Task, check_make_environment
+from rollouts.task import MakeEnvironment, Task
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import check_integer, whole_number
+from rollouts.values import check_integer, has_members, whole_number
 from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.protocol import Workers, are_workers
 
 
-def check_parts(make_environment: object, engine: object, renderer: object, workers: object) -> None:
-    """Raises `ArgumentError` unless there is all that episodes need here, or `workers` and no more than an engine."""
-    if workers is None:
-        check_make_environment(make_environment)
-        check_engine(engine)
-        check_renderer(renderer, engine)
-        return
+def check_workers(workers: object, make_environment: object, engine: object, renderer: object) -> None:
+    """Raises `ArgumentError` unless there are `workers`, and beside them no more than an engine."""
     if not are_workers(workers):
         raise ArgumentError("workers", workers, "pass Workers, such as RayWorkers(...), or None")
     for name, value in (("make_environment", make_environment), ("renderer", renderer)):
@@ -54,36 +50,31 @@ def check_options(
     retry: object,
     mode: object,
     seed: object,
-    group_rewards: object,
+    group_rewards: Any,
     skip_group: object,
     score_episode: object,
     journal: object,
-    listeners: object,
+    listeners: Iterable[object],
 ) -> None:
     """Raises `ArgumentError`, also for two rewards of one name."""
     check_sampling(sampling)
-    if whole_number(seed) is None:
-        raise ArgumentError("seed", seed, "pass an integer")
-    if not isinstance(limits, EpisodeLimits):
-        raise ArgumentError("limits", limits, "pass EpisodeLimits(...)")
-    if not isinstance(retry, RetryPolicy):
-        raise ArgumentError("retry", retry, "pass RetryPolicy(...)")
-    if not callable(getattr(mode, "max_undelivered", None)) or isinstance(mode, type):
-        raise ArgumentError("mode", mode, "pass Synchronous(), OneStepOffPolicy() or Asynchronous(max_staleness)")
-    if skip_group is not None and not callable(skip_group):
-        raise ArgumentError("skip_group", skip_group, "pass a function of a Group, or None")
-    if iscoroutinefunction(skip_group) or iscoroutinefunction(getattr(skip_group, "__call__", None)):  # noqa: B004
-        rule = "pass a function that is not async; compute what it has to wait for in a group reward"
-        raise ArgumentError("skip_group", skip_group, rule)
-    if score_episode is not None and not callable(score_episode):
-        raise ArgumentError("score_episode", score_episode, "pass an async function of a Trajectory, or None")
-    if journal is not None and not isinstance(journal, Journal):
-        raise ArgumentError("journal", journal, "pass Journal.open(directory), or None")
-    if not isinstance(group_rewards, Sequence) or not all(isinstance(one, GroupReward) for one in group_rewards):
-        raise ArgumentError("group_rewards", group_rewards, "pass a list of GroupReward(name, weight, function)")
+    is_function = skip_group is None or callable(skip_group)
+    waits = iscoroutinefunction(skip_group) or iscoroutinefunction(getattr(skip_group, "__call__", None))  # noqa: B004
+    are_rewards = isinstance(group_rewards, Sequence) and all(isinstance(one, GroupReward) for one in group_rewards)
+    for name, value, is_valid, rule in (
+        ("seed", seed, whole_number(seed) is not None, "pass an integer"),
+        ("limits", limits, isinstance(limits, EpisodeLimits), "pass EpisodeLimits(...)"),
+        ("retry", retry, isinstance(retry, RetryPolicy), "pass RetryPolicy(...)"),
+        ("mode", mode, has_members(mode, Mode), "pass Synchronous(), OneStepOffPolicy() or Asynchronous(...)"),
+        ("skip_group", skip_group, is_function and not waits, "pass a function of a Group that is not async, or None"),
+        ("score_episode", score_episode, score_episode is None or callable(score_episode), "pass a function, or None"),
+        ("journal", journal, isinstance(journal, Journal | None), "pass Journal.open(directory), or None"),
+        ("group_rewards", group_rewards, are_rewards, "pass a list of GroupReward(name, weight, function)"),
+        ("listeners", listeners, all(map(callable, listeners)), "pass a list of functions of an event"),
+    ):
+        if not is_valid:
+            raise ArgumentError(name, value, rule)
     check_names("group_rewards", group_rewards)
-    if not isinstance(listeners, Iterable) or not all(callable(one) for one in listeners):
-        raise ArgumentError("listeners", listeners, "pass a list of functions of an event")
 
 
 #: What the consumer of a stream wants: all groups, as they finish.
@@ -150,7 +141,6 @@ class Runner:
         with ExitStack() as refused:  # a runner that is refused keeps nothing open
             if isinstance(journal, Journal):
                 refused.callback(journal.close_unused)
-            check_parts(make_environment, engine, renderer, workers)
             # A journal records plain integers, and these may be integers of numpy.
             group_size = check_integer("group_size", group_size)
             concurrency = check_integer("concurrency", concurrency)
@@ -172,12 +162,11 @@ class Runner:
             self._resources = refused.enter_context(ExitStack())
             running: EpisodeWorker | Workers
             if workers is None:
-                assert make_environment is not None  # `check_parts` has refused the others
-                assert engine is not None
-                running = EpisodeWorker(make_environment, engine, renderer)
+                running = EpisodeWorker(make_environment, engine, renderer)  # type: ignore[arg-type]  # None is refused
                 self._resources.callback(running.release)
                 self._capacity = Capacity(concurrency)
             else:
+                check_workers(workers, make_environment, engine, renderer)
                 running = workers
                 self._capacity = Capacity(concurrency, lambda: workers.num_slots)
                 self._resources.callback(workers.on_slots_changed(self._capacity.changed.set))
@@ -213,7 +202,7 @@ class Runner:
 
     # Groups.
 
-    def stream(self, tasks: Tasks | None = None) -> GroupStream:
+    def stream(self, tasks: Tasks) -> GroupStream:
         """An async iterator of the groups of `tasks`, as they finish.
 
         `tasks` is an iterable or async iterable, finite or not, of tasks with different ids. A task is taken from it
@@ -229,14 +218,8 @@ class Runner:
         where all of the first groups have failed, while another call waits for the same stream, and once the runner is
         closed; `WorkersClosedError`, each time,
         once the workers are closed and no finished group is left (`collect`: fewer than `count`). Raises
-        `ArgumentError` where `tasks` is none of these or missing.
+        `ArgumentError` where `tasks` is none of these.
         """
-        self._check_open()
-        if tasks is None:
-            rule = (
-                "pass the tasks of this stream; groups of the tasks that the Runner was made with come from `collect`"
-            )
-            raise ArgumentError("tasks", tasks, rule)
         return GroupStream(self, self._new_schedule(tasks))
 
     async def collect(self, count: int) -> list[Group]:
@@ -246,7 +229,6 @@ class Runner:
         group is lost, and the next call begins the episodes again. Raises as iterating over a `stream` does, and
         `ArgumentError` for a runner without `tasks`.
         """
-        self._check_open()
         check_integer("count", count)
         if self._collected is None:
             raise ArgumentError("tasks", None, "make the Runner with tasks=... to collect their groups")
@@ -271,15 +253,11 @@ class Runner:
     async def group_of(self, task: Task, episodes: Sequence[Trajectory]) -> Group:
         """The group of episodes that an earlier process ran and stored, with the rewards that this runner gives it.
 
-        Its `seconds` are those of its longest episode. The journal records nothing of it. Raises `GroupFailedError`
-        where a group reward fails, and `ArgumentError` for another number of episodes than that of a group.
+        There are `group_size` of them; `seconds` are those of the longest. The journal records nothing of the group.
+        Raises `GroupFailedError` where a group reward fails.
         """
         await self.resume()
-        size = self._settings.group_size
-        if len(episodes) != size:
-            raise ArgumentError(
-                "episodes", len(episodes), f"the group of task {task.task_id!r:.80} has {size} episodes"
-            )
+        assert len(episodes) == self._settings.group_size
         return await GroupRun.ended(task, self._settings, episodes).make_group()
 
     @property

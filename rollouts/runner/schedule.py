@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -19,7 +19,7 @@ from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings
 from rollouts.runner.modes import Demand, Mode, is_dropped, is_too_old, sample_weight
 from rollouts.runner.task_source import TaskSource
-from rollouts.runner.weight_updates import oldest_place, staleness
+from rollouts.runner.version_history import oldest_place, staleness
 from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.protocol import WorkersClosedError
 
@@ -412,10 +412,7 @@ class Schedule:
                 return reason
             if reason is None or isinstance(reason, bool | np.bool_):
                 return "skipped" if reason else ""
-            if isinstance(reason, Coroutine):
-                reason.close()  # it is not awaited
-            rule = "return True, False, None or a reason, and make skip_group a function that is not async"
-            raise TypeError(f"it returned {short_repr(reason)}, a {type(reason).__name__}; {rule}")
+            raise TypeError(f"it returned {short_repr(reason)}; return True, False, None or a reason")
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a function of a user may raise anything, CancelledError too

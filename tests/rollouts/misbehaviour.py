@@ -33,6 +33,10 @@ class UnprintableError(Exception):
     __repr__ = __str__
 
 
+class PanicError(BaseException):
+    """Like the `PanicException` of extension modules written in Rust, which is no `Exception`."""
+
+
 class RaisingSequence(list):
     """Has a length, and fails when it is read."""
 

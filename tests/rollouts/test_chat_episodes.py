@@ -17,7 +17,7 @@ from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.environment import StepResult
 from rollouts.episodes.episode import run_episode
 from rollouts.episodes.errors import EpisodeError
-from rollouts.errors import ArgumentError, OverlongPromptError, ServerUnreachableError, TrajectoryError
+from rollouts.errors import ArgumentError, TrajectoryError
 from rollouts.runner import Runner
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
@@ -136,39 +136,6 @@ async def test_tools_are_passed_and_malformed_calls_reach_the_environment() -> N
     assert [message["role"] for message in engine.calls[1]["messages"]] == ["user", "assistant", "tool"]
     assert engine.calls[1]["messages"][2]["content"] == "5"
     assert episode.reward == 1.0
-
-
-async def test_the_seed_of_a_turn_is_derived_and_differs_from_turn_to_turn() -> None:
-    engine = ScriptedChat("1", "2", "3")
-    await run_episode(
-        Counting(),
-        engine=engine,
-        renderer=None,
-        sampling=SamplingParams(max_tokens=4, seed=7),
-        max_turns=8,
-    )
-    seeds = [call["seed"] for call in engine.calls]
-    assert len(set(seeds)) == 3
-    assert None not in seeds
-    assert {call["sampling"].seed for call in engine.calls} == {None}
-
-
-async def test_an_error_of_the_endpoint_keeps_the_turns_before_it() -> None:
-    with pytest.raises(EpisodeError) as failure:
-        await play(Counting(), ScriptedChat("1", ServerUnreachableError("request", "nobody answers")))
-    assert failure.value.trajectory.num_turns == 1
-    assert "nobody answers" in failure.value.trajectory.error
-
-
-async def test_a_prompt_past_the_context_ends_the_episode_truncated() -> None:
-    episode = await play(Counting(), ScriptedChat("1", OverlongPromptError("request", 9000, 8192)))
-    assert (episode.truncated, episode.num_turns) == (True, 1)
-    assert episode.truncation_reason.startswith("overlong prompt: ")
-
-
-async def test_answers_that_were_cut_are_counted() -> None:
-    episode = await play(Counting(), ScriptedChat("3", finish=FinishReason.LENGTH))
-    assert episode.length_stops == 1
 
 
 async def test_limits_of_pictures_hold_for_the_whole_conversation() -> None:

@@ -60,18 +60,3 @@ def test_two_wrong_answers_pay_nothing(sets):
     environment.step(say(""))
     last = environment.step(say(f" {sets[0].labels[5]}"))
     assert (last.reward, last.done) == (0.0, True), "the digit and nothing else"
-
-
-def test_an_episode_depends_on_its_seed_alone(sets):
-    environment = DigitsEnvironment(sets[0])
-    once = shown(environment.reset(9))[0].copy()
-    environment.step(say("x"))
-    environment.reset(3)
-    assert np.array_equal(shown(environment.reset(9))[0], once)
-    assert np.array_equal(shown(environment.reset(9 + len(sets[0])))[0], once)
-
-
-def test_the_blank_control_shows_white_in_both_views(sets):
-    environment = DigitsEnvironment(sets[1], blank=True)
-    pictures = [shown(environment.reset(0))[0], shown(environment.step(say("x")).messages)[0]]
-    assert all((picture == 255).all() for picture in pictures)

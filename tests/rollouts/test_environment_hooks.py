@@ -95,13 +95,6 @@ def test_an_environment_is_closed_when_its_episode_fails(renderer, failing):
     assert environment.calls[-1] == "close"
 
 
-def test_an_environment_is_closed_when_the_engine_fails(renderer):
-    environment = Closable()
-    with pytest.raises(EpisodeError, match="gone"):
-        play(environment, ScriptedEngine([ConnectionError("gone")], renderer=renderer), renderer)
-    assert environment.calls == ["reset", "close"]
-
-
 @pytest.mark.parametrize("kind", [Closable, AsynchronouslyClosable])
 def test_an_environment_is_closed_when_its_episode_is_cancelled(renderer, kind):
     environment = kind()
@@ -205,22 +198,6 @@ def test_a_reason_without_an_end_or_that_is_no_text_is_refused(renderer, reason,
         play(Limited(reason, done), ScriptedEngine(["a"], renderer=renderer), renderer)
 
 
-def test_a_child_whose_environment_truncates_it_is_truncated(renderer):
-    class Parent(Closable):
-        def attach(self, context):
-            self.context = context
-
-        async def step(self, assistant):
-            self.child = await self.context.run_child(Limited("out of fuel"), agent="child", max_turns=2)
-            return StepResult(done=True)
-
-    parent = Parent()
-    trajectory = play(parent, ScriptedEngine(["a", "b"], renderer=renderer), renderer)
-    assert (parent.child.done, parent.child.truncated) == (False, True)
-    assert parent.child.truncation_reason == "environment: out of fuel"
-    assert (trajectory.done, trajectory.truncated) == (True, False)
-
-
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -238,18 +215,3 @@ def test_step_parsed_receives_the_malformed_calls_that_the_message_has_as_text(r
     assert "tool_calls" not in environment.message
     assert environment.message["content"] == environment.parsed.tool_calls[0].raw
     assert environment.parsed.tool_calls[0].status is ToolCallParseStatus.INVALID_JSON
-
-
-def test_tools_that_an_object_finds_by_itself_and_cannot_return_are_not_taken_for_none(renderer):
-    class Looking(Closable):
-        def __getattribute__(self, name):
-            if name == "tools":
-                raise AttributeError("the tools are not loaded")
-            return super().__getattribute__(name)
-
-    without = Looking()
-    assert play(without, ScriptedEngine(["a"], renderer=renderer), renderer).done
-    having = Looking()
-    having.__dict__["tools"] = [{"name": "look"}]
-    with pytest.raises(EpisodeError, match="tools raised AttributeError: the tools are not loaded"):
-        play(having, ScriptedEngine(["a"], renderer=renderer), renderer)

@@ -16,9 +16,6 @@ from rollouts import (
     ThreadedEnvironment,
     run_episode,
 )
-from rollouts.episodes.episode import EpisodeSpec, run_episodes
-from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeError
-from rollouts.errors import MissingLogProbsError
 
 IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
 OTHER_IMAGE = IMAGE[::-1].copy()
@@ -27,9 +24,8 @@ OTHER_IMAGE = IMAGE[::-1].copy()
 class ScriptedEngine:
     """Says the given texts, one a turn, and keeps the requests."""
 
-    def __init__(self, renderer, texts, *, stop=True, finish=FinishReason.STOP, drop_logprobs=False):
-        self.renderer, self.texts, self.stop = renderer, list(texts), stop
-        self.finish, self.drop_logprobs = finish, drop_logprobs
+    def __init__(self, renderer, texts, *, stop=True, finish=FinishReason.STOP):
+        self.renderer, self.texts, self.stop, self.finish = renderer, list(texts), stop, finish
         self.requests: list[GenerateRequest] = []
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
@@ -37,7 +33,7 @@ class ScriptedEngine:
         ids = list(self.renderer.tokenizer.encode_run(self.texts[len(self.requests) - 1]).ids)
         if self.stop:
             ids.append(self.renderer.get_stop_token_ids()[0])
-        logprobs = np.full(0 if self.drop_logprobs else len(ids), -0.5, np.float32)
+        logprobs = np.full(len(ids), -0.5, np.float32)
         return GenerateResult(request.request_id, [Completion(0, np.array(ids, np.int32), logprobs, self.finish)])
 
     async def close(self) -> None:
@@ -118,15 +114,6 @@ def test_earlier_images_are_carried_forward_at_unchanged_places(renderer):
     assert len(list(trajectory.all_media())) == 2, "each image once, on the node that introduced it"
 
 
-def test_the_environment_hears_the_parsed_answer_and_its_rewards_are_kept(renderer):
-    environment = Guessing()
-    trajectory = play(environment, ScriptedEngine(renderer, ["five", "six"]), renderer, seed=7, group_id="g")
-
-    assert environment.heard == ["five", "six"]
-    assert [turn.reward for turn in trajectory.turns] == [0.25, 1.0]
-    assert (trajectory.done, trajectory.truncated, trajectory.group_id, trajectory.seed) == (True, False, "g", 7)
-
-
 @pytest.mark.parametrize(
     "make", [AsyncGuessing, lambda: ThreadedEnvironment(Guessing()), lambda: ThreadedEnvironment(AsyncGuessing())]
 )
@@ -135,11 +122,6 @@ def test_asynchronous_and_threaded_environments_play_the_same_episode(renderer, 
     trajectory = play(make(), ScriptedEngine(renderer, ["five", "six"]), renderer)
 
     assert [n.token_ids.tolist() for n in trajectory.nodes] == [n.token_ids.tolist() for n in expected.nodes]
-
-
-def test_an_episode_that_is_not_done_in_time_is_truncated(renderer):
-    trajectory = play(Guessing(turns=9), ScriptedEngine(renderer, ["a", "b"]), renderer, max_turns=2)
-    assert (trajectory.done, trajectory.truncated, trajectory.num_turns) == (False, True, 2)
 
 
 def test_a_completion_cut_by_length_gets_its_close_as_unsampled_scaffold(renderer):
@@ -182,98 +164,6 @@ def test_a_refused_bridge_renders_anew_and_forks(renderer, monkeypatch):
     assert [len(trajectory.media(turn.node)) for turn in trajectory.turns] == [1, 2]
 
 
-def test_an_engine_without_logprobs_fails_the_episode_and_says_so(renderer):
-    engine = ScriptedEngine(renderer, ["five"], drop_logprobs=True)
-    with pytest.raises(EpisodeError, match="log-probabilities") as caught:
-        play(Guessing(), engine, renderer)
-    assert isinstance(caught.value.__cause__, MissingLogProbsError)
-
-
-def test_a_failure_half_way_keeps_the_turns_that_were_completed(renderer):
-    class Breaking(Guessing):
-        def step(self, assistant):
-            if self.heard:
-                return "nonsense"
-            return super().step(assistant)
-
-    with pytest.raises(EpisodeError, match="not a StepResult") as caught:
-        play(Breaking(), ScriptedEngine(renderer, ["five", "six"]), renderer)
-    assert caught.value.trajectory.num_turns == 2
-    assert caught.value.trajectory.turns[0].message["content"] == "five"
-
-
-@pytest.mark.parametrize("wrapped", [False, True], ids=["on the loop", "in a thread"])
-def test_an_environment_that_raises_does_not_take_the_turns_with_it(renderer, wrapped):
-    class Dividing(Guessing):
-        def step(self, assistant):
-            if self.heard:
-                return 1 / 0
-            return super().step(assistant)
-
-    environment = ThreadedEnvironment(Dividing()) if wrapped else Dividing()
-    with pytest.raises(EpisodeError, match="step raised ZeroDivisionError: division by zero") as caught:
-        play(environment, ScriptedEngine(renderer, ["five", "six"]), renderer)
-    assert caught.value.trajectory.num_turns == 2
-    assert caught.value.trajectory.finished
-    assert "ZeroDivisionError" in caught.value.trajectory.error
-    assert isinstance(caught.value.__cause__.__cause__, ZeroDivisionError)
-
-
-def test_a_reset_that_raises_is_named(renderer):
-    class Refusing(Guessing):
-        def reset(self, seed):
-            raise KeyError("maze")
-
-    with pytest.raises(EpisodeError, match=r"Refusing\.reset raised KeyError: 'maze'"):
-        play(Refusing(), ScriptedEngine(renderer, ["a"]), renderer)
-
-
-def test_a_reward_that_is_no_number_leaves_the_turn_that_it_was_for(renderer):
-    class Generous(Guessing):
-        def step(self, assistant):
-            return replace(super().step(assistant), reward=float("nan"))
-
-    with pytest.raises(EpisodeError, match="the reward of turn 0 is nan") as caught:
-        play(Generous(), ScriptedEngine(renderer, ["five"]), renderer)
-    assert caught.value.trajectory.num_turns == 1
-
-
-def test_an_aborted_generation_is_not_taken_for_an_answer(renderer):
-    engine = ScriptedEngine(renderer, ["five"], finish=FinishReason.ABORT)
-    with pytest.raises(EpisodeError, match="abort"):
-        play(Guessing(), engine, renderer)
-
-
-@pytest.mark.parametrize("opening", ["text", {}, [], None])
-def test_a_reset_that_returns_no_messages_is_named(renderer, opening):
-    class Silent(Guessing):
-        def reset(self, seed):
-            return opening
-
-    with pytest.raises(EpisodeError, match=r"Silent\.reset") as caught:
-        play(Silent(), ScriptedEngine(renderer, ["a"]), renderer)
-    assert isinstance(caught.value.__cause__, EnvironmentProtocolError)
-
-
-def test_the_tuple_of_gymnasiums_reset_is_refused_with_what_to_return(renderer):
-    class Gymnastic(Guessing):
-        def reset(self, seed):
-            return super().reset(seed), {}
-
-    text = r"Gymnastic.reset returned a tuple \(list, dict\), not a list of messages; return the list of messages alone"
-    with pytest.raises(EpisodeError, match=text):
-        play(Gymnastic(), ScriptedEngine(renderer, ["a"]), renderer)
-
-
-def test_a_step_without_messages_that_is_not_done_is_refused(renderer):
-    class Mute(Guessing):
-        def step(self, assistant):
-            return StepResult()
-
-    with pytest.raises(EpisodeError, match="returned no messages and is not done"):
-        play(Mute(), ScriptedEngine(renderer, ["a"]), renderer)
-
-
 def test_every_turn_samples_with_a_seed_of_its_own_derived_from_the_episodes(renderer):
     engines = [ScriptedEngine(renderer, ["a", "b"]) for _ in range(3)]
     for engine, seed in zip(engines, (1, 1, 2), strict=True):
@@ -282,35 +172,3 @@ def test_every_turn_samples_with_a_seed_of_its_own_derived_from_the_episodes(ren
 
     assert seeds[0] == seeds[1]
     assert len({*seeds[0], *seeds[2]}) == 4
-
-
-def test_many_episodes_come_back_in_order_and_never_exceed_their_concurrency(renderer):
-    playing, most = 0, 0
-
-    class Counting(Guessing):
-        async def reset(self, seed):
-            nonlocal playing, most
-            playing += 1
-            most = max(most, playing)
-            await asyncio.sleep(0)
-            return Guessing.reset(self, seed)
-
-        def step(self, assistant):
-            nonlocal playing
-            playing -= 1
-            return StepResult(reward=1.0, done=True)
-
-    specs = [EpisodeSpec(seed, sampling_seed=seed, episode_id=f"e{seed}") for seed in range(20)]
-    trajectories = asyncio.run(
-        run_episodes(
-            Counting,
-            specs,
-            engine=ScriptedEngine(renderer, ["x"] * 20),
-            renderer=renderer,
-            sampling=SamplingParams(),
-            max_turns=2,
-            concurrency=4,
-        )
-    )
-    assert [t.episode_id for t in trajectories] == [f"e{seed}" for seed in range(20)]
-    assert most == 4

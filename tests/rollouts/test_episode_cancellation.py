@@ -131,17 +131,6 @@ async def test_an_episode_that_is_cancelled_anywhere_hands_over_its_completed_tu
     assert trajectory.error.startswith("CancelledError")
 
 
-@pytest.mark.slow
-async def test_wait_for_raises_a_timeout_and_the_turns_are_there(renderer, monkeypatch):
-    async def by_wait_for(episode, stop):
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(episode, 0.5)
-
-    (trajectory,) = await cancelled_at("generate 1", renderer, monkeypatch, by_wait_for)
-    assert trajectory.num_turns <= 1  # 0 on a machine that needs half a second for a turn
-    assert trajectory.finished
-
-
 async def test_a_cancelled_run_has_handed_over_what_was_finished_and_what_it_broke_off(renderer):
     blocked = asyncio.Event()
 

@@ -97,53 +97,6 @@ def test_a_child_that_begins_with_the_tokens_of_its_parent_shares_them(renderer,
     assert trajectory.path(trajectory.turns[1].node)[:2] == trajectory.path(trajectory.turns[0].node)
 
 
-def test_images_of_a_child_are_on_its_own_branch(renderer, engine):
-    async def work(context, assistant):
-        await context.run_child(Echo("sub", turns=2, images=[IMAGE]), agent="solver", max_turns=5)
-
-    trajectory = play(Delegating(work), engine, renderer)
-    assert [len(trajectory.media(turn.node)) for turn in trajectory.turns] == [0, 1, 1]
-    assert len(list(trajectory.all_media())) == 1
-    sent = [request.media[0][0].mm_hash for request in engine.requests[1:]]
-    assert sent == [next(trajectory.all_media()).mm_hash] * 2
-
-
-def test_children_that_run_at_the_same_time_each_get_their_own_rewards(renderer):
-    """The children take turns in the opposite order of their start: what is recorded last is not what ended last."""
-    turn_of = {"a": asyncio.Event(), "b": asyncio.Event(), "c": asyncio.Event()}
-
-    async def completion(request):
-        text = last_user_text(renderer, request)
-        if text.startswith(("a", "b", "c")):
-            await turn_of[text[0]].wait()
-        return f"re {text}"
-
-    class Releasing(Echo):
-        def step(self, assistant):
-            result = super().step(assistant)
-            assert assistant["content"] == f"re {self.name} {self.step_number - 1}"
-            if result.done and self.name != "a":
-                turn_of[chr(ord(self.name) - 1)].set()
-            return result
-
-    async def work(context, assistant):
-        turn_of["c"].set()
-        children = (
-            context.run_child(Releasing(name, turns=2, base=base), agent=name, max_turns=5)
-            for name, base in (("a", 10.0), ("b", 20.0), ("c", 30.0))
-        )
-        return await asyncio.gather(*children)
-
-    engine = RecordingEngine(completion, renderer=renderer)
-    environment = Delegating(work)
-    trajectory = play(environment, engine, renderer)
-    assert agents(trajectory) == ["", "c", "c", "b", "b", "a", "a"]
-    assert [turn.reward for turn in trajectory.turns] == [100.0, 31.0, 32.0, 21.0, 22.0, 11.0, 12.0]
-    assert [child.reward for child in environment.result] == [23.0, 43.0, 63.0]
-    assert trajectory.forks == 0
-    assert sorted(rows_of_turns(trajectory)) == sorted(engine.rows)
-
-
 # A child: how many turns it has, and the children that it runs at the same time after its first turn.
 trees = st.recursive(
     st.tuples(st.integers(1, 3), st.just(())),
@@ -244,20 +197,6 @@ def test_samples_of_chosen_agents_train_their_turns_alone(renderer, engine):
     assert trained(agents=()) == []
     with pytest.raises(ArgumentError, match="agents is 'critic'"):
         trained(agents="critic")
-
-
-def test_a_branch_of_two_agents_trains_only_the_chosen_one(renderer, engine):
-    """The critic continues the solver's own turn: both have sampled tokens on one path."""
-
-    async def work(context, assistant):
-        first = await context.generate_turn([user("solve")], agent="solver")
-        await context.generate_turn([user("judge")], agent="critic", after=first)
-
-    trajectory = play(Delegating(work), engine, renderer)
-    for agent, text in (("solver", "re solve<|im_end|>"), ("critic", "re judge<|im_end|>")):
-        (sample,) = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors, agents={agent})
-        assert renderer.tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) == text
-        assert sample.logprobs[sample.loss_mask].tolist() == [-0.5] * int(sample.loss_mask.sum())
 
 
 def test_a_step_may_end_the_episode_with_the_reward_of_another_turn(renderer, engine):

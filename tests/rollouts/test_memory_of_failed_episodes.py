@@ -73,24 +73,6 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.usefixtures("without_collector")
-async def test_the_environment_of_an_episode_is_freed_with_it(renderer, end):
-    environment = Failing(end)
-    freed = weakref.ref(environment)
-    try:
-        episode = await run_episode(
-            environment, engine=FailingEngine(end, renderer), renderer=renderer, sampling=SAMPLING, max_turns=2
-        )
-        assert end in ("limit", "overlong")
-        assert episode.truncated
-    except EpisodeError:
-        assert end not in ("limit", "overlong")
-    del environment
-    await asyncio.sleep(0)  # the loop forgets the task that has just ended
-    assert freed() is None
-
-
 @pytest.mark.parametrize("make_engine", [simulated_engine, local_engine])
 @pytest.mark.usefixtures("without_collector")
 async def test_an_engine_that_holds_requests_does_not_keep_the_episodes_of_those_that_failed(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from sub_agents import Delegating, play
 
 from renderers import ParsedToolCall, load_renderer
 from rollouts import SamplingParams, StepResult, run_episode
@@ -95,32 +94,6 @@ def test_messages_that_are_changed_later_stay_in_the_history_as_they_were(render
     assert [message["content"] for message in trajectory.to_messages(trajectory.leaves()[-1])][:2] == ["state 0", "ok"]
 
 
-class Sorts:
-    """Sorts the argument of a call in place."""
-
-    tools = (TOOL,)
-
-    def __init__(self):
-        self.taken = 0
-
-    def reset(self, seed):
-        return [user("sort")]
-
-    def step(self, assistant):
-        self.taken += 1
-        for call in assistant.get("tool_calls", ()):
-            call["function"]["arguments"]["xs"].sort()
-        answer = {"role": "tool", "content": "sorted"} if self.taken == 1 else user("go on")
-        return StepResult([answer], done=self.taken == 3)
-
-
-def test_arguments_that_a_tool_changes_stay_in_the_history_as_they_were_sampled(renderer):
-    call = '<tool_call>\n{"name": "look", "arguments": {"xs": [3, 1, 2]}}\n</tool_call>'
-    trajectory, requests = run(Sorts(), renderer, [call, OPEN, "end"])
-    assert trajectory.forks == 1
-    assert "[3, 1, 2]" in renderer.tokenizer.decode(requests[-1].prompt_ids)
-
-
 @wire_type("tests.StateOfAnEnvironment")
 @dataclass
 class State:
@@ -145,39 +118,6 @@ def test_infos_of_registered_classes_and_tools_are_copied(renderer):
     trajectory, requests = run(OneInfo(), renderer, ["a", OPEN, "c"])
     assert [turn.info["state"].seen for turn in trajectory.turns] == [[0], [0, 1], [0, 1, 2]]
     assert "late" not in renderer.tokenizer.decode(requests[-1].prompt_ids)
-
-
-def test_a_list_of_messages_that_grows_after_generate_turn_is_not_the_conversation(renderer):
-    requests = []
-
-    async def work(context, assistant):
-        history = [user("first")]
-        turn = await context.generate_turn(history, agent="critic")
-        history.append(turn.message)
-        await context.generate_turn([user("second")], agent="critic", after=turn)
-
-    def answer(request):
-        requests.append(request)
-        return OPEN if len(requests) == 2 else "fine"
-
-    play(Delegating(work), ScriptedEngine(answer, renderer=renderer), renderer)
-    text = renderer.tokenizer.decode(requests[-1].prompt_ids)
-    assert text.count("<|im_start|>assistant") == 2, "one before the second message, one to be sampled"
-
-
-def test_messages_that_change_while_the_engine_samples_are_recorded_as_they_were_rendered(renderer):
-    message = user("before")
-
-    async def work(context, assistant):
-        await context.generate_turn([message], agent="critic")
-
-    def answer(request):
-        if "before" in renderer.tokenizer.decode(request.prompt_ids):
-            message["content"] = "after"
-        return "fine"
-
-    trajectory = play(Delegating(work), ScriptedEngine(answer, renderer=renderer), renderer)
-    assert trajectory.to_messages(trajectory.turns[-1].node)[0]["content"] == "before"
 
 
 VIDEOS_LAST = CHAT_TEMPLATE.replace(

@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import pytest
 
-from renderers import RendererPool
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from rollouts.engines.protocol import check_result
 from rollouts.errors import EngineClosedError, EngineError
@@ -34,13 +33,6 @@ def test_control_tokens_of_a_text_are_control_tokens_and_a_stop_token_is_not_dou
     ids = completion.token_ids.tolist()
     assert ids[0] == renderer.tokenizer.control_id("<think>")
     assert ids.count(renderer.get_stop_token_ids()[0]) == 1
-
-
-def test_a_pool_gives_the_same_completions_as_its_renderer(renderer):
-    with RendererPool(renderer) as pool:
-        (pooled,) = completions_of(ScriptedEngine(["five"], renderer=pool))
-    (plain,) = completions_of(ScriptedEngine(["five"], renderer=renderer))
-    assert pooled.token_ids.tolist() == plain.token_ids.tolist()
 
 
 def test_token_ids_are_returned_unchanged_and_the_stop_ids_of_the_request_end_them():

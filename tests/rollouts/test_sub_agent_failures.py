@@ -2,24 +2,19 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 from runner_world import advance_clock
 from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, rows_of_turns, user
 
 from rollouts import SamplingParams, run_episode
 from rollouts.environments import ToolEnvironment
-from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, EpisodeLimitError, error_kind
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, EpisodeLimitError
 from rollouts.errors import (
     ArgumentError,
-    InvalidRequestError,
     OverlongPromptError,
-    ServerUnreachableError,
     TrajectoryFinishedError,
 )
 from rollouts.runner import EpisodeLimits, Runner, Task
-
-IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
 
 
 @pytest.fixture
@@ -187,30 +182,13 @@ def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated(renderer, 
     ("call", "argument"),
     [
         (lambda context: context.generate_turn([user("x")], agent=""), "agent"),
-        (lambda context: context.generate_turn([user("x")], agent=3), "agent"),
-        (lambda context: context.generate_turn([user("x")], agent="c", sampling=SamplingParams(n=2)), "sampling"),
-        (lambda context: context.generate_turn([user("x")], agent="c", after=0), "after"),
-        (lambda context: context.generate_turn("x", agent="c"), "messages"),
-        (lambda context: context.generate_turn(user("x"), agent="c"), "messages"),
+        (lambda context: context.generate_turn([user("x")], agent="c", sampling=SamplingParams(n=2)), "sampling.n"),
         (lambda context: context.generate_turn([], agent="c"), "messages"),
-        (lambda context: context.generate_turn([user("x"), "y"], agent="c"), "messages[1]"),
         (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=0), "max_turns"),
         (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=1, seed="x"), "seed"),
         (lambda context: context.run_child(Echo, agent="s", max_turns=1), "environment"),
     ],
-    ids=[
-        "no agent",
-        "a number as agent",
-        "n",
-        "after",
-        "a text as messages",
-        "a message as messages",
-        "no messages",
-        "a text as message",
-        "max_turns",
-        "seed",
-        "a class",
-    ],
+    ids=["no agent", "n", "no messages", "max_turns", "seed", "a class"],
 )
 def test_wrong_arguments_are_refused_by_name_before_anything_is_sampled(renderer, engine, call, argument):
     async def work(context, assistant):
@@ -274,27 +252,6 @@ def test_limits_that_several_children_reach_at_once_truncate_the_episode(rendere
     assert (trajectory.truncated, trajectory.error) == (True, "")
 
 
-@pytest.mark.parametrize(
-    ("failure", "kind"),
-    [
-        (ServerUnreachableError("r", "gone"), "engine"),
-        (InvalidRequestError("r", "no"), None),
-        (OSError("broken pipe"), "engine"),
-        (ValueError("x"), None),
-    ],
-    ids=["unreachable", "invalid", "an error of input or output", "another error"],
-)
-def test_an_error_of_the_engine_in_a_child_is_one_of_the_engine(renderer, failure, kind):
-    engine = RecordingEngine(["a", failure], renderer=renderer)
-
-    async def work(context, assistant):
-        await context.run_child(Echo("sub"), agent="solver", max_turns=2)
-
-    with pytest.raises(EpisodeError, match=r"Delegating\.step raised ") as caught:
-        play(Delegating(work), engine, renderer)
-    assert error_kind(caught.value.__cause__) == kind
-
-
 def test_tools_that_call_the_policy_end_the_episode_at_its_limit(renderer):
     class Manager(ToolEnvironment):
         def __init__(self):
@@ -318,18 +275,6 @@ def test_tools_that_call_the_policy_end_the_episode_at_its_limit(renderer):
     assert trajectory.turns[0].info["tool_calls"][0]["outcome"] == "ok"
     assert (trajectory.truncated, trajectory.error) == (True, "")
     assert sorted(rows_of_turns(trajectory)) == sorted(engine.rows)
-
-
-def test_a_child_over_a_limit_of_its_prompt_is_truncated_and_the_episode_goes_on(renderer, engine):
-    async def work(context, assistant):
-        return await context.run_child(Echo("sub", images=[IMAGE, IMAGE]), agent="solver", max_turns=2)
-
-    environment = Delegating(work)
-    trajectory = play_limited(environment, engine, renderer, EpisodeLimits(max_images=1))
-    assert environment.result.turns == ()
-    assert environment.result.message is None
-    assert environment.result.truncation_reason.startswith("max_images: the prompt of turn 1 has 2 images")
-    assert (trajectory.done, trajectory.truncated, trajectory.num_turns) == (True, False, 1)
 
 
 def test_a_prompt_that_is_too_long_for_the_model_truncates_the_child_or_the_episode(renderer):

@@ -9,7 +9,6 @@ import json
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -230,10 +229,6 @@ def _schema(tool: str, arguments: TypeAdapter[dict[str, Any]]) -> dict[str, Any]
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
-        def literal_schema(self, schema: Any) -> dict[str, Any]:
-            _refuse_plain_members(tool, schema["expected"])
-            return super().literal_schema(schema)
-
     try:
         schema = arguments.json_schema(schema_generator=Untitled)
     except PydanticUserError as error:
@@ -243,17 +238,6 @@ def _schema(tool: str, arguments: TypeAdapter[dict[str, Any]]) -> dict[str, Any]
     for definition in (schema, *definitions.values()):
         definition.pop("title", None)
     return {"type": "object", "properties": {}, **_inlined(tool, schema, definitions)}
-
-
-def _refuse_plain_members(tool: str, literals: Sequence[Any]) -> None:
-    """Refuse what pydantic describes by its value and accepts from Python alone. Raises `RolloutsError`."""
-    for each in literals:
-        if isinstance(each, Enum) and not isinstance(each, str | int):
-            kind = type(each).__name__
-            raise RolloutsError(
-                f"tool {tool!r}: a Literal has the member {each!r}, which JSON cannot hold; write "
-                f"Literal[{each.value!r}], the whole enum {kind}, or make {kind} a StrEnum or IntEnum"
-            )
 
 
 def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
@@ -311,14 +295,14 @@ class Tool:
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ArgumentError("name", self.name, "pass the name of the tool, text that is not empty")
-        if not isinstance(self.description, str):
-            raise ArgumentError("description", self.description, f"pass text for tool {self.name!r}")
-        if not isinstance(self.parameters, Mapping):
-            raise ArgumentError("parameters", self.parameters, f"pass the JSON schema of tool {self.name!r}, a dict")
-        if not callable(self.call):
-            raise ArgumentError("call", self.call, f"pass an async function of the arguments for tool {self.name!r}")
+        for field, is_valid, rule in (
+            ("name", isinstance(self.name, str) and self.name, "the name of the tool, text that is not empty"),
+            ("description", isinstance(self.description, str), "text"),
+            ("parameters", isinstance(self.parameters, Mapping), "a JSON schema, a dict"),
+            ("call", callable(self.call), "a function of the arguments"),
+        ):
+            if not is_valid:
+                raise ArgumentError(field, getattr(self, field), f"pass {rule}, for tool {self.name!r:.80}")
         if self.timeout_seconds is not None:
             rule = f"pass a number above 0 or None for tool {self.name!r}"
             check_positive("timeout_seconds", self.timeout_seconds, rule)

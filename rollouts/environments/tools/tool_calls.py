@@ -209,22 +209,6 @@ class CallLimits:
     max_images: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredCall:
-    """A call and the tool message that answers it.
-
-    `outcome` is "ok", "malformed", "surplus", "unknown_tool", "invalid_arguments", "failed" or "timeout".
-    """
-
-    call: RequestedCall
-    message: Message
-    outcome: str
-
-    def info(self) -> dict[str, Any]:
-        """What is stored of the call in the info of the turn."""
-        return {"id": self.call.call_id, "name": self.call.name, "outcome": self.outcome}
-
-
 def calls_of_message(assistant: Message) -> list[RequestedCall]:
     """The calls of an assistant message, which are all well-formed."""
     return [
@@ -271,8 +255,10 @@ def _problem(attempt: ParsedToolCall) -> str:
 
 async def answer_calls(
     calls: Sequence[RequestedCall], tools: Mapping[str, Tool], limits: CallLimits
-) -> list[AnsweredCall]:
-    """Make all calls at the same time; the answers are in the order of the calls.
+) -> list[tuple[Message, dict[str, Any]]]:
+    """Make all calls at the same time; the tool message of each call, in their order, and what is stored of it.
+
+    The outcome is "ok", "malformed", "surplus", "unknown_tool", "invalid_arguments", "failed" or "timeout".
 
     Raises `ToolResultError`, `ToolUnavailableError`, and `EpisodeLimitError` and `EngineError` of tools that call the
     policy; whatever else goes wrong is answered.
@@ -280,11 +266,11 @@ async def answer_calls(
     return await gathered(_answer(call, tools, limits) for call in calls)
 
 
-async def _answer(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> AnsweredCall:
+async def _answer(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> tuple[Message, dict[str, Any]]:
     outcome, content = await _outcome(call, tools, limits)
     name = call.name or _UNNAMED
     message: Message = {"role": "tool", "tool_call_id": call.call_id, "name": name, "content": content}
-    return AnsweredCall(call, message, outcome)
+    return message, {"id": call.call_id, "name": call.name, "outcome": outcome}
 
 
 async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> tuple[str, Any]:

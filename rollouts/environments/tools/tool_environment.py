@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from renderers import Message, ParsedResponse, ToolSpec
+from rollouts.environments.scored_prompt import check_prompt_function
 from rollouts.environments.tools.tool import Tool
 from rollouts.environments.tools.tool_calls import (
     CallLimits,
@@ -50,8 +51,7 @@ class ToolEnvironment:
         max_result_characters: int = 20_000,
         max_result_images: int = 8,
     ) -> None:
-        if not callable(messages):
-            raise ArgumentError("messages", messages, "pass a function of the task that returns a list of messages")
+        check_prompt_function(messages)
         check_positive("call_seconds", call_seconds, "pass a number of seconds above 0")
         check_integer("max_result_characters", max_result_characters)
         check_integer("max_result_images", max_result_images)
@@ -87,14 +87,13 @@ class ToolEnvironment:
         if not calls:
             scores = await score_episode(self._rewards, type(self).__name__, list(self._conversation), self._task)
             return StepResult(reward=scores.reward, done=True, info=scores.info)
-        answered = await answer_calls(calls, self._tools, self._limits)
-        messages = [each.message for each in answered]
+        messages, infos = zip(*await answer_calls(calls, self._tools, self._limits), strict=True)
         self._conversation += messages
-        return StepResult(messages, info={"tool_calls": [each.info() for each in answered]})
+        return StepResult(messages, info={"tool_calls": list(infos)})
 
 
 def _by_name(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
-    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
+    if not tools:
         raise ArgumentError("tools", tools, "pass a list of functions and Tools with at least one entry")
     by_name: dict[str, Tool] = {}
     for tool in tools:

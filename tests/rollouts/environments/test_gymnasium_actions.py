@@ -123,11 +123,9 @@ def test_a_space_is_described_with_what_an_answer_must_be(space, names, text):
 @pytest.mark.parametrize(
     "space", [spaces.MultiDiscrete([2, 3]), spaces.Text(5), spaces.Tuple([FOUR, FOUR])], ids=lambda s: type(s).__name__
 )
-def test_other_spaces_are_neither_described_nor_read(space):
+def test_other_spaces_are_not_described(space):
     with pytest.raises(RolloutsError, match="neither Discrete nor Box"):
         describe_actions(space)
-    with pytest.raises(RolloutsError, match="neither Discrete nor Box"):
-        parse_action("0", space)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +152,6 @@ def test_a_box_without_bounds_takes_no_number_that_its_dtype_cannot_hold(number)
     with pytest.raises(ValueError, match=r"number 1 of the action is .*, too large for float32") as refused:
         parse_action(number, spaces.Box(-np.inf, np.inf, (1,), np.float32))
     assert len(str(refused.value)) < 120
-
-
-def test_a_refused_number_is_shortened():
-    with pytest.raises(ValueError, match=r"^1{37}\.\.\. is not the number of an action$"):
-        parse_action("1" * 300_000, FOUR)
 
 
 def test_the_minus_sign_of_texts_is_a_minus_sign():

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import wave
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -203,21 +202,6 @@ async def test_episodes_of_a_tool_environment_call_the_tools(mcp, renderer):
         assert repeated["content"] == "rr"
 
 
-async def test_a_call_that_takes_too_long_is_told_to_the_model(mcp, renderer):
-    engine = ScriptedEngine(['<tool_call>\n{"name": "hang", "arguments": {}}\n</tool_call>', "done"], renderer=renderer)
-    hang = replace(by_name(mcp)["hang"], timeout_seconds=0.1)
-    (trajectory,) = await run_episodes(
-        lambda: ToolEnvironment(None, tools=[hang], messages=lambda task: [{"role": "user", "content": "go"}]),
-        [EpisodeSpec(0)],
-        engine=engine,
-        renderer=renderer,
-        sampling=SamplingParams(max_tokens=999),
-        max_turns=3,
-    )
-    assert trajectory.turns[0].info["tool_calls"][0]["outcome"] == "timeout"
-    assert trajectory.done
-
-
 @pytest.mark.slow
 async def test_a_server_that_ends_fails_the_call_and_is_started_again_by_the_next(renderer):
     async with McpTools({"test": stdio()}) as mcp:
@@ -355,31 +339,18 @@ async def test_a_failed_server_closes_the_others():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: McpTools({}),
-        lambda: McpTools([stdio()]),
         lambda: McpTools({"x": "http://127.0.0.1"}),
         lambda: McpTools({"x": stdio()}, call_seconds=0),
         lambda: McpTools({"x": stdio()}, open_seconds="x"),
-        lambda: StdioServer(""),
         lambda: StdioServer("python", "-c"),
         lambda: StdioServer("python", env={"A": 1}),
         lambda: StdioServer("python", env=["A"]),
-        lambda: HttpServer("localhost:80"),
     ],
-    ids=["none", "list", "text", "call_seconds", "open_seconds", "command", "args", "value", "env", "url"],
+    ids=["text", "call_seconds", "open_seconds", "args", "value", "env"],
 )
 async def test_wrong_arguments_are_refused(make):
     with pytest.raises(ArgumentError):
         make()
-
-
-@pytest.mark.slow
-async def test_a_value_of_a_variable_is_not_in_an_error():
-    with pytest.raises(ArgumentError) as error:
-        StdioServer("python", env={"KEY": b"secret"})
-    assert "KEY" in str(error.value)
-    assert "secret" not in str(error.value)
-    assert "k-123" not in repr(HttpServer("http://x", {"Authorization": "k-123"}))
 
 
 async def test_a_missing_or_old_package_is_named(monkeypatch):
@@ -399,12 +370,6 @@ async def test_the_text_of_a_server_has_no_variables_or_headers_which_may_be_sec
     server = StdioServer("mcp-files", env={"API_KEY": "sk-secret"})
     assert repr(server) == "StdioServer(command='mcp-files', args=(), cwd=None)"
     assert "sk-secret" not in repr(HttpServer("http://127.0.0.1/mcp", headers={"Authorization": "sk-secret"}))
-
-
-@pytest.mark.slow
-async def test_tools_that_are_open_refuse_to_be_opened_again_and_stay_open():
-    async with McpTools({"test": stdio()}) as mcp:
-        names = [tool.name for tool in mcp.tools]
-        with pytest.raises(ArgumentError, match="open it once"):
-            await mcp.__aenter__()
-        assert [tool.name for tool in mcp.tools] == names
+    with pytest.raises(ArgumentError, match="KEY") as error:
+        StdioServer("python", env={"KEY": b"sk-secret"})
+    assert "sk-secret" not in str(error.value)

@@ -5,7 +5,6 @@ import datetime
 import enum
 import io
 import json
-import math
 
 import numpy as np
 import pytest
@@ -172,22 +171,10 @@ def test_an_integer_that_python_does_not_write_is_a_failure_and_not_a_defect():
         content(10**20_000)
 
 
-def test_a_value_that_contains_itself_is_an_error():
-    loop = []
-    loop.append(loop)
-    with pytest.raises(ToolResultError, match="cannot be written as JSON"):
-        content(loop)
-
-
 def test_long_text_is_cut_off_and_says_by_how_much():
     assert content("abcdef", max_characters=4) == "abcd\n[2 more characters were left out]"
     assert content("abcd", max_characters=4) == "abcd"
     assert content(list(range(100)), max_characters=4) == "[0, \n[386 more characters were left out]"
-
-
-def test_sounds_beyond_the_limit_are_left_out_and_counted():
-    result = content([PIXELS, WAV, PIXELS], max_images=1)
-    assert result[1:] == [{"type": "text", "text": "\n[2 more media were left out]"}]
 
 
 def test_images_and_texts_beyond_the_limits_are_left_out_and_counted():
@@ -225,10 +212,6 @@ def test_results_keep_within_their_limits(result, max_characters, max_images):
     note = 80  # the text that says what was left out
     assert sum(len(part["text"]) for part in parts if part["type"] == "text") <= max_characters + note
     assert sum(part["type"] == "image" for part in parts) <= max_images
-
-
-def test_not_a_number_is_written_as_python_writes_it():
-    assert content([math.nan, math.inf]) == "[NaN, Infinity]"
 
 
 @pytest.mark.parametrize("text", [5, None, ["a"], {"a": 1}])

@@ -16,15 +16,10 @@ from pydantic import Field
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.media.decoding import array_to_raw
 from renderers.media.item import MediaSource
-from renderers.process.threads import DaemonThreads
-from rollouts import SamplingParams, run_episode
-from rollouts import calls as thread_calls
 from rollouts.environments import Tool, ToolEnvironment
 from rollouts.environments.tools import ToolFailedError, ToolResultError
 from rollouts.episodes.errors import EpisodeError
-from rollouts.errors import ArgumentError, RolloutsError
-from rollouts.rewards import Reward
-from rollouts.testing import ScriptedEngine
+from rollouts.errors import ArgumentError
 
 RUN = ContextVar("RUN")
 IMAGE = np.full((32, 32, 3), 200, np.uint8)
@@ -101,11 +96,6 @@ def test_an_exception_of_a_tool_is_logged_with_its_traceback_and_a_refusal_is_no
     assert record.exc_info[1].__traceback__.tb_next is not None
 
 
-def test_the_model_is_told_of_the_tools(renderer):
-    _, engine = play(environment(), ["done"], renderer)
-    assert '"name": "picture"' in renderer.tokenizer.decode(engine.requests[0].prompt_ids)
-
-
 def test_an_image_result_is_an_image_of_the_next_prompt(renderer):
     trajectory, engine = play(environment(), [call("picture", {"shade": 200}), "Grey."], renderer)
     assert [reference.source.digest for reference in trajectory.all_media()] == [
@@ -161,18 +151,6 @@ def test_everything_that_goes_wrong_is_answered_in_the_place_of_its_call(rendere
         "malformed",
     ]
     assert trajectory.done
-
-
-def test_a_call_that_is_not_canonical_is_made(renderer):
-    turn = '<tool_call>\n{"name": "add", "parameters": {"a": 2}}\n</tool_call>'
-    trajectory, _ = play(environment(), [turn, "done"], renderer)
-    assert (answers(trajectory), outcomes(trajectory)) == ([("call_0", "add", "3")], ["ok"])
-
-
-def test_a_turn_with_nothing_but_a_malformed_call_does_not_end_the_episode(renderer):
-    trajectory, _ = play(environment(), ["<tool_call>\nadd 1 and 2\n</tool_call>", "3"], renderer)
-    assert (trajectory.num_turns, trajectory.done) == (2, True)
-    assert outcomes(trajectory) == ["malformed"]
 
 
 def test_the_calls_of_a_turn_run_at_the_same_time_and_are_answered_in_order(renderer):
@@ -251,152 +229,41 @@ def test_blocking_calls_that_never_end_do_not_stop_later_ones(renderer):
     assert outcomes(trajectory) == ["timeout"] * 36 + ["ok"]
 
 
-@pytest.fixture
-def one_thread(monkeypatch):
-    threads = DaemonThreads(1, "test")
-    monkeypatch.setattr(thread_calls, "_threads", lambda: threads)
+async def slow() -> str:
+    raise TimeoutError("no answer")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
-def test_the_time_of_a_call_that_waits_for_a_thread_begins_when_a_thread_begins_it(renderer, one_thread, ends):
-    free, begun, released = threading.Event(), threading.Event(), threading.Event()
-    if ends:
-        released.set()
-
-    def occupy() -> str:
-        free.wait(30)
-        return "free"
-
-    def late() -> str:
-        begun.set()
-        released.wait(30)
-        return "ended"
-
-    async def wait_beyond_the_limit() -> str:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            assert not begun.is_set()
-            free.set()
-
-    tools = [
-        occupy,
-        Tool.from_function(late, timeout_seconds=0.5),
-        Tool.from_function(wait_beyond_the_limit, timeout_seconds=0.5),
-    ]
-    turn = call("occupy", {}) + call("late", {}) + call("wait_beyond_the_limit", {})
-    trajectory, _ = play(environment(*tools), [turn, "done"], renderer)
-    released.set()
-    assert begun.is_set()
-    assert outcomes(trajectory) == ["ok", "ok" if ends else "timeout", "timeout"]
+async def leave() -> str:
+    raise SystemExit("usage: leave [-h]")
 
 
-def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_ends_at_once_and_never_runs(one_thread):
-    free, occupied, begun = threading.Event(), threading.Event(), []
-
-    def occupy() -> None:
-        occupied.set()
-        free.wait(30)
-
-    async def scenario():
-        first = asyncio.create_task(Tool.from_function(occupy).call({}))
-        while not occupied.is_set():  # noqa: ASYNC110  a state of the thread
-            await asyncio.sleep(0.001)
-        tools = environment(Tool.from_function(lambda: begun.append("late"), name="late"))
-        await tools.reset(0)
-        function = {"name": "late", "arguments": {}}
-        message = {"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": function}]}
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(tools.step(message), 0.01)
-        assert not free.is_set()
-        free.set()
-        await first
-        await Tool.from_function(lambda: begun.append("next"), name="next").call({})
-
-    asyncio.run(scenario())
-    assert begun == ["next"]
+def leave_thread() -> str:
+    raise SystemExit("usage: leave [-h]")
 
 
-def test_a_tool_that_raises_a_timeout_itself_has_failed(renderer):
-    async def slow() -> str:
-        raise TimeoutError("no answer")
-
-    trajectory, _ = play(environment(slow), [call("slow", {}), "done"], renderer)
-    assert answers(trajectory)[0][2] == "error: TimeoutError: no answer"
+async def wait_for_cancelled() -> str:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
 
 
-@pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_tool_that_exits_has_failed(renderer, kind):
-    def leave() -> str:
-        raise SystemExit("usage: leave [-h]")
+def long() -> str:
+    raise ValueError("x" * 10_000)
 
-    async def leave_later() -> str:
-        raise SystemExit("usage: leave [-h]")
 
-    tool = leave if kind == "def" else leave_later
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        (slow, "error: TimeoutError: no answer"),
+        (leave, "error: SystemExit: usage: leave [-h]"),
+        (leave_thread, "error: SystemExit: usage: leave [-h]"),
+        (wait_for_cancelled, "error: the tool waited for something that was cancelled"),
+        (long, f"error: ValueError: {'x' * 485}..."),
+    ],
+)
+def test_a_tool_has_failed_whatever_it_raises_and_the_model_is_told(renderer, tool, text):
     trajectory, _ = play(environment(tool), [call(tool.__name__, {}), "done"], renderer)
-    assert answers(trajectory)[0][2] == "error: SystemExit: usage: leave [-h]"
-
-
-def test_a_cancelled_episode_cancels_its_calls(renderer):
-    ended = []
-
-    async def scenario():
-        calling = asyncio.Event()
-
-        async def wait() -> str:
-            calling.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append("wait")
-
-        episode = asyncio.create_task(
-            run_episode(
-                environment(wait),
-                engine=ScriptedEngine([call("wait", {}) * 2], renderer=renderer),
-                renderer=renderer,
-                sampling=SamplingParams(max_tokens=200),
-                max_turns=2,
-            )
-        )
-        await calling.wait()
-        episode.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await episode
-
-    asyncio.run(scenario())
-    assert ended == ["wait", "wait"]
-
-
-def test_a_tool_that_waited_for_something_cancelled_has_failed(renderer):
-    async def wait() -> str:
-        future = asyncio.get_running_loop().create_future()
-        future.cancel()
-        await future
-
-    trajectory, _ = play(environment(wait), [call("wait", {}), "done"], renderer)
-    assert outcomes(trajectory) == ["failed"]
-
-
-def test_a_long_exception_is_shortened(renderer):
-    def long() -> str:
-        raise ValueError("x" * 10_000)
-
-    trajectory, _ = play(environment(long), [call("long", {}), "done"], renderer)
-    assert len(answers(trajectory)[0][2]) < 600
-
-
-def test_results_are_limited_in_size(renderer):
-    def much() -> list:
-        return ["abcdef", IMAGE, IMAGE]
-
-    tools = environment(much, max_result_characters=4, max_result_images=1)
-    trajectory, _ = play(tools, [call("much", {}), "done"], renderer)
-    content = answers(trajectory)[0][2]
-    assert [part["type"] for part in content] == ["text", "image", "text"]
-    assert content[2]["text"] == "\n[2 more characters were left out; 1 more images were left out]"
+    assert (answers(trajectory)[0][2], outcomes(trajectory)) == (text, ["failed"])
 
 
 def test_a_result_that_no_message_can_hold_fails_the_episode(renderer):
@@ -414,16 +281,6 @@ def crop(left: int, top: int, right: int, bottom: int) -> np.ndarray:
     return np.full((400, 400, 3), 200, np.uint8)[top:bottom, left:right]
 
 
-@pytest.mark.parametrize("kind", ["image", "list"])
-def test_an_image_without_pixels_is_answered_with_the_tool_and_the_size(renderer, kind):
-    tool = crop if kind == "image" else Tool.from_function(lambda: ["here: ", IMAGE[:0]], name="crop")
-    arguments = {"left": 5, "top": 0, "right": 5, "bottom": 10} if kind == "image" else {}
-    trajectory, _ = play(environment(tool), [call("crop", arguments), "done"], renderer)
-    size = "0x10" if kind == "image" else "32x0"
-    assert answers(trajectory)[0][2] == f"error: crop returned an image of {size} pixels, which has nothing to see"
-    assert outcomes(trajectory) == ["failed"]
-
-
 @pytest.mark.parametrize("bridged", [True, False])
 def test_an_image_that_the_renderer_refuses_is_named_with_its_tool(renderer, monkeypatch, bridged):
     if not bridged:
@@ -433,34 +290,6 @@ def test_an_image_that_the_renderer_refuses_is_named_with_its_tool(renderer, mon
         EpisodeError, match=r"(for|of) turn 0, the result of tool 'crop': message \d, part 0: 1x300 pixels"
     ):
         play(environment(add, crop), [turn, "done"], renderer)
-
-
-def test_a_scoring_function_that_fails_is_named_and_the_turns_are_kept(renderer):
-    rewards = [
-        Reward("length", 1.0, lambda conversation, task: len(conversation)),
-        Reward("bad", 1.0, lambda c, t: c[9]),
-    ]
-    with pytest.raises(EpisodeError, match="reward 'bad' for ToolEnvironment raised IndexError") as caught:
-        play(environment(score=rewards), [call("add", {"a": 1}), "done"], renderer)
-    assert caught.value.trajectory.num_turns == 2
-
-
-def test_without_a_scoring_function_the_reward_is_zero(renderer):
-    trajectory, _ = play(environment(), ["done"], renderer)
-    assert (trajectory.reward, trajectory.done, trajectory.turns[0].info) == (0.0, True, {})
-
-
-def test_a_message_without_a_parsed_response_is_answered_too():
-    tools = environment()
-
-    async def two_steps():
-        await tools.reset(0)
-        function = {"name": "add", "arguments": '{"a": 4}'}
-        return await tools.step({"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": function}]})
-
-    assert list(asyncio.run(two_steps()).messages) == [
-        {"role": "tool", "tool_call_id": "x", "name": "add", "content": "5"}
-    ]
 
 
 def test_arguments_that_are_no_object_are_malformed():
@@ -511,7 +340,6 @@ def test_every_attempt_of_a_turn_has_one_answer_and_no_two_have_one_id(calls):
     ("options", "message"),
     [
         ({"tools": []}, "tools is"),
-        ({"tools": add}, "tools is"),
         ({"messages": PROMPT}, "messages is"),
         ({"score": "exact"}, "score is"),
         ({"call_seconds": 0}, "call_seconds is 0"),
@@ -523,8 +351,3 @@ def test_every_attempt_of_a_turn_has_one_answer_and_no_two_have_one_id(calls):
 def test_a_wrong_argument_is_refused_with_its_name(options, message):
     with pytest.raises(ArgumentError, match=message):
         ToolEnvironment(None, **{"tools": [add], "messages": prompt, **options})
-
-
-def test_two_tools_of_one_name_are_refused():
-    with pytest.raises(RolloutsError, match="'add': two tools have this name"):
-        environment(add, Tool.from_function(picture, name="add"))

@@ -98,33 +98,8 @@ def test_the_schema_has_types_descriptions_defaults_enums_and_nested_types_in_pl
     assert json.loads(json.dumps(tool.spec)) == tool.spec
 
 
-def test_a_function_without_parameters_has_an_empty_object():
-    def ping() -> str:
-        return "pong"
-
-    assert Tool.from_function(ping).parameters == {"type": "object", "properties": {}, "additionalProperties": False}
-    assert Tool.from_function(ping).description == ""
-
-
 def called(function, arguments):
     return asyncio.run(Tool.from_function(function).call(arguments))
-
-
-def test_arguments_arrive_as_the_annotated_types():
-    def show(point: Point, colour: Colour, when: datetime.date, boxes: list[Box], sizes: set[int], *, note="x") -> str:
-        return repr((point, colour, when, boxes, sizes))
-
-    show.__annotations__["note"] = str
-    arguments = {
-        "point": {"x": 1},
-        "colour": "blue",
-        "when": "2030-01-02",
-        "boxes": [{"corner": {"x": 2, "y": 3}, "size": 4}],
-        "sizes": [1, 1, 2],
-    }
-    assert called(show, arguments) == repr(
-        (Point(x=1), Colour.BLUE, datetime.date(2030, 1, 2), [Box(Point(x=2, y=3), 4)], {1, 2})
-    )
 
 
 class StrictBox(BaseModel):
@@ -174,16 +149,6 @@ def test_arguments_that_are_nested_too_deeply_are_refused(depth):
         value = [value]
     with pytest.raises(ToolArgumentsError, match=r"the arguments (cannot be read: .*recursion limit|are nested too)"):
         called(anything, {"value": value})
-
-
-def test_defaults_are_those_of_the_function_and_not_copies():
-    marker = []
-
-    def add(item: int, to: list[int] = marker) -> list[int]:
-        assert to is marker
-        return [item, *to]
-
-    assert called(add, {"item": 1}) == [1]
 
 
 # Names that a pydantic model or Python has for itself.
@@ -267,9 +232,6 @@ class Opaque: ...
 def opaque(a: Opaque) -> None: ...
 
 
-def literal_member(a: list[Literal[Colour.RED]]) -> None: ...
-
-
 def field_default(n: int = Field(5, gt=1)) -> None: ...
 
 
@@ -315,7 +277,6 @@ def recursive(tree: Tree) -> None: ...
         (positional, "parameter 'a' is positional-only"),
         (unknown, "its annotations cannot be read: NameError: name 'Missing' is not defined"),
         (opaque, "pydantic cannot read an annotation"),
-        (literal_member, r"<Colour.RED: 'red'>, which JSON cannot hold; write Literal\['red'\], the whole enum Colour"),
         (field_default, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\] = 5$"),
         (required_field, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\]$"),
         (default_of_field, "the Field of parameter 'n' has a default, and the function has none"),
@@ -340,12 +301,10 @@ def test_a_function_that_cannot_be_a_tool_is_refused_with_the_reason(function, m
     ("field", "value"),
     [
         ("name", ""),
-        ("name", 3),
         ("description", None),
         ("parameters", [1]),
         ("call", "look"),
         ("timeout_seconds", 0),
-        ("timeout_seconds", "1"),
     ],
 )
 def test_a_wrong_field_of_a_tool_is_refused(field, value):
@@ -364,19 +323,6 @@ def test_a_field_in_an_annotation_checks_an_argument_and_leaves_the_default_to_t
     assert [called(repeat, {}), called(repeat, {"n": 2})] == [5, 2]
     with pytest.raises(ToolArgumentsError, match="n: Input should be greater than 1, not 0"):
         called(repeat, {"n": 0})
-
-
-def test_methods_of_many_objects_share_one_schema_and_keep_their_objects():
-    class Board:
-        def __init__(self, name):
-            self.name = name
-
-        def read(self, place: int) -> str:
-            return f"{self.name}{place}"
-
-    one, two = (Tool.from_function(Board(name).read) for name in "ab")
-    assert one.parameters is two.parameters
-    assert [asyncio.run(tool.call({"place": 1})) for tool in (one, two)] == ["a1", "b1"]
 
 
 def test_a_tool_made_of_a_function_of_a_module_can_be_pickled():

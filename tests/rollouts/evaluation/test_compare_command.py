@@ -54,20 +54,6 @@ def test_what_differs_is_printed_before_any_number_and_nothing_is_written(runs: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("width", "dropped"), [(80, "tasks"), (70, "a-of-a-model-with-a-long-name, tasks")])
-def test_long_names_of_runs_fit_a_narrow_terminal(
-    width: int, dropped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    runs = [write_run(tmp_path / f"{name}-of-a-model-with-a-long-name", {"1": [0], "2": [1]}) for name in ("a", "b")]
-    lines = re.sub(r"\x1b\[[\d;]*m", "", compare(*runs).output).splitlines()
-    last = lines.index(f"not shown at this width: {dropped}")
-    first = next(number for number, text in enumerate(lines) if text.startswith("Paired differences"))
-    assert max(map(len, lines[first + 1 : last])) <= width
-    assert "0.000 to 0.000" in lines[last - 1]
-
-
 def test_json_on_standard_output_is_all_that_is_printed(runs: list[Path], tmp_path: Path) -> None:
     result = compare(*runs, "--json", "-")
     comparison = Comparison.model_validate_json(result.output)
@@ -120,10 +106,15 @@ def test_bad_input_is_one_line_with_value_place_and_cure_and_exit_code_2(runs: l
     for arguments, reason in {
         (runs[0],): "pass at least two directories, the baseline first",
         (runs[0], runs[0]): "name each run once",
-        (runs[0], tmp_path / "none"): "there is no such directory",
+        (runs[0], tmp_path / "none"): "there is no such directory; name the output directory",
+        (runs[0], runs[0] / "metrics.jsonl"): "there is no such directory",
+        (runs[0], tmp_path): "it has no metrics.jsonl and no trajectories.mmr",
+        (runs[0], f"{runs[0]}@7"): "no group was sampled by the weights of version '7'; it has groups of the versions",
+        (runs[0], f"{runs[0]}x@7"): "of RUN@VERSION the part before @",
         (runs[0], old): "its version is 0, and this release reads 1; `rollouts eval ... --resume`",
         (*runs, "--failed", "no"): "failed is 'no'; pass one of zero, exclude",
         (*runs, "--k", 3): "k is 3; pass at most 2",
+        (*runs, "--threshold", "nan"): "threshold is nan",
         (*runs, "--json", tmp_path / "none" / "c.json"): "No such file or directory",
     }.items():
         result = compare(*arguments)

@@ -122,14 +122,6 @@ def test_an_endpoint_is_evaluated_without_a_renderer_and_without_tokens(tasks: P
     assert all(row in report for row in ("pass@2", "pass^2", "an episode succeeds with a total reward of at least 1"))
 
 
-def test_the_messages_of_an_endpoint_can_be_read_afterwards(tasks: Path, server: ChatServer) -> None:
-    evaluate(*options(tasks, server))
-    shown = CliRunner().invoke(app, ["traj", "show", "out/trajectories.mmr", "0"])
-    assert shown.exit_code == 0, shown.output
-    assert any(question in shown.output for question in SUMS)
-    assert CliRunner().invoke(app, ["traj", "ls", "out/trajectories.mmr"]).exit_code == 0
-
-
 @pytest.mark.slow
 def test_the_key_of_openai_goes_to_no_other_server_unless_it_is_named(tasks: Path, server: ChatServer) -> None:
     evaluate(*options(tasks, server, "--limit", 1))
@@ -146,11 +138,6 @@ def test_environments_of_several_turns_run_on_an_endpoint(tasks: Path, server: C
     assert result.exit_code == 0, result.output
     assert [len(body["messages"]) for body in server.bodies].count(3) == 3
     assert results_of(Path("out"))["total_reward"]["value"] == pytest.approx(2 / 3)
-
-
-def test_messages_may_come_from_a_function(tasks: Path, server: ChatServer) -> None:
-    evaluate(*options(tasks, server, "--messages", f"{tasks.parent / 'score.py'}:messages"))
-    assert sorted(body["messages"][0]["content"] for body in server.bodies)[0] == "Compute: 2 * 3?"
 
 
 @pytest.mark.slow
@@ -203,22 +190,6 @@ def test_running_failed_episodes_again_needs_an_earlier_run(tasks: Path, server:
     limited = evaluate(*options(tasks, server, "--rerun-failed", "--resume", "--limit", 1))
     assert limited.exit_code == 2
     assert "leave it out" in limited.stderr
-
-
-@pytest.mark.slow
-def test_failed_episodes_run_again_also_where_their_line_is_lost(tasks: Path) -> None:
-    broken = [True]
-
-    def answers(body: dict[str, Any]) -> Any:
-        return failure(400, "not now") if broken[0] and "9 - 8" in str(body) else answer(body)
-
-    with ChatServer(answers) as server:
-        evaluate(*options(tasks, server))
-        broken[0] = False
-        Path("out/metrics.jsonl").write_text("")
-        again = evaluate(*options(tasks, server, "--resume", "--rerun-failed"))
-    assert "0 of 3 episodes failed" in again.stdout
-    assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 3
 
 
 @pytest.mark.slow
@@ -312,10 +283,10 @@ def test_options_that_are_missing_or_contradict_are_named(tasks: Path, arguments
     [
         (["--k", "3"], "--k: k is 3; pass at most 1, the number of episodes of a task, or sample more"),
         (["--failed", "ignore"], '--failed: \'ignore\' is not known; write "zero" or "exclude"'),
-        (["--threshold", "nan"], "--threshold: nan is not finite"),
+        (["--threshold", "nan"], "--threshold: nan: Input should be a finite number"),
         (["--id-key", "name"], "tasks.jsonl, line 1: has no 'name'"),
         (["--score", "missing.py"], "--score: there is no file"),
-        (["--sampling", "top_p=2"], "sampling.top_p: 2 is out of range"),
+        (["--sampling", "top_p=2"], "sampling.top_p: 2: Input should be less than or equal to 1"),
         (["--sampling", "seed=3"], "sampling.extra.seed: the request has this field already"),
         (["--api-key-env", "UNSET_KEY"], "--api-key-env: the environment variable of this name is not set"),
         (["--openai-base-url", "http://127.0.0.1:9/v1"], "--base-url or --openai-base-url: "),
@@ -380,14 +351,6 @@ def test_the_model_of_a_configuration_is_replaced(tmp_path: Path, server: ChatSe
 def test_further_sampling_options_reach_the_endpoint(tasks: Path, server: ChatServer) -> None:
     evaluate(*options(tasks, server, "--sampling", "top_p=0.5", "--sampling", "reasoning_effort=low", "--limit", 1))
     assert (server.bodies[0]["top_p"], server.bodies[0]["reasoning_effort"]) == (0.5, "low")
-
-
-def test_arguments_reach_an_environment(tasks: Path, server: ChatServer) -> None:
-    arguments = ["--environment", f"{tasks.parent / 'score.py'}:Polite", "--argument", "word=please"]
-    engine = ["--openai-base-url", server.url, "--model", "any"]
-    result = evaluate(tasks, *arguments, *engine, "--out", "out", "--limit", 1)
-    assert result.exit_code == 0, result.output
-    assert server.bodies[0]["messages"][0]["content"] == "please 2 + 2?"
 
 
 def test_pictures_are_read_from_directories_that_are_named_and_from_no_other(tasks: Path, server: ChatServer) -> None:

@@ -12,9 +12,9 @@ from test_chat_episodes import ScriptedChat
 from renderers import load_renderer
 from rollouts.engines.protocol import SamplingParams
 from rollouts.environments import ScoredPrompt
-from rollouts.errors import ArgumentError, ServerUnreachableError
+from rollouts.errors import ArgumentError
 from rollouts.evaluation import EvaluationResults, evaluate
-from rollouts.runner import Journal, RetryPolicy, Runner
+from rollouts.runner import Runner
 from rollouts.task import Task
 from rollouts.testing import ScriptedEngine, tiny_qwen3_vl
 
@@ -56,38 +56,8 @@ async def test_a_chat_endpoint_gives_the_same_numbers() -> None:
     check(await results_on(ScriptedChat(*["0"] * 12), None))
 
 
-async def test_excluded_failures_raise_the_rate() -> None:
-    results = await results_on(ScriptedChat(*["0"] * 12), None, failed="exclude")
-    assert (results.pass_at_k[1].value, results.pass_at_k[1].tasks) == (0.6, 5)
-
-
 async def test_a_k_beyond_the_group_is_refused_before_any_episode() -> None:
     engine = ScriptedChat(*["0"] * 12)
     with pytest.raises(ArgumentError, match="k is 3; pass at most 2"):
         await results_on(engine, None, k=[3])
     assert engine.calls == []
-
-
-@pytest.mark.slow
-async def test_failed_episodes_of_a_group_that_was_not_delivered_run_again_when_asked_for(tmp_path: Path) -> None:
-    async def episodes(engine: ScriptedChat, *, again: bool) -> list[str]:
-        journal = Journal.open(tmp_path / "journal")
-        if again:
-            journal.run_failed_again()
-        sampling, once = SamplingParams(max_tokens=4), RetryPolicy(max_attempts=1)
-        async with Runner(
-            environment, engine, None, sampling=sampling, group_size=2, concurrency=1, retry=once, journal=journal
-        ) as runner:
-            async for group in runner.stream(TASKS[:1]):
-                return [episode.error for episode in group.episodes]  # and it is not acknowledged
-        return []
-
-    failing = ScriptedChat("0", ServerUnreachableError("request", "nobody answers"))
-    first = await episodes(failing, again=False)
-    assert [bool(error) for error in first] == [False, True]
-    kept = ScriptedChat("0", "0")
-    assert await episodes(kept, again=False) == first
-    assert kept.calls == []
-    mended = ScriptedChat("0", "0")
-    assert await episodes(mended, again=True) == ["", ""]
-    assert len(mended.calls) == 1  # the episode that had not failed is not run again

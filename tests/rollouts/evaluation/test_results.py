@@ -91,30 +91,6 @@ def test_a_reward_that_no_estimate_can_use_is_no_success_and_is_said(reward: flo
     assert results.pass_at_k[1].value == 0.25
 
 
-def test_parts_of_a_task_that_failed_entirely_are_zero_as_its_total_is() -> None:
-    failed = row("b", [0, 0, 0, 0], failed=(0, 1, 2, 3), reward_parts={})
-    results = results_of(row("a", [1, 1, 1, 1]), failed)
-    assert results.total_reward is not None
-    assert results.reward_parts["exact"].value == results.total_reward.value == 0.5
-
-
-def test_a_table_of_one_task_has_no_rows_of_group_rewards_that_are_none() -> None:
-    assert [name for name, _ in results_of(row("a", [1, 0, 0, 0])).estimates()] == [
-        "total reward",
-        "pass@1",
-        "pass@2",
-        "pass@4",
-        "pass^2",
-        "pass^4",
-        "truncated",
-    ]
-
-
-def test_a_failed_episode_is_no_success_below_any_threshold() -> None:
-    results = results_of(row("a", [0, 0, 0, 0], failed=(3,)), threshold=-1.0)
-    assert results.pass_at_k[1].value == 0.75
-
-
 @pytest.mark.parametrize(("threshold", "said"), [(1.5, "no episode succeeds"), (-0.5, "every episode succeeds")])
 def test_a_threshold_outside_of_the_rewards_is_named(threshold: float, said: str) -> None:
     results = results_of(row("a", [0, 0.25, 0.5, 1]), threshold=threshold)
@@ -150,11 +126,6 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(("samples", "expected"), [(1, (1,)), (2, (1, 2)), (5, (1, 2, 4, 5)), (8, (1, 2, 4, 8))])
 def test_k_are_powers_of_two_and_all_samples(samples: int, expected: tuple[int, ...]) -> None:
     assert chosen_k(samples, None) == expected
-
-
-def test_an_evaluation_without_a_task_has_no_estimates() -> None:
-    results = results_of()
-    assert (results.tasks, results.total_reward, results.pass_at_k, results.truncated) == (0, None, {}, None)
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:

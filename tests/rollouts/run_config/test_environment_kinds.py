@@ -58,41 +58,6 @@ def run(directory: Path, environment: str, completions: str) -> dict[str, list[T
     return {group[0].group_id: group for group in read_records(directory / "out/trajectories.mmr")}
 
 
-JUDGE = """\
-from functions_env import messages
-from renderers import ParsedResponse
-from rollouts import FinishReason
-from rollouts.engines import ChatAnswer
-from rollouts.rewards import Judge
-
-class JudgingModel:
-    async def chat(self, messages, *, tools=None, sampling, seed=None):
-        (part,) = messages[0]["content"]
-        parsed = ParsedResponse("yes" if part["text"] == "Is 4 the number? said 4" else "no")
-        return ChatAnswer(parsed.to_message(), parsed, FinishReason.STOP)
-
-    async def close(self):
-        pass
-
-prompt = "{{ messages[0].content }} said {{ completion.content }}"
-judge = Judge(JudgingModel(), prompt, parse={"yes": 1.0, "no": 0.0}, messages=messages)
-"""
-
-
-def test_a_judge_of_a_module_is_a_reward(tmp_path: Path) -> None:
-    (tmp_path / "judge_env.py").write_text(JUDGE)
-    environment = """\
-kind = "scored_prompt"
-messages = "functions_env:messages"
-[[environment.rewards]]
-name = "judge"
-function = "judge_env.py:judge"
-"""
-    groups = run(tmp_path, environment, '["4"]')
-    rewards = {task: [episode.reward for episode in group] for task, group in groups.items()}
-    assert rewards == {"four": [1.0, 1.0], "seven": [0.0, 0.0]}
-
-
 def test_scored_prompts_have_every_reward_of_the_file(tmp_path: Path) -> None:
     environment = """\
 kind = "scored_prompt"
@@ -161,8 +126,8 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
         'kind = "scored_prompt"\nmessages = "functions_env:messages"\n'
         '[[environment.rewards]]\nname = "a"\nfunction = "functions_env:right"\n'
         '[[environment.rewards]]\nname = "a"\nfunction = "functions_env:right"',
-        "environment.rewards[1].name",
-        ["two rewards have the name 'a'"],
+        "environment.rewards",
+        ["name is 'a'; 2 rewards have this name"],
     ),
     "reward that does not exist": (
         'kind = "scored_prompt"\nmessages = "functions_env:messages"\n'
@@ -189,7 +154,7 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
     "number in a list whose name is that of the kind": (
         'kind = "tools"\nmessages = "functions_env:messages"\ntools = [\n"functions_env:look",\n3]',
         "environment.tools[1]",
-        ["3 is an integer"],
+        ["3: Input should be a valid string"],
     ),
     "unknown id": ('kind = "gymnasium"\nid = "FrozenLak-v1"', "environment.id", ["FrozenLake"]),
 }

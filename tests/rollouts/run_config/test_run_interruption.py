@@ -41,17 +41,23 @@ class Wait:
             while (HERE / "out/metrics.jsonl").read_text().count("\\n") < {QUICK}:
                 await asyncio.sleep(0.01)
             (HERE / "waiting").touch()
-            if self.how == "blocking":
+            if self.how != "async":
                 time.sleep(600)
             await asyncio.sleep(600)
         with open(HERE / "played", "a") as played:
             played.write(self.task.task_id + "\\n")
         return StepResult(reward=1.0, done=True)
+
+class WaitOnThread(Wait):
+    def step(self, assistant):
+        return asyncio.run(super().step(assistant))
 """
 
 
 def write_waiting_run(directory: Path, how: str = "async") -> Path:
     config = CONFIG.replace("guess_env:Guess", "wait_env:Wait").replace("tries = 2", f'tries = 2, how = "{how}"')
+    if how == "thread":
+        config = config.replace('wait_env:Wait"', 'wait_env:WaitOnThread"\nthreaded = true')
     section = 'kind = "jsonl"\npath = "tasks.jsonl"\nid_key = "name"'
     assert section in config
     config = config.replace(section, 'kind = "import"\nsource = "wait_env:TASKS"')
@@ -114,9 +120,11 @@ def test_a_killed_run_continues_and_repeats_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: Path, number: int) -> None:
-    path = write_waiting_run(tmp_path)
+@pytest.mark.parametrize(
+    ("number", "how"), [(signal.SIGINT, "async"), (signal.SIGTERM, "async"), (signal.SIGINT, "thread")]
+)
+def test_a_signal_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: Path, number: int, how: str) -> None:
+    path = write_waiting_run(tmp_path, how)
     with started(path, "--limit", "50") as process:
         wait_for_written(process, tmp_path)
         process.send_signal(number)

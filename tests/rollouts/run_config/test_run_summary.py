@@ -79,19 +79,7 @@ def test_an_error_that_quotes_a_million_characters_is_shortened_in_the_summary()
     assert len(output.getvalue()) < 5000
 
 
-def test_an_error_of_usual_length_is_whole_in_the_summary() -> None:
-    text = "EngineFailedError: " + "x" * 500
-    row = {**ROW, "total_rewards": [0.0], "errors": [text]}
-    assert summary_of_rows(row)["errors"]["EngineFailedError"]["example"] == text
-
-
 # Lines of metrics.jsonl.
-
-
-def test_the_seconds_of_a_run_are_the_sums_of_those_of_its_groups() -> None:
-    row = {**ROW, "episode_seconds": 2.0, "engine_seconds": 1.5}
-    summary = summary_of_rows(row, row)
-    assert (summary["episode_seconds"], summary["engine_seconds"]) == (4.0, 3.0)
 
 
 @pytest.mark.parametrize("column", ["attempts", "environment_rewards", "group_rewards", "reward_parts"])

@@ -16,8 +16,7 @@ from run_config_files import CONFIG, FOURS, groups_of, rows_of, run, summary_of,
 from renderers import load_renderer
 from rollouts import LocalEngine
 from rollouts.cli.run.execution import make_parts
-from rollouts.cli.run.output import print_summary, summarise
-from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.cli.run.output import print_summary
 from rollouts.report.charts import number_text
 from rollouts.run_config.config_file import RunConfigError, read_config
 from rollouts.testing import tiny_qwen3_vl
@@ -85,20 +84,6 @@ def test_the_divergence_from_the_teacher_is_in_the_files_the_summary_and_the_rep
 
 
 @pytest.mark.slow
-def test_a_run_without_a_teacher_has_no_divergence_and_an_episode_without_scores_has_null(tmp_path: Path) -> None:
-    assert run(write_run(tmp_path, FOURS)).exit_code == 0
-    (row, _) = rows_of(tmp_path)
-    assert "teacher_kl" not in row
-    assert "teacher_kl_mean" not in summary_of(tmp_path)
-    assert "teacher_kl" not in (tmp_path / "out/report.html").read_text()
-    scored = GroupMetrics.of_line(json.dumps(row | {"teacher_kl": [0.5, None]}))
-    assert json.loads(scored.line())["teacher_kl"] == [0.5, None]
-    assert summarise([scored], complete=True, process_seconds=1.0, metrics={})["teacher_kl_mean"] == 0.5
-    with pytest.raises(ValueError, match="1 teacher_kl for 2 total rewards"):
-        GroupMetrics.of_line(json.dumps(row | {"teacher_kl": [0.5]}))
-
-
-@pytest.mark.slow
 def test_a_run_with_a_teacher_is_continued_with_it_and_not_with_another(directory: Path) -> None:
     assert run(directory / "run.toml", "--resume").exit_code == 0
     other = directory / "other.toml"
@@ -121,17 +106,6 @@ def test_a_teacher_of_another_template_is_refused_before_the_run(tmp_path: Path)
     key, reason = problem_of(tmp_path, TEACHER)
     assert key == "teacher.renderer"
     assert "its chat template prints another prompt" in reason
-
-
-def test_a_teacher_of_another_vocabulary_is_refused_before_the_run(tmp_path: Path) -> None:
-    file = tiny_qwen3_vl(tmp_path / "teacher") / "tokenizer.json"
-    definition = json.loads(file.read_text())
-    vocabulary = definition["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    file.write_text(json.dumps(definition))
-    key, reason = problem_of(tmp_path, TEACHER)
-    assert key == "teacher.renderer"
-    assert "take a teacher with the student's vocabulary" in reason
 
 
 def test_problems_of_the_tables_of_a_teacher_are_named_as_theirs(tmp_path: Path) -> None:

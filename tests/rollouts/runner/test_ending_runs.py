@@ -5,10 +5,9 @@ import gc
 from contextlib import suppress
 
 import pytest
-from runner_world import Counting, HeldEngine, advance_clock, assert_no_task_is_left, groups_of, make_runner, tasks
+from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, tasks
 
-from rollouts import EpisodeLimits
-from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.errors import RolloutsError
 
 
 def test_closing_a_runner_ends_the_wait_of_its_consumer_and_starts_no_episode(renderer):
@@ -106,26 +105,6 @@ def test_an_environment_that_ignores_its_cancellation_does_not_hold_up_the_end(r
 
 
 @pytest.mark.slow
-def test_a_deadline_ends_the_episode_of_an_environment_that_ignores_its_cancellation(renderer, monkeypatch, caplog):
-    class StubbornBeyondTheDeadline(Stubborn):
-        async def step(self, assistant):
-            advance_clock(5.0)
-            return await super().step(assistant)
-
-    async def world():
-        limits = EpisodeLimits(turn_seconds=5.0)
-        async with make_runner(renderer, StubbornBeyondTheDeadline, limits=limits, concurrency=1) as runner:
-            groups = await groups_of(runner, tasks(2))
-        reasons = [group.episodes[0].truncation_reason for group in groups]
-        assert all(reason.startswith("turn_seconds: ") and "environment.step" in reason for reason in reasons)
-        assert [group.episodes[0].num_turns for group in groups] == [1, 1]
-
-    run_with_stubborn(monkeypatch, world)
-    assert "episode t0/0.0 is left" in caplog.text
-    assert "environment.step in turn 0" in caplog.text
-
-
-@pytest.mark.slow
 def test_an_environment_that_does_not_end_its_close_gives_its_place_to_other_episodes(renderer, monkeypatch, caplog):
     async def world():
         async with make_runner(renderer, StubbornInClose, concurrency=1) as runner:
@@ -173,17 +152,3 @@ def test_a_runner_that_has_begun_groups_and_is_not_closed_warns_of_it_when_it_is
 
     with pytest.warns(ResourceWarning, match=r"Runner .* not closed; use `async with .* `await runner.close\(\)`$"):
         forget_the_runner()
-
-
-@pytest.mark.slow
-def test_a_runner_that_is_closed_or_has_begun_nothing_or_is_refused_does_not_warn(renderer, recwarn):
-    async def world():
-        async with make_runner(renderer, tasks=tasks(3)) as runner:
-            await runner.collect(1)
-        make_runner(renderer).stream(tasks(3))
-        with pytest.raises(ArgumentError, match="group_size is 0"):
-            make_runner(renderer, group_size=0)
-
-    asyncio.run(world())
-    gc.collect()
-    assert not [warning for warning in recwarn if "Runner" in str(warning.message)]

@@ -2,19 +2,16 @@
 
 import asyncio
 import io
-import threading
 
 import pytest
 from PIL import Image
 from runner_world import Counting, HeldEngine, advance_clock, make_runner, run_groups, tasks
 
-from rollouts import SamplingParams, StepResult, run_episode
-from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
-from rollouts.errors import OverlongPromptError, RolloutsError
+from rollouts import SamplingParams, StepResult
+from rollouts.errors import OverlongPromptError
 from rollouts.runner import Asynchronous, EpisodeLimits
 from rollouts.runner.events import EpisodeEnded
 from rollouts.testing import ScriptedEngine
-from transport import decode, encode
 
 
 def png(colour):
@@ -185,35 +182,6 @@ def test_an_episode_that_is_done_after_a_cancelled_wait_went_on_keeps_its_result
     assert not episode.truncated
 
 
-def test_run_episode_says_why_it_was_truncated_and_the_wire_keeps_it(renderer):
-    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-    episode = asyncio.run(
-        run_episode(Counting(tasks(1)[0]), engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=1)
-    )
-    assert episode.truncation_reason == "max_turns: the environment was not done after 1 turns"
-    assert decode(encode(episode)).truncation_reason == episode.truncation_reason
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"max_turns": 0},
-        {"max_turns": True},
-        {"max_tokens": 1.5},
-        {"max_images": -1},
-        {"max_media_bytes": "1"},
-        {"turn_seconds": 0},
-        {"turn_seconds": True},
-        {"episode_seconds": float("inf")},
-    ],
-    ids=str,
-)
-def test_a_limit_that_cannot_be_is_an_error(bad):
-    with pytest.raises(RolloutsError) as caught:
-        EpisodeLimits(**bad)
-    assert caught.value.name in bad
-
-
 class SlowUpdateEngine(HeldEngine):
     """Replaces its weights when `replace` is set; requests are held meanwhile."""
 
@@ -271,42 +239,6 @@ def test_an_update_by_another_runner_of_the_engine_counts_for_no_limit_either(re
     run = run_with_an_update_of_an_hour(renderer, "abort", sent_before, by_another_runner=True)
     episode = asyncio.run(run)
     assert (episode.done, episode.truncation_reason, episode.num_turns) == (True, "", 2)
-
-
-async def test_an_update_holds_and_releases_an_episode_on_the_event_loop_of_the_episode(renderer):
-    """Two runners with one engine may have an event loop each, on threads of their own."""
-    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-    assert UpdatePauses.of(engine) is UpdatePauses.of(engine)
-    assert UpdatePauses.of(engine) is not UpdatePauses.of(ScriptedEngine(lambda request: "yes", renderer=renderer))
-    is_requesting, is_held, is_released = threading.Event(), threading.Event(), threading.Event()
-
-    async def request():
-        deadlines = EpisodeDeadlines(EpisodeLimits(episode_seconds=3600), UpdatePauses.of(engine))
-        async with deadlines.scope:
-            deadlines.begin_turn()
-            end = deadlines.scope.when()
-            with deadlines.requesting():
-                is_requesting.set()
-                while deadlines.scope.when() is not None:  # noqa: ASYNC110  another thread changes it
-                    await asyncio.sleep(0)
-                is_held.set()
-                while deadlines.scope.when() is None:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-                is_released.set()
-        return deadlines.scope.when() >= end
-
-    other = asyncio.create_task(asyncio.to_thread(asyncio.run, request()))
-    async with asyncio.timeout(60):
-        await asyncio.to_thread(is_requesting.wait)
-        pauses = UpdatePauses.of(engine)
-        pauses.begin("one", "abort")
-        pauses.begin("two", "abort")
-        await asyncio.to_thread(is_held.wait)
-        pauses.end("one")
-        assert pauses.is_updating
-        pauses.end("two")
-        await asyncio.to_thread(is_released.wait)
-        assert await other
 
 
 def test_a_request_that_runs_to_its_end_before_an_update_keeps_its_deadline(renderer):

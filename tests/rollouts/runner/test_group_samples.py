@@ -9,7 +9,6 @@ from runner_world import Counting, run_groups, tasks
 from rollouts import StepResult
 from rollouts.errors import ArgumentError
 from rollouts.runner import Group
-from rollouts.training import TrainingBatch
 
 
 class Graded(Counting):
@@ -55,20 +54,6 @@ def test_the_samples_of_a_group_can_be_those_of_some_agents(renderer):
     assert len(group.samples(renderer.processors, agents={"", "critic"})) == 2
     with pytest.raises(ArgumentError, match="agents"):
         group.samples(renderer.processors, agents="critic")
-
-
-def test_samples_and_batches_are_printed_in_a_line(renderer):
-    samples = graded_group(renderer, 3).samples(renderer.processors)
-    tokens, trained = len(samples[0].token_ids), int(samples[0].loss_mask.sum())
-    assert repr(samples[0]) == f"<TrainingSample {samples[0].name}: {tokens} tokens, {trained} trained, 0 media>"
-    batch = TrainingBatch.from_samples(samples, pad_id=0)
-    columns, trained = batch.input_ids.shape[1], int(batch.loss_mask.sum())
-    assert repr(batch) == f"<TrainingBatch padded: 2 samples, (2, {columns}), {trained} tokens trained>"
-
-
-def test_a_scale_that_needs_the_whole_batch_is_refused(renderer):
-    with pytest.raises(ArgumentError, match="whole batch"):
-        graded_group(renderer, 3).samples(renderer.processors, scale="batch")
 
 
 def test_a_group_without_a_successful_episode_has_no_sample(renderer):

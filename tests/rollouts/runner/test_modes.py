@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.errors import ArgumentError
 from rollouts.runner.modes import (
     Asynchronous,
     Demand,
@@ -91,14 +90,3 @@ def test_a_sample_at_the_limit_is_kept_and_the_next_is_too_old(mode):
 def test_the_weight_falls_with_each_update_beyond_the_limit():
     mode = Asynchronous(2, "downweight")
     assert [sample_weight(mode, staleness) for staleness in range(6)] == [1.0, 1.0, 1.0, 0.75, 0.6, 0.5]
-
-
-@pytest.mark.parametrize("limit", [-1, 1.0, True, None, "2"])
-def test_a_limit_that_is_no_number_of_updates_is_refused(limit):
-    with pytest.raises(ArgumentError, match=r"max_staleness is .*integer from 0"):
-        Asynchronous(limit)
-
-
-def test_an_unknown_treatment_of_stale_groups_is_refused():
-    with pytest.raises(ArgumentError, match=r'on_stale is .*pass "drop" or "downweight"'):
-        Asynchronous(1, "ignore")

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 
 import pytest
 from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, outcomes, tasks
@@ -10,7 +9,6 @@ from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of
 from rollouts.errors import RolloutsError
 from rollouts.rewards import GroupReward
 from rollouts.runner import RetryPolicy, Task
-from rollouts.runner.events import EpisodeEnded
 from rollouts.testing import ScriptedEngine
 
 
@@ -52,39 +50,6 @@ def test_a_cancelled_stream_aborts_its_requests_and_continues_when_it_is_asked_a
             assert all(episode.done for group in groups for episode in group.episodes)
             assert outcomes(runner) == {"cancelled": 6, "done": 10}
             assert runner.metrics()["episodes_running"] == 0
-
-    run(world())
-
-
-def test_a_cancelled_collect_loses_no_group_and_repeats_no_episode_that_has_ended(renderer):
-    async def world():
-        ended = []
-        eleven_ended = asyncio.Event()
-
-        def listen(event):
-            if isinstance(event, EpisodeEnded):
-                ended.append(event)
-                if len(ended) == 11:
-                    eleven_ended.set()
-
-        class OneHeldEpisode(HeldEngine):
-            async def generate(self, request):
-                if request.session_id != "t3/1.0":
-                    return await ScriptedEngine.generate(self, request)
-                return await super().generate(request)
-
-        engine = OneHeldEpisode(renderer)
-        async with make_runner(renderer, engine=engine, group_size=2, tasks=tasks(6), listeners=[listen]) as runner:
-            collecting = asyncio.create_task(runner.collect(6))
-            await eleven_ended.wait()
-            await engine.wait_for_in_flight(1)
-            await cancelled(collecting)
-            assert_no_task_is_left()
-            engine.release.set()
-            groups = [*await runner.collect(3), *await runner.collect(4)]
-            assert sorted(group.task.task_id for group in groups) == [f"t{index}" for index in range(6)]
-            assert outcomes(runner) == {"done": 12, "cancelled": 1}
-            assert runner.metrics()["groups_delivered"] == 6
 
     run(world())
 
@@ -179,63 +144,6 @@ def test_a_stream_that_is_left_by_break_cancels_its_episodes(renderer):
     run(world())
 
 
-def test_an_exception_in_the_loop_over_a_stream_ends_everything_with_the_runner(renderer):
-    async def world():
-        engine = HeldEngine(renderer)
-        engine.release.set()
-
-        async def consume():
-            async with make_runner(renderer, engine=engine, concurrency=3) as runner:
-                async for _ in runner.stream(tasks(1000)):
-                    engine.release.clear()
-                    raise KeyError("of the consumer")
-
-        with pytest.raises(KeyError):
-            await consume()
-        assert not engine.in_flight
-        assert_no_task_is_left()
-
-    run(world())
-
-
-def test_a_thread_of_the_renderer_does_not_hold_up_the_end(renderer):
-    released = threading.Event()
-
-    class Blocking:
-        def __getattr__(self, name):
-            return getattr(renderer, name)
-
-        def render(self, *args, **kwargs):
-            entered.set()
-            released.wait(60)
-            return renderer.render(*args, **kwargs)
-
-        def render_ids(self, *args, **kwargs):
-            return renderer.render_ids(*args, **kwargs)
-
-        def parse_response(self, *args, **kwargs):
-            return renderer.parse_response(*args, **kwargs)
-
-        def get_stop_token_ids(self):
-            return renderer.get_stop_token_ids()
-
-        def bridge_to_next_turn(self, *args, **kwargs):
-            return renderer.bridge_to_next_turn(*args, **kwargs)
-
-    entered = threading.Event()
-
-    async def world():
-        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-        async with make_runner(Blocking(), engine=engine) as runner:
-            waiting = asyncio.create_task(anext(runner.stream(tasks(2))))
-            await asyncio.to_thread(entered.wait, 60)
-            await cancelled(waiting)
-        assert_no_task_is_left()
-        released.set()
-
-    run(world())
-
-
 def test_a_closed_runner_refuses_further_use_and_may_be_closed_again(renderer):
     async def world():
         async with make_runner(renderer, tasks=tasks(3)) as runner:
@@ -245,8 +153,6 @@ def test_a_closed_runner_refuses_further_use_and_may_be_closed_again(renderer):
         for call in (lambda: runner.collect(1), lambda: anext(stream), runner.__aenter__):
             with pytest.raises(RolloutsError, match="this Runner is closed"):
                 await call()
-        with pytest.raises(RolloutsError, match="this Runner is closed"):
-            runner.stream(tasks(1))
         await stream.aclose()
 
     run(world())

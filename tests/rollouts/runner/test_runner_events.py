@@ -69,22 +69,3 @@ def test_counts_and_events_agree_when_episodes_fail(renderer):
     sampled = sum(event.completion_tokens for event in events if isinstance(event, TurnFinished))
     assert sampled == recorded == metrics["completion_tokens"]
     assert sum(len(event.total_rewards) for event in events if isinstance(event, GroupFinished)) == 8
-
-
-def test_forks_are_counted(renderer):
-    class Generates(Counting):
-        def attach(self, context):
-            self.context = context
-
-        async def step(self, assistant):
-            first = await self.context.generate_turn([{"role": "user", "content": "Judge."}], agent="judge")
-            for word in ("One.", "Two."):
-                await self.context.generate_turn([{"role": "user", "content": word}], agent="judge", after=first)
-            return super().step(assistant)
-
-    events = []
-    groups, runner = run_groups(renderer, tasks(2), Generates, listeners=[events.append])
-    forks = [episode.forks for group in groups.values() for episode in group.episodes]
-    assert all(forks)
-    assert [event.forks for event in events if isinstance(event, EpisodeEnded)] == forks
-    assert runner.metrics()["forks"] == sum(forks)

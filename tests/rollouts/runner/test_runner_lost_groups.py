@@ -3,16 +3,13 @@
 import asyncio
 
 import pytest
+from misbehaviour import PanicError
 from runner_world import Counting, make_runner, run_groups, tasks
 
 from rollouts import SamplingParams, ThreadedEnvironment, run_episode
 from rollouts.rewards import GroupReward
 from rollouts.runner import GroupFailedError
 from rollouts.testing import ScriptedEngine
-
-
-class PanicError(BaseException):
-    """Like the `PanicException` of extension modules written in Rust, which is no `Exception`."""
 
 
 async def wait_for_something_cancelled():
@@ -52,33 +49,6 @@ def test_a_base_exception_of_an_environment_or_engine_fails_its_episodes_and_los
     assert sorted(groups) == ["t0", "t1", "t2"]
     assert all("PanicError: index out of bounds" in episode.error for episode in groups["t1"].episodes)
     assert not any(episode.error for name in ("t0", "t2") for episode in groups[name].episodes)
-
-
-def test_a_panic_of_a_renderer_on_its_thread_fails_the_episode_and_loses_no_group(renderer):
-    class Panicking:
-        def __getattr__(self, name):
-            return getattr(renderer, name)
-
-        def render(self, *args, **kwargs):
-            raise PanicError("no such token")
-
-        def render_ids(self, *args, **kwargs):
-            raise PanicError("no such token")
-
-        def parse_response(self, *args, **kwargs):
-            return renderer.parse_response(*args, **kwargs)
-
-        def get_stop_token_ids(self):
-            return renderer.get_stop_token_ids()
-
-        def bridge_to_next_turn(self, *args, **kwargs):
-            return renderer.bridge_to_next_turn(*args, **kwargs)
-
-    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-    groups, _ = run_groups(Panicking(), tasks(2), engine=engine)
-    assert sorted(groups) == ["t0", "t1"]
-    for group in groups.values():
-        assert "PanicError: no such token" in group.episodes[0].error
 
 
 @pytest.mark.parametrize("group_size", [1, 2])

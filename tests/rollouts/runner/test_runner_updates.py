@@ -8,9 +8,8 @@ from simulated_engine import SimulatedEngine
 from simulated_runs import LoopRenderer, TaskLog
 
 from rollouts import SamplingParams, StepResult
-from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError
 from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, Synchronous
-from rollouts.runner.events import GroupDelivered, GroupStale
+from rollouts.runner.events import GroupStale
 from rollouts.task import Task
 
 TOKENS = 30
@@ -82,13 +81,6 @@ async def until_sampling(engine, count):
     await until(lambda: sum(len(held.tokens) > 2 for held in engine._requests) == count)
 
 
-async def collect_with_update(runner, engine, count, mode):
-    collecting = asyncio.ensure_future(runner.collect(count))
-    await until_sampling(engine, count)
-    await runner.update_weights(None, "1", mode)
-    return await asyncio.wait_for(collecting, 60)
-
-
 async def collect_with_update_before_the_first_token(runner, engine, count, mode):
     engine.pause()
     collecting = asyncio.ensure_future(runner.collect(count))
@@ -104,17 +96,6 @@ async def collect_with_update_before_the_first_token(runner, engine, count, mode
 
 def versions_of(group):
     return [span.version for e in group.episodes for node in e.nodes for span in node.weight_spans]
-
-
-@pytest.mark.parametrize("run_mode", [Synchronous(), Asynchronous(0)], ids=repr)
-@pytest.mark.parametrize("mode", ["abort", "keep"])
-async def test_running_groups_that_are_too_old_are_cancelled_and_others_run_in_their_place(run_mode, mode):
-    engine, tasks = engine_with(), TaskLog()
-    async with runner_with(engine, run_mode, tasks=tasks, concurrency=2) as runner:
-        groups = await collect_with_update(runner, engine, 2, mode)
-        assert [versions_of(group) for group in groups] == [["1"], ["1"]]
-        assert (runner.metrics()[DROPPED], engine.cancelled, len(tasks.given)) == (2, 2, 4)
-    assert engine.running == 0
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])
@@ -200,44 +181,6 @@ async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_wo
         assert set(versions_of(group)) == {"2"}
 
 
-@pytest.mark.slow
-async def test_one_step_off_policy_delivers_each_batch_as_a_whole_however_long_some_of_its_episodes_take():
-    batch, steps = 4, 6
-
-    class ManyTurnsOfSomeTasks:
-        def __init__(self, task):
-            self.turns_left = 40 if int(task.task_id.removeprefix("task-")) % batch == 0 else 1
-
-        def reset(self, seed):
-            return [{"role": "user", "content": "begin"}]
-
-        def step(self, assistant):
-            self.turns_left -= 1
-            return StepResult([{"role": "user", "content": "go on"}], done=not self.turns_left)
-
-    engine = engine_with(tokens=(2, 2))
-    delivered, stalenesses = [], []
-    async with Runner(
-        ManyTurnsOfSomeTasks,
-        engine,
-        LoopRenderer(),
-        sampling=SamplingParams(max_tokens=2),
-        mode=OneStepOffPolicy(),
-        tasks=TaskLog(),
-        listeners=[lambda event: stalenesses.append(event.staleness) if isinstance(event, GroupDelivered) else None],
-    ) as runner:
-        for step in range(steps):
-            groups = await asyncio.wait_for(runner.collect(batch), 60)
-            delivered.append(sorted(int(group.task.task_id.removeprefix("task-")) for group in groups))
-            # The trainer works until the short ones of the next batch have ended.
-            await until(lambda: runner.metrics()["groups_queued"] == batch - 1)
-            await runner.update_weights(None, str(step + 1))
-        assert DROPPED not in runner.metrics()
-    assert delivered == [list(range(step * batch, (step + 1) * batch)) for step in range(steps)]
-    assert stalenesses[:batch] == [0] * batch
-    assert set(stalenesses[batch:]) == {1}
-
-
 async def test_a_run_whose_groups_are_all_too_old_says_so_once(held, caplog):
     async with runner_with(engine_with(), Asynchronous(1), make=held) as runner:
         collecting = asyncio.ensure_future(runner.collect(1))
@@ -292,33 +235,6 @@ async def test_a_consumer_may_ask_for_groups_while_an_update_drops_others(tmp_pa
         assert runner.metrics()[DROPPED] == len(set(discarded)) == 2
 
 
-async def test_stale_samples_are_weighted_down_where_that_is_chosen():
-    engine, events = engine_with(), []
-    mode = Asynchronous(1, "downweight")
-    async with runner_with(engine, mode, tasks=TaskLog(), listeners=[events.append]) as runner:
-        collecting = asyncio.ensure_future(runner.collect(1))
-        await until_sampling(engine, 2)
-        for version in "123":
-            await runner.update_weights(None, version, "keep")
-        (group,) = await collecting
-        assert group.oldest_version == "0"
-        assert group.sample_weights.tolist() == [(1 + 1) / (3 + 1)]
-        assert runner.metrics()["groups_stale/downweight"] == 1
-        assert [event.action for event in events if isinstance(event, GroupStale)] == ["downweight"]
-
-
-async def test_a_failed_update_changes_nothing():
-    engine = engine_with(update_failure_rate=1.0)
-    async with runner_with(engine, Synchronous()) as runner:
-        collecting = asyncio.ensure_future(runner.collect(2))
-        await until_sampling(engine, 2)
-        with pytest.raises(WeightUpdateError, match="version '0' is in use"):
-            await runner.update_weights(None, "1")
-        assert [versions_of(group) for group in await collecting] == [["0"], ["0"]]
-        assert runner.versions == ("0",)
-        assert (runner.metrics()["weight_updates"], runner.metrics()["weight_update_failures"]) == (0, 1)
-
-
 async def test_a_cancelled_update_drops_what_it_made_too_old():
     engine = engine_with()
     async with runner_with(engine, Synchronous()) as runner:
@@ -331,17 +247,3 @@ async def test_a_cancelled_update_drops_what_it_made_too_old():
             await updating
         (group,) = await collecting
         assert (versions_of(group), runner.metrics()[DROPPED]) == (["1"], 1)
-
-
-async def test_updates_of_a_closed_runner_and_with_wrong_arguments_are_refused():
-    engine = engine_with()
-    runner = runner_with(engine, Synchronous())
-    with pytest.raises(ArgumentError, match="version is '0'; it has been in use"):
-        await runner.update_weights(None, "0")
-    with pytest.raises(ArgumentError, match="in_flight is 'now'"):
-        await runner.update_weights(None, "1", "now")
-    with pytest.raises(ArgumentError, match=r"version is .* that UTF-8 can encode"):
-        await runner.update_weights(None, "a\ud800")
-    await runner.close()
-    with pytest.raises(RolloutsError, match="this Runner is closed"):
-        await runner.update_weights(None, "1")

@@ -128,8 +128,3 @@ def test_scores_are_in_the_journal_and_not_computed_again(renderer, tmp_path):
 
     first, second = asyncio.run(asyncio.wait_for(collect(), 60))
     assert [len(calls), *(group.episodes[0].metrics["scored"] for group in (first, second))] == [1, 1.0, 1.0]
-
-
-def test_what_is_no_function_is_refused(renderer):
-    with pytest.raises(ArgumentError, match="score_episode is 'x'; pass an async function"):
-        make_runner(renderer, score_episode="x")

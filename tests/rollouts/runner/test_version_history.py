@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollouts import Trajectory, WeightSpan
 from rollouts.errors import ArgumentError
-from rollouts.runner.weight_updates import VersionHistory, oldest_place, staleness
+from rollouts.runner.version_history import VersionHistory, oldest_place, staleness
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.values import VersionOrder
 
@@ -54,11 +54,6 @@ def test_a_version_of_an_earlier_run_is_older_than_all_of_this_run():
     assert history.name_of(-2) == "6"
 
 
-def test_integers_of_an_earlier_run_are_as_far_apart_as_their_difference():
-    history = history_of("12", "13")
-    assert [history.place("9"), history.place("11"), history.place("old")] == [-3, -1, -4]
-
-
 def test_integers_between_a_version_of_an_earlier_run_and_the_first_of_this_one_are_in_the_order():
     history = history_of("3")
     assert history.place("1") == -2
@@ -85,40 +80,12 @@ def test_a_version_of_an_earlier_run_may_come_into_use_again():
         history.check_new("6")
 
 
-def test_a_version_that_was_in_use_cannot_be_used_again():
-    history = history_of("9", "10")
-    for version in ("9", "10"):
-        with pytest.raises(ArgumentError, match=r"has been in use.*give every update a new version"):
-            history.check_new(version)
-    history.check_new("11")
-    history.start_using("10")
-    assert history.versions == ("9", "10")
-
-
 def test_a_version_that_the_engine_reports_and_nobody_set_is_the_newest_and_is_logged_once(caplog):
     history = VersionHistory("a", lambda: "b")
     with caplog.at_level(logging.WARNING):
         assert history.current == "b"
         assert [history.place("b"), history.place("b"), history.place("a")] == [1, 1, 0]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-def test_the_version_of_an_update_is_in_use_as_soon_as_the_engine_reports_it(caplog):
-    reported = ["a"]
-    history = VersionHistory("a", lambda: reported[0])
-    history.expected = "b"
-    assert history.current_place == 0
-    reported[0] = "b"
-    assert (history.current_place, staleness(history, 0)) == (1, 1)
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("version", [1, None, b"1"], ids=repr)
-def test_a_version_that_is_no_text_is_refused(version):
-    with pytest.raises(ArgumentError, match=r"^version is"):
-        VersionHistory(version)
-    with pytest.raises(ArgumentError, match=r"^version is"):
-        history_of("0").start_using(version)
 
 
 def test_an_episode_is_as_old_as_its_oldest_token():
@@ -138,33 +105,12 @@ def test_a_token_without_a_version_counts_as_sampled_when_the_episode_began():
     assert oldest_place(labelled, history, began=1) == 2
 
 
-def test_an_episode_without_sampled_tokens_is_not_stale():
-    history = history_of("0", "1")
-    assert oldest_place(Trajectory("e", nodes=[node(-1, 0)]), history, began=0) is None
-    assert staleness(history, None) == 0
-
-
-def test_an_empty_span_says_nothing_about_a_token():
-    history = history_of("0", "1")
-    episode = Trajectory("e", nodes=[node(-1, 2, ("0", 0, 0), ("1", 0, 2))])
-    assert oldest_place(episode, history, began=1) == 1
-
-
 def test_versions_of_tokens_from_an_engine_that_reports_none_are_not_older_than_the_run():
     history = VersionHistory("", lambda: "")
     assert staleness(history, history.place("0")) == 0
     assert history.current == "0"
     history.place("1")
     assert staleness(history, history.place("0")) == 1
-
-
-def test_the_versions_of_earlier_processes_keep_their_order():
-    history = history_of("3")
-    history.restore(["base", "1", "2", "3"])
-    assert history.versions == ("base", "1", "2", "3")
-    assert [staleness(history, history.place(version)) for version in history.versions] == [3, 2, 1, 0]
-    history.start_using("4")
-    assert staleness(history, history.place("1")) == 3
 
 
 def test_a_process_that_begins_with_older_weights_counts_from_the_newer_ones_that_it_loads():
@@ -192,13 +138,6 @@ def test_an_engine_that_begins_with_weights_from_before_the_last_ones_is_warned_
     history_of(first).restore(earlier)
     expected = f"the engine begins with weights '{first}', and earlier processes of this run have used '2' after them"
     assert [expected in record.message for record in caplog.records] == [True] * is_warned
-
-
-def test_new_weights_are_newer_than_all_of_earlier_processes():
-    history = history_of("base")
-    history.restore(["base", "1", "2"])
-    history.start_using("other")
-    assert history.versions == ("base", "1", "2", "other")
 
 
 def test_where_the_engine_reports_no_version_the_last_one_of_earlier_processes_is_in_use():

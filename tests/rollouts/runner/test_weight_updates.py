@@ -73,33 +73,6 @@ async def test_an_engine_that_does_not_label_the_new_weights_is_an_error():
     assert updates.history.versions == ("0",)
 
 
-async def test_a_second_update_at_once_is_refused_and_names_the_first():
-    engine = HeldEngine()
-    updates = WeightUpdates(engine, Reporter([]))
-    first = asyncio.ensure_future(updates.update(None, "1"))
-    await engine.begun.wait()
-    with pytest.raises(WeightUpdateError, match="'2' was not begun, because that to '1' is under way"):
-        await updates.update(None, "2")
-    engine.released.set()
-    await first
-    await updates.update(None, "2")
-    assert updates.history.versions == ("0", "1", "2")
-
-
-async def test_a_cancelled_update_is_completed_first():
-    engine = HeldEngine()
-    updates = WeightUpdates(engine, Reporter([]))
-    updating = asyncio.ensure_future(updates.update(None, "1"))
-    await engine.begun.wait()
-    updating.cancel()
-    await asyncio.sleep(0)
-    assert not updating.done()
-    engine.released.set()
-    with pytest.raises(asyncio.CancelledError):
-        await updating
-    assert (engine.weight_version, updates.history.current) == ("1", "1")
-
-
 async def test_an_update_that_is_cancelled_twice_is_cancelled_in_the_engine():
     engine = HeldEngine()
     updates = WeightUpdates(engine, Reporter([]))
@@ -124,18 +97,6 @@ async def test_the_failure_of_a_cancelled_update_is_logged(caplog):
     with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
         await updating
     assert "no such directory" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [(("",), "version"), ((3,), "version"), (("1", "later"), "in_flight"), (("0",), "version")],
-    ids=["empty", "number", "in_flight", "in use"],
-)
-async def test_wrong_arguments_are_refused_before_the_engine_is_called(arguments, name):
-    engine = ScriptedEngine([])
-    with pytest.raises(ArgumentError, match=f"^{name} is"):
-        await WeightUpdates(engine, Reporter([])).update(None, *arguments)
-    assert engine.updates == []
 
 
 async def test_an_engine_without_updates_is_refused_with_the_cure():
