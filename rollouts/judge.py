@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import inspect
 import json
+import math
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -106,20 +107,20 @@ class Judge:
       `image` does so for URLs and paths: `{{ task.data.path | image }}`. A sound that is printed (a part of a message,
       `{"array": ..., "sampling_rate": ...}` as rows of `datasets` have it, a file as bytes or `MediaSource`) becomes a
       sound; the filter `audio` does so for URLs and paths.
-    - `parse`: what the answer must be. A dict of labels to numbers: its last line is a label. A regular expression: it
-      matches the whole last line, and its group `score` is the number, `r"Score: (?P<score>\\d+)"`. A pydantic model
-      with a field `score`: the answer is its JSON, alone or in a fenced block. Any other function gets the answer, and
-      returns the number or raises ValueError.
+    - `parse`: what the answer must be. A dict of labels to numbers: its last line is a label. A regular
+      expression: it matches the whole last line, and its group `score` is the number:
+      `r"Score: (?P<score>\\d+)"`. A pydantic model with a field `score`: the answer is its JSON, alone or in
+      a fenced block. Any other function gets the answer, and returns the number or raises ValueError.
     - `bounds`: the least and the greatest number that is accepted.
-    - `messages`: a function of the task, such as that of `ScoredPrompt` or `messages_of_row`, for what precedes a
-      completion that is passed alone.
+    - `messages`: a function of the task, such as that of `ScoredPrompt` or `messages_of_row`, for what
+      precedes a completion that is passed alone.
     - `sampling`: temperature 0.7 and 1,024 tokens by default. The seed depends on the prompt alone, so that a
       conversation gets the same verdict in every run on an engine that honours seeds.
     - `attempts`: an answer that has no number, or was cut off, is sampled again, with another seed.
     - `concurrency`: the number of conversations that are judged at a time.
     - `media_policy`: which URLs and paths of media are read; by default none.
-    - `cache_bytes`: of verdicts that are kept. Prompts with equal text and media are judged once, and requests for
-      them are made once while one is running.
+    - `cache_bytes`: of verdicts that are kept. Prompts with equal text and media are judged once, and
+      requests for them are made once while one is running.
     - `name`: the name of the judge in errors.
 
     A judge that fails, or gives no number, raises an error: the episode has failed, and has no reward. `usage` has
@@ -147,8 +148,6 @@ class Judge:
                 raise ArgumentError("engine", engine, "pass a ChatEndpoint, or an engine with renderer=")
             if not hasattr(renderer, "render"):
                 raise ArgumentError("renderer", renderer, "pass the renderer of the engine's model")
-        if messages is not None and not callable(messages):
-            raise ArgumentError("messages", messages, "pass a function of the task that returns a list of messages")
         self.name = name
         self._engine = engine
         self._renderer = renderer
@@ -166,15 +165,10 @@ class Judge:
         self._running: SingleFlight[Verdict] = SingleFlight()
         self._loop = EngineLoop()
         self._slots: asyncio.Semaphore | None = None
-        self._usage = JudgeUsage()
+        self.usage = JudgeUsage()
 
     def __repr__(self) -> str:
         return f"Judge({self._engine!r}, name={self.name!r})"
-
-    @property
-    def usage(self) -> JudgeUsage:
-        """The requests and tokens so far."""
-        return self._usage
 
     async def __call__(self, conversation: Sequence[Message] | Message, task: Any = None) -> float:
         """The number for a conversation, or for a completion alone. Raises what `verdict` raises."""
@@ -206,9 +200,7 @@ class Judge:
         media = _PrintedMedia()
         shown = [{**message, "content": media.text_of(message.get("content", ""))} for message in messages]
         try:
-            text = self._template.render(
-                messages=shown, completion=shown[-1] if shown else None, task=task, **{_MEDIA: media}
-            )
+            text = self._template.render(messages=shown, completion=shown[-1], task=task, **{_MEDIA: media})
         except Exception as error:  # a template may do to the values of a task whatever Python does
             raise RolloutsError(
                 f"{self.name}: its prompt cannot be rendered: {describe_exception(error)}; the template has messages, "
@@ -244,7 +236,12 @@ class Judge:
             for attempt in range(self._attempts):
                 seed = int.from_bytes(hashlib.blake2b(key + attempt.to_bytes(4), digest_size=8).digest()) >> 1
                 answer = await self._ask([{"role": "user", "content": list(parts)}], seed)
-                self._count_answer(answer)
+                self._count(
+                    requests=1,
+                    prompt_tokens=answer.prompt_tokens or 0,
+                    completion_tokens=answer.completion_tokens or 0,
+                    uncounted=None in (answer.prompt_tokens, answer.completion_tokens),
+                )
                 try:
                     if answer.finish_reason is not FinishReason.STOP:
                         raise ValueError(f"it was cut off at {self._sampling.max_tokens} tokens")
@@ -285,17 +282,9 @@ class Judge:
         parsed = self._renderer.parse_response(ids, prompt_ids=prompt.token_ids)
         return _Answer(parsed.content, completion.finish_reason, len(prompt.token_ids), len(ids))
 
-    def _count_answer(self, answer: _Answer) -> None:
-        self._count(
-            requests=1,
-            prompt_tokens=answer.prompt_tokens or 0,
-            completion_tokens=answer.completion_tokens or 0,
-            uncounted=answer.prompt_tokens is None or answer.completion_tokens is None,
-        )
-
     def _count(self, **added: int) -> None:
-        self._usage = replace(
-            self._usage, **{field: getattr(self._usage, field) + number for field, number in added.items()}
+        self.usage = replace(
+            self.usage, **{field: getattr(self.usage, field) + number for field, number in added.items()}
         )
 
 
@@ -382,19 +371,17 @@ def _compiled(prompt: object) -> jinja2.Template:
 def _reader(parse: Parse, bounds: tuple[float, float] | None) -> Callable[[str], float]:
     """A function that reads the number of an answer, or raises ValueError. Raises `ArgumentError`."""
     read = _value_reader(parse)
-    limits = None
-    if bounds is not None:
-        limits = tuple(map(finite_number, bounds)) if isinstance(bounds, Iterable) else ()
-        if len(limits) != 2 or None in limits or limits[0] > limits[1]:  # type: ignore[operator]
-            raise ArgumentError("bounds", bounds, "pass the least and the greatest number that is accepted")
+    low, high = (-math.inf, math.inf) if bounds is None else bounds
+    if not low <= high:
+        raise ArgumentError("bounds", bounds, "pass the least and the greatest number that is accepted")
 
     def number(text: str) -> float:
         value = read(text)
         score = finite_number(value)
         if score is None:
             raise ValueError(f"{short_repr(value)} is no finite number")
-        if limits is not None and not limits[0] <= score <= limits[1]:  # type: ignore[operator]
-            raise ValueError(f"{score:g} is not within {limits[0]:g} and {limits[1]:g}")
+        if not low <= score <= high:
+            raise ValueError(f"{score:g} is not within {low:g} and {high:g}")
         return score
 
     return number
@@ -402,18 +389,13 @@ def _reader(parse: Parse, bounds: tuple[float, float] | None) -> Callable[[str],
 
 def _value_reader(parse: Parse) -> Callable[[str], Any]:
     if isinstance(parse, Mapping):
-        if not parse or not all(isinstance(label, str) and label.strip() == label != "" for label in parse):
-            raise ArgumentError(
-                "parse", parse, "pass labels, texts without white space around them, with their numbers"
-            )
-        if None in map(finite_number, parse.values()):
-            raise ArgumentError("parse", parse, "pass a finite number for each label")
+        labels = all(isinstance(label, str) and label.strip() == label != "" for label in parse)
+        if not parse or not labels or None in map(finite_number, parse.values()):
+            rule = "pass labels, texts without white space around them, each with its finite number"
+            raise ArgumentError("parse", parse, rule)
         return partial(_labelled, MappingProxyType(dict(parse)))
     if isinstance(parse, str | re.Pattern):
-        try:
-            pattern = re.compile(parse)
-        except re.error as error:
-            raise ArgumentError("parse", parse, f"it is no regular expression: {error}") from error
+        pattern = re.compile(parse)
         if "score" not in pattern.groupindex:
             raise ArgumentError("parse", parse, r'name the group of the number: r"Score: (?P<score>\d+)"')
         return partial(_matched, pattern)
@@ -422,11 +404,8 @@ def _value_reader(parse: Parse) -> Callable[[str], Any]:
             raise ArgumentError("parse", parse, "give the model a field `score`, a number")
         return partial(_validated, parse)
     if not callable(parse) or inspect.iscoroutinefunction(parse):
-        raise ArgumentError(
-            "parse",
-            parse,
-            "pass a dict of labels, a regular expression, a pydantic model or a function that is not async",
-        )
+        rule = "pass a dict of labels, a regular expression, a pydantic model or a function that is not async"
+        raise ArgumentError("parse", parse, rule)
     return parse
 
 

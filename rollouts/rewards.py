@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,8 +27,6 @@ __all__ = [
     "reward_parts",
 ]
 
-#: Names of reward parts that are not a reward's: what the environments themselves returned.
-_OWN_PARTS = ("environment",)
 #: What the function of a `GroupReward` may not return: `list` takes numbers from it that are not those of the episodes.
 _NOT_BY_EPISODE = (Mapping, Set, bytes, bytearray)
 #: The key in the info of a turn under which environments store their rewards by name.
@@ -106,7 +104,7 @@ def check_names(argument: str, rewards: Sequence[Reward] | Sequence[GroupReward]
     """Raise `ArgumentError` if two rewards have one name, or one of a group has a name that is taken."""
     names = [reward.name for reward in rewards]
     for reward in rewards:
-        if isinstance(reward, GroupReward) and reward.name in _OWN_PARTS:
+        if isinstance(reward, GroupReward) and reward.name == "environment":
             rule = "this is the name of what the environments return; give the reward another name"
             raise ArgumentError(argument, reward.name, rule)
     for name in names:
@@ -130,11 +128,9 @@ async def score_group(rewards: Sequence[GroupReward], place: str, episodes: Sequ
 
     Raises `RolloutsError`, also for a name that a reward of the episodes has: the values by name are stored together.
     """
-    for reward in rewards:
-        if reward.name in _OWN_PARTS or reward.name in reward_parts(episodes):
-            raise RolloutsError(
-                f"reward {reward.name!r} for {place} has the name of a reward of the episodes; give it another one"
-            )
+    if taken := sorted(reward_parts(episodes).keys() & {reward.name for reward in rewards}):
+        reason = "has the name of a reward of the episodes; give it another one"
+        raise RolloutsError(f"reward {taken[0]!r} for {place} {reason}")
     columns = await gathered(_column(reward, place, episodes) for reward in rewards)
     total = np.zeros(len(episodes))
     for reward, column in zip(rewards, columns, strict=True):
@@ -203,26 +199,15 @@ async def _number(reward: Reward, place: str, arguments: tuple[Any, ...]) -> flo
 
 
 async def _column(reward: GroupReward, place: str, episodes: Sequence[Trajectory]) -> np.ndarray:
-    values = await _call(reward, place, (episodes,))
-    wrong = (
-        f"returned {short_repr(values)}; return a list with a finite number for each of the {len(episodes)} episodes"
-    )
-    if isinstance(values, _NOT_BY_EPISODE):
-        raise RolloutsError(f"reward {reward.name!r} for {place} {wrong}")
-    try:
-        listed = list(values)
-    except TypeError as error:
-        raise RolloutsError(f"reward {reward.name!r} for {place} {wrong}") from error
-    if len(listed) != len(episodes):
-        raise RolloutsError(
-            f"reward {reward.name!r} for {place} returned {len(listed)} numbers; return one for each of "
-            f"the {len(episodes)} episodes"
+    values, count = await _call(reward, place, (episodes,)), len(episodes)
+    is_list = isinstance(values, Iterable) and not isinstance(values, _NOT_BY_EPISODE)
+    numbers = [finite_number(value) for value in values] if is_list else []
+    if len(numbers) != count or None in numbers:
+        where = f", not finite at index {numbers.index(None)}" if None in numbers else ""
+        reason = (
+            f"returned {short_repr(values)}{where}; return a list with a finite number for each of the {count} episodes"
         )
-    numbers = [finite_number(value) for value in listed]
-    for index, number in enumerate(numbers):
-        if number is None:
-            reason = f"returned {short_repr(listed[index])} for episode {index}; return finite numbers"
-            raise RolloutsError(f"reward {reward.name!r} for {place} {reason}")
+        raise RolloutsError(f"reward {reward.name!r} for {place} {reason}")
     return np.array(numbers, np.float64)
 
 
@@ -251,5 +236,3 @@ def _check(reward: Reward | GroupReward) -> None:
         raise ArgumentError("weight", reward.weight, f"pass a finite number as the weight of {kind} {reward.name!r}")
     if not callable(reward.function):
         raise ArgumentError("function", reward.function, f"pass a function for {kind} {reward.name!r}")
-    if not isinstance(reward.threaded, bool):
-        raise ArgumentError("threaded", reward.threaded, f"pass True or False for {kind} {reward.name!r}")

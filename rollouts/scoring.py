@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from renderers.errors import RendererError
 from renderers.placement import PlacedItem
 from rollouts.calls import gathered
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, check_result, is_chat
-from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError, short_repr
+from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.token_node import (
     TEACHER_COLUMNS,
@@ -30,7 +30,6 @@ from rollouts.values import check_integer
 _SAMPLING: Final = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-@runtime_checkable
 class TokenRow(Protocol):
     """A row of tokens with its media, as a `TrainingSample` is."""
 
@@ -73,8 +72,8 @@ async def score(
     - engine: any that answers requests with `prompt_logprobs`.
     - top_k: how many of the likeliest tokens in the place of each are returned too; a vLLM server limits it
       (`--max-logprobs`).
-    - renderer: the one that rendered the tokens. A trajectory with media needs it, to compute them again from their
-      sources; and a server that processes media itself does.
+    - renderer: the one that rendered the tokens. A trajectory with media needs it, to compute them again from
+      their sources; and a server that processes media itself does.
     - teacher: the renderer of the engine's model, to check that both give tokens and pixels the same meaning
       (`check_teacher`). Without it nothing but the range of the ids is known to agree.
     - adapter: a LoRA adapter that the engine has loaded.
@@ -93,16 +92,11 @@ async def score(
         raise ArgumentError("engine", engine, rule)
     check_integer("top_k", top_k, least=0)
     check_integer("concurrency", concurrency)
-    if renderer is not None and not isinstance(renderer, TemplateRenderer):
-        raise ArgumentError("renderer", renderer, "pass the renderer that load_renderer returns")
     if teacher is not None:
         if renderer is None:
-            raise ArgumentError(
-                "renderer", None, "pass the renderer of the tokens, to compare that of the teacher with"
-            )
+            raise ArgumentError("renderer", None, "pass the renderer of the tokens, which the teacher is compared with")
         check_teacher(renderer, teacher)
     rows = _rows(subject, renderer)
-    _check_ids(rows, getattr(engine, "vocab_size", None))
     markers = {} if renderer is None else renderer.placeholder_token_ids
     requests: dict[tuple[Any, ...], GenerateRequest] = {}
     keys = []
@@ -136,7 +130,7 @@ class _Leaf(NamedTuple):
     name: str
 
 
-def _rows(subject: object, renderer: TemplateRenderer | None) -> Sequence[TokenRow]:
+def _rows(subject: Trajectory | Sequence[TokenRow], renderer: TemplateRenderer | None) -> Sequence[TokenRow]:
     if isinstance(subject, Trajectory):
         if not subject.has_tokens:
             reason = "its engine gave messages without tokens, and there is nothing to score"
@@ -153,16 +147,7 @@ def _rows(subject: object, renderer: TemplateRenderer | None) -> Sequence[TokenR
             )
             for leaf in subject.leaves()
         ]
-    if not isinstance(subject, Sequence) or not all(isinstance(row, TokenRow) for row in subject):
-        raise ArgumentError("subject", short_repr(subject), "pass a Trajectory, or a list of TrainingSample")
     return subject
-
-
-def _check_ids(rows: Sequence[TokenRow], vocab_size: int | None) -> None:
-    for row in rows:
-        if vocab_size is not None and len(row.token_ids) and (largest := int(row.token_ids.max())) >= vocab_size:
-            rule = f"the engine's vocabulary has {vocab_size} ids: take a teacher with the tokenizer of the samples"
-            raise ArgumentError(f"a token of {row.name or 'a row'}", largest, rule)
 
 
 def _request(row: TokenRow, top_k: int, adapter: str | None, markers: Mapping[str, int]) -> GenerateRequest:
@@ -225,9 +210,6 @@ def check_teacher(renderer: TemplateRenderer, teacher: TemplateRenderer) -> None
     alone, with a system message and with tools, as far as the template of `renderer` takes them, and of one with an
     image, where both take images; and the processors of media, by their fingerprints.
     """
-    for name, each in (("renderer", renderer), ("teacher", teacher)):
-        if not isinstance(each, TemplateRenderer):
-            raise ArgumentError(name, each, "pass the renderer that load_renderer returns")
     own, other = renderer.tokenizer.vocabulary(), teacher.tokenizer.vocabulary()
     if differing := [(token_id, token) for token, token_id in own.items() if other.get(token) != token_id]:
         first_id, first = min(differing)
@@ -279,16 +261,15 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
     `ArgumentError` for scores of another trajectory.
     """
     leaves = trajectory.leaves()
-    if len(scores) != len(leaves):
-        rule = f"episode {trajectory.episode_id} has {len(leaves)} leaves; pass what score returned for it"
-        raise ArgumentError("the number of scores", len(scores), rule)
+    given = [len(each.logprobs) for each in scores]
+    counts = [sum(len(trajectory.nodes[index]) for index in trajectory.path(leaf)) for leaf in leaves]
+    if given != counts:
+        rule = f"the leaves of episode {trajectory.episode_id} have {counts} tokens; pass what score returned for it"
+        raise ArgumentError("the lengths of the scores", given, rule)
     nodes = list(trajectory.nodes)
     differences = [np.empty(0, np.float32)]
     scored: set[int] = set()
     for leaf, (logprobs, top, _) in zip(leaves, scores, strict=True):
-        if len(logprobs) != (count := sum(len(nodes[index]) for index in trajectory.path(leaf))):
-            rule = f"leaf {leaf} of episode {trajectory.episode_id} has {count} tokens; pass what score returned for it"
-            raise ArgumentError("the length of scores", len(logprobs), rule)
         columns = {TEACHER_LOGPROBS: logprobs}
         if top is not None:
             columns |= {TEACHER_TOP_IDS: top.token_ids, TEACHER_TOP_LOGPROBS: top.logprobs}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import corpus
 import pytest
@@ -117,23 +115,3 @@ def test_every_name_is_in_the_quarter_of_one_commit_in_four(commit: pytest.Monke
         assert by_mark == [name for name in names if corpus.is_drawn(name)]
         commit.undo()
     assert sorted(taken) == sorted(names)
-
-
-@pytest.mark.parametrize("tree", ["without a repository", "without a commit", "without git"])
-def test_a_tree_without_a_commit_takes_the_first_quarter(commit: pytest.MonkeyPatch, tree: str, tmp_path: Path) -> None:
-    commit.setattr(corpus, "__file__", str(tmp_path / "corpus.py"))
-    commit.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    if tree == "without a commit":
-        subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    if tree == "without git":
-        commit.setenv("PATH", str(tmp_path))
-    assert corpus._quarter_of_the_commit() == 0
-
-
-def test_the_quarter_is_of_the_commit(commit: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    commit.setattr(corpus, "__file__", str(tmp_path / "corpus.py"))
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "a"], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-    assert corpus._quarter_of_the_commit() == int(head[:8], 16) % 4

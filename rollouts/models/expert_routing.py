@@ -40,9 +40,9 @@ def num_experts(architecture: Architecture) -> int:
 def replayed_experts(architecture: Architecture, experts: np.ndarray) -> Iterator[RoutingComparison]:
     """Inside, a forward pass over one row of n tokens takes `experts` in place of those that its routers choose.
 
-    `experts` are integers (n - 1, layers, experts a token) for all tokens but the last, which keeps its own: the layers
-    are those with routers, or all of the model. The weights of the experts are the model's own. The comparison has how
-    many choices differed, the order of a token's experts left out.
+    `experts` are integers (n - 1, layers, experts a token) for all tokens but the last, which keeps its own:
+    the layers are those with routers, or all of the model. The weights of the experts are the model's own.
+    The comparison has how many choices differed, the order of a token's experts left out.
 
     Raises `ArgumentError` for experts of another number of layers or beyond those of the model, and
     `UnsupportedModelError` for a model whose routers transformers does not name, or which do not choose by one `topk`

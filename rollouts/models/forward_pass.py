@@ -117,12 +117,8 @@ class ForwardPass:
         """The output layer that the model has now, with the adapter that is in it."""
         return output_head(self.architecture)
 
-    def packs(self, *, with_media: bool) -> bool:
-        """Whether the model can separate the sequences of a packed row; `with_media`: one of them has media."""
-        return packing_of(self.architecture, with_media=with_media) is not None
-
     def hidden_states(self, rows: PlacedRows) -> torch.Tensor:
-        """The last layer's hidden states (B, T, hidden). Differentiable. Packed rows only where `packs` is True.
+        """The last layer's hidden states (B, T, hidden). Differentiable. Packed rows where `packing_of` is not None.
 
         Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward fails.
         """

@@ -213,8 +213,8 @@ def _padded_by_zeros(item: MediaItem) -> MediaItem:
 
 
 def item_tensors(items: Sequence[MediaItem], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The tensors of items, in this order, as `batch_tensors` combines them: pixels with a known scale normalised,
-    floats in `dtype`, integers in theirs.
+    """The tensors of items, in this order, as `batch_tensors` combines them: pixels with a known scale
+    normalised, floats in `dtype`, integers in theirs.
 
     Raises `MediaError` for items that fit no common batch.
     """

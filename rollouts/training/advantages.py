@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError
+from rollouts.values import check_choice
 
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["group", "batch", "none"]
@@ -55,9 +56,8 @@ def group_advantages(
     lists the groups whose advantages are all 0. Raises `ArgumentError` unless there is one finite reward, one group
     whose hash is that of its value and one length of at least 1 for each episode.
     """
-    for name, value, allowed in (("baseline", baseline, get_args(Baseline)), ("scale", scale, get_args(Scale))):
-        if value not in allowed:
-            raise ArgumentError(name, value, f"pass one of {', '.join(allowed)}")
+    check_choice("baseline", baseline, Baseline)
+    check_choice("scale", scale, Scale)
     values = _finite_rewards(rewards)
     weights = np.ones(len(values)) if lengths is None else _checked_lengths(lengths, len(values))
     advantages = np.zeros(len(values))
@@ -136,10 +136,6 @@ def _group_name(value: Any, index: int) -> Hashable:
         return tuple(parts) if isinstance(name, tuple) else frozenset(parts)
     if hash_function is object.__hash__ and name is not None:
         raise ArgumentError(f"group {index}", value, f"its hash is its identity; {rule}")
-    try:
-        hash(name)
-    except TypeError as error:
-        raise ArgumentError(f"group {index}", value, rule) from error
     if isinstance(name, float | np.floating) and np.isnan(name):
         raise ArgumentError(f"group {index}", value, f"it equals no group; {rule}")
     return name
@@ -147,15 +143,11 @@ def _group_name(value: Any, index: int) -> Hashable:
 
 def _finite_rewards(rewards: Sequence[float]) -> np.ndarray:
     """The rewards as float64 (n,). They must be finite in float32, too, which advantages are."""
-    try:
-        values = np.asarray(_as_list(rewards), dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError("rewards", rewards, f"pass one row of numbers: {error}") from error
+    values = np.asarray(_as_list(rewards), dtype=np.float64)
     if values.ndim != 1:
         raise ArgumentError("rewards", rewards, "pass one number for each episode")
-    wrong = np.flatnonzero(~(np.abs(values) <= _LARGEST))
-    if len(wrong):
-        rule = f"pass rewards between -{_LARGEST:g} and {_LARGEST:g}, or leave that episode out"
+    if len(wrong := np.flatnonzero(~(np.abs(values) <= _LARGEST))):
+        rule = f"pass finite numbers from -{_LARGEST:g} to {_LARGEST:g}, and leave the other episodes out"
         raise ArgumentError(f"reward {wrong[0]}", float(values[wrong[0]]), rule)
     return values
 
@@ -166,13 +158,10 @@ _LARGEST = 1e18
 
 def _checked_lengths(lengths: Sequence[int], count: int) -> np.ndarray:
     """The lengths as float64 (n,)."""
-    try:
-        values = np.asarray(_as_list(lengths))
-    except ValueError as error:
-        raise ArgumentError("lengths", lengths, f"pass one row of integers: {error}") from error
+    values = np.asarray(_as_list(lengths))
     if values.shape != (count,) or (count and values.dtype.kind not in "iu"):
         raise ArgumentError("lengths", lengths, f"pass one number of tokens for each of {count} rewards")
-    if (values < 1).any():
-        index = int(np.flatnonzero(values < 1)[0])
-        raise ArgumentError(f"length {index}", int(values[index]), "leave out the episode, which has no trained token")
+    if len(wrong := np.flatnonzero(values < 1)):
+        rule = "leave out the episode, which has no trained token"
+        raise ArgumentError(f"length {wrong[0]}", int(values[wrong[0]]), rule)
     return values.astype(np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,11 +15,9 @@ from renderers import MediaItem
 from renderers.errors import MediaError
 from renderers.media.item import PackedArray
 from renderers.placement import PlacedItem
-from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.batching import combine
 from renderers.vision.patches import StillPatches
-from rollouts.engines.protocol import NO_TOKEN, TopLogprobs
-from rollouts.errors import ArgumentError, BatchError, SampleError, short_repr
+from rollouts.errors import BatchError, SampleError, short_repr
 from rollouts.files import replaced_path
 from rollouts.training.rows import (
     Layout,
@@ -33,13 +31,12 @@ from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
 from rollouts.training.tensor_list import (
     RowIndex,
     TensorList,
-    chunk_bounds,
     equal_tensors,
     own_storage,
     row_numbers,
 )
 from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_LOGPROBS, TEACHER_TOP_IDS
-from rollouts.values import check_integer, finite_number
+from rollouts.values import check_integer
 from transport import RecordReader, RecordWriter, wire_type
 
 #: The columns of a batch that hold values of its samples: the name of each in a sample, and its dtype in the batch.
@@ -51,40 +48,29 @@ COLUMNS: Mapping[str, tuple[str, torch.dtype]] = {
 }
 
 
-def check_columns(columns: Mapping[str, Any], count: int) -> None:
-    """Raise `BatchError` unless the columns are tensors of their dtypes, and of one shape (B, T) on one device."""
-    first = columns["input_ids"]
-    if not isinstance(first, torch.Tensor) or first.ndim != 2:
-        raise BatchError(f"input_ids is {short_repr(first)}; pass an int64 tensor (rows, columns)")
-    for name, tensor in columns.items():
-        dtype, shape = COLUMNS[name][1], tuple(first.shape)
-        if (
-            not isinstance(tensor, torch.Tensor)
-            or (tensor.dtype, tuple(tensor.shape)) != (dtype, shape)
-            or tensor.device != first.device
-        ):
-            raise BatchError(
-                f"{name} is {_described(tensor)}; {count} samples in {shape} need {dtype} {shape} on {first.device}"
-            )
+def check_tensors(batch: TrainingBatch) -> None:
+    """Raise `BatchError` unless the tensors have their dtypes, shapes and device, and each sample has its tokens.
 
-
-def check_starts(starts: Any, lengths: Any, samples: Sequence[TrainingSample], shape: tuple[int, int]) -> None:
-    """Raise `BatchError` unless every sample has as many tokens as `lengths` says, in its row and apart from others."""
-    count = len(samples)
-    for name, tensor, size in (("starts", starts, (count, 2)), ("lengths", lengths, (count,))):
-        if (
-            not isinstance(tensor, torch.Tensor)
-            or (tensor.dtype, tuple(tensor.shape)) != (torch.int64, size)
-            or tensor.device.type != "cpu"
-        ):
-            raise BatchError(f"{name} is {_described(tensor)}; {count} samples need torch.int64 {size} on cpu")
-    cells, sizes = starts.numpy(), lengths.numpy()
-    first = cells @ np.array([shape[1], 1])
+    A sample has as many tokens as `lengths` says, in its row and apart from others.
+    """
+    ids, count = batch.input_ids, len(batch.samples)
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+        raise BatchError(f"input_ids is {short_repr(ids)}; pass an int64 tensor (rows, columns)")
+    shape, cpu = batch._shape, torch.device("cpu")
+    expected: dict[str, Any] = {name: (dtype, shape, ids.device) for name, (_, dtype) in COLUMNS.items()}
+    expected |= {"starts": (torch.int64, (count, 2), cpu), "lengths": (torch.int64, (count,), cpu)}
+    for name, (dtype, size, device) in expected.items():
+        tensor = getattr(batch, name)
+        if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tensor.shape, tensor.device) != (dtype, size, device):
+            is_tensor = isinstance(tensor, torch.Tensor)
+            found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}" if is_tensor else short_repr(tensor)
+            raise BatchError(f"{name} is {found}; {count} samples in {shape} need {dtype} {size} on {device}")
+    cells, sizes, first = batch.starts.numpy(), batch.lengths.numpy(), first_tokens(batch)
     order = np.argsort(first, kind="stable")
     overlapping = np.zeros(count, bool)
     overlapping[order[1:]] = first[order[1:]] < (first + sizes)[order[:-1]]
     outside = (cells < 0).any(axis=1) | (cells[:, 0] >= shape[0]) | (cells[:, 1] + sizes > shape[1]) | overlapping
-    for number, sample in enumerate(samples):
+    for number, sample in enumerate(batch.samples):
         if outside[number] or sizes[number] != len(sample):
             raise BatchError(
                 f"sample {number} ({sample.name:.80}) of {len(sample)} tokens is said to have {sizes[number]} at row "
@@ -117,43 +103,19 @@ def check_trained(
 _PAD_RULE = "pass a token id, for example 0: padding is masked"
 
 
-def check_media_dtype(name: object) -> None:
-    """Raise `ArgumentError` unless `name` is None or names a floating-point dtype of torch."""
-    dtype = getattr(torch, name, None) if isinstance(name, str) else None
-    if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ArgumentError("media_dtype", name, 'pass the name of a floating-point dtype of torch, such as "bfloat16"')
-
-
-def check_extras(extras: Any, count: int) -> None:
-    """Raise `BatchError` unless the extras are TensorLists with one row for each sample."""
-    if not isinstance(extras, Mapping):
-        raise BatchError(f"extras is {short_repr(extras)}; pass a dict of TensorLists")
-    for name, extra in extras.items():
-        if not isinstance(extra, TensorList) or len(extra) != count:
-            raise BatchError(f"extra {name!r} is {short_repr(extra)}; pass a TensorList of {count} rows")
-
-
-def _described(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return short_repr(value)
-    return f"{value.dtype} {tuple(value.shape)} on {value.device}"
-
-
 # Extra tensors of the samples of a batch, with one row for each token: split by sample, and laid out again.
 
 
 def split_by_sample(
     name: str, values: object, starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]
 ) -> TensorList:
-    """The tokens of each sample in `values` (B, T, ...), as views; a `TensorList` unchanged.
+    """The tokens of each sample in `values` (B, T, ...), as views.
 
     Raises `BatchError`, which names the extra `name`, for other values.
     """
-    if isinstance(values, TensorList):
-        return values
     if not isinstance(values, torch.Tensor) or tuple(values.shape[:2]) != shape:
         found = f"of shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else short_repr(values)
-        raise BatchError(f"extra {name!r} is {found}; pass a tensor {(*shape, '...')} or a TensorList")
+        raise BatchError(f"extra {name!r} is {found}; pass a tensor {(*shape, '...')}")
     return TensorList(
         values[row, column : column + length]
         for (row, column), length in zip(starts.tolist(), lengths.tolist(), strict=True)
@@ -199,12 +161,11 @@ def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> TensorList:
 # Tensors of the media of samples: arrays of several items in one tensor, each pixel copied once.
 
 
-def combined(items: Sequence[MediaItem], name: str, owner: str = "") -> torch.Tensor | None:
-    """The arrays `name` of items in one tensor: rows concatenated, or stacked and padded where `fields` says batched;
-    an array of one axis, such as the grid of an image, is one row. None if there are none.
+def combined(items: Sequence[MediaItem], name: str) -> torch.Tensor | None:
+    """The arrays `name` of items in one tensor: rows concatenated, or stacked and padded where `fields` says
+    batched; an array of one axis, such as the grid of an image, is one row. None if there are none.
 
-    Raises `BatchError`, which names the tensor and its `owner`, for arrays that differ in dtype or in the shape of
-    their rows.
+    Raises `BatchError`, which names the tensor, for arrays that differ in dtype or in the shape of their rows.
     """
     if not items:
         return None
@@ -213,15 +174,13 @@ def combined(items: Sequence[MediaItem], name: str, owner: str = "") -> torch.Te
         try:
             return torch.from_numpy(combine([item[name] for item in items], field))
         except MediaError as error:
-            raise BatchError(
-                f"{name}{owner}: {error.reason}; take the arrays of each item from sample.media"
-            ) from error
+            raise BatchError(f"{name}: {error.reason}; take the arrays of each item from sample.media") from error
     arrays = [item.tensors[name] for item in items]
     parts = [array if isinstance(array, StillPatches) else _rows_of(array) for array in arrays]
     kinds = {(np.dtype(np.uint8) if isinstance(part, StillPatches) else part.dtype, part.shape[1:]) for part in parts}
     if len(kinds) > 1:
         found = " and ".join(f"{dtype} rows of shape {shape}" for dtype, shape in sorted(kinds, key=str))
-        raise BatchError(f"{name}{owner} has {found}; take the arrays of each item from sample.media")
+        raise BatchError(f"{name} has {found}; take the arrays of each item from sample.media")
     ((dtype, row_shape),) = kinds
     out: np.ndarray = np.empty((sum(part.shape[0] for part in parts), *row_shape), dtype=dtype)
     start = 0
@@ -259,17 +218,6 @@ def _rows_of(array: np.ndarray | PackedArray) -> np.ndarray:
     return np.atleast_2d(array if isinstance(array, np.ndarray) else array.unpack())
 
 
-def write_object(path: str | os.PathLike[str], value: object) -> None:
-    """Write a record file of `value` at `path`, in place of a file that is there. A failure leaves nothing behind.
-
-    Raises `ArgumentError` for the path of a directory.
-    """
-    if os.path.isdir(path):
-        raise ArgumentError("path", os.fspath(path), "this is a directory; pass the path of a file")
-    with replaced_path(path) as unfinished, RecordWriter(unfinished) as file:
-        file.append(value)
-
-
 # Training batches: samples in padded rows, or packed into one row.
 
 
@@ -278,19 +226,17 @@ def write_object(path: str | os.PathLike[str], value: object) -> None:
 class TrainingBatch:
     """N samples in B rows and T columns.
 
-    `layout` "padded": one sample a row, padded on `side`; "packed": all samples one after another in one row, which a
-    model must not attend across. T is a multiple of `multiple_of`.
+    `layout` "padded": one sample a row, padded on `side`; "packed": all samples one after another in one row,
+    which a model must not attend across. T is a multiple of `multiple_of`.
 
-    Tensors (B, T): `input_ids` int64, `pad_id` on padding; `loss_mask` bool; `logprobs` float32, the sampler's;
-    `advantages` float32; `attention_mask` bool, False on padding; `position_ids` int64, the position of a token in its
-    sample, 0 on padding; `sequence_ids` int32, the number of the token's sample, -1 on padding. All but the first are
-    0 or False on padding.
+    Tensors (B, T): `input_ids` int64, `pad_id` on padding; `loss_mask` bool; `logprobs` float32, the
+    sampler's; `advantages` float32; `attention_mask` bool, False on padding; `position_ids` int64, the
+    position of a token in its sample, 0 on padding; `sequence_ids` int32, the number of the token's sample,
+    -1 on padding. All but the first are 0 or False on padding.
 
-    `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers of
-    tokens; both stay on the CPU. Media, routed experts and likeliest tokens stay in `samples`: they are neither padded
-    nor copied. `top_logprobs` makes tensors of the likeliest tokens, `media_tensors` of media, floating-point ones in
-    `media_dtype` if it is given ("bfloat16"). `extras` are tensors of the caller's own, one for each sample: see
-    `with_extras`.
+    `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers
+    of tokens; both stay on the CPU. Media, routed experts and likeliest tokens stay in `samples`: they are
+    neither padded nor copied. `extras` are tensors of the caller's own, one for each sample (`with_extras`).
 
     The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
     `advantages` in place. Raises `BatchError` for tensors of other shapes or dtypes, and for a `loss_mask` that is True
@@ -309,7 +255,6 @@ class TrainingBatch:
     side: Side = "right"
     multiple_of: int = 1
     extras: Mapping[str, TensorList] = field(default_factory=dict)
-    media_dtype: str | None = None
     attention_mask: torch.Tensor = field(init=False)
     position_ids: torch.Tensor = field(init=False)
     sequence_ids: torch.Tensor = field(init=False)
@@ -317,11 +262,8 @@ class TrainingBatch:
     def __post_init__(self) -> None:
         check_layout(self.layout, self.side, self.multiple_of)
         check_integer("pad_id", self.pad_id, least=0, rule=_PAD_RULE)
-        check_media_dtype(self.media_dtype)
-        check_columns({name: getattr(self, name) for name in COLUMNS}, len(self.samples))
+        check_tensors(self)
         rows, columns = self._shape
-        check_starts(self.starts, self.lengths, self.samples, self._shape)
-        check_extras(self.extras, len(self.samples))
         first, lengths = first_tokens(self), self.lengths.numpy()
         position_ids = np.empty(rows * columns, dtype=np.int64)
         sequence_ids = np.empty(rows * columns, dtype=np.int32)
@@ -361,17 +303,12 @@ class TrainingBatch:
     ) -> TrainingBatch:
         """Lay out `samples`; see the class for `layout`, `side` and `multiple_of`.
 
-        Raises `SampleError` unless there is at least one sample and each is a `TrainingSample`, and `ArgumentError` for
-        a `pad_id` that is no token id and for other arguments that do not exist.
+        Raises `SampleError` unless there is at least one sample, and `ArgumentError` for a `pad_id` that is no token id
+        and for other arguments that do not exist.
         """
-        if not isinstance(samples, Sequence):
-            raise SampleError(None, f"a batch needs a list of TrainingSample, not {short_repr(samples)}")
         if not samples:
             usual = "usually all episodes of the step failed or were skipped; look at `episode.error`"
             raise SampleError(None, f"a batch needs at least one TrainingSample, and the list is empty: {usual}")
-        for index, sample in enumerate(samples):
-            if not isinstance(sample, TrainingSample):
-                raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
         pad_id = check_integer("pad_id", pad_id, least=0, rule=_PAD_RULE)
         check_layout(layout, side, multiple_of)
         lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
@@ -407,41 +344,13 @@ class TrainingBatch:
     def __len__(self) -> int:
         return len(self.samples)
 
-    @property
-    def has_media(self) -> torch.Tensor:
-        """bool (B,): True for rows with media."""
-        rows = torch.zeros(len(self.input_ids), dtype=torch.bool)
-        rows[self.starts[[bool(sample.media) for sample in self.samples], 0]] = True
-        return rows
-
-    @property
-    def mm_token_type_ids(self) -> torch.Tensor:
-        """int64 (B, T): 1 on tokens of images, 2 of videos, 3 of sounds, by range; 0 on a sampled placeholder token."""
-        types = torch.zeros_like(self.input_ids)
-        for (row, column), sample in zip(self.starts.tolist(), self.samples, strict=True):
-            for item, placeholder in sample.media:
-                for modality, start, end in placeholder.runs_of(item):
-                    types[row, column + start : column + end] = TOKEN_TYPE_IDS[modality]
-        return types
-
-    def media_tensors(self, name: str) -> TensorList:
-        """One tensor per sample: the arrays `name` of its media, combined; None for a sample without them."""
-        return self._moved_media(
-            combined([item for item, _ in sample.media if name in item], name, f" of {sample.name}")
-            for sample in self.samples
-        )
-
     def concatenated_media(self, name: str) -> torch.Tensor | None:
         """The arrays `name` of all media in one tensor, in the order of the samples; None if there are none.
 
         Each pixel is copied once. Raises `BatchError` for arrays whose rows have different shapes or dtypes.
         """
-        items = [item for sample in self.samples for item, _ in sample.media if name in item]
-        return self._moved_media([combined(items, name)])[0]
-
-    def _moved_media(self, tensors: Iterable[torch.Tensor | None]) -> TensorList:
-        dtype = None if self.media_dtype is None else getattr(torch, self.media_dtype)
-        return TensorList(tensors).to(self.input_ids.device, dtype=dtype)
+        tensor = combined([item for sample in self.samples for item, _ in sample.media if name in item], name)
+        return None if tensor is None else tensor.to(self.input_ids.device)
 
     # Rows.
 
@@ -455,24 +364,24 @@ class TrainingBatch:
 
     def chunk(self, count: int) -> list[TrainingBatch]:
         """Exactly `count` batches, in order, whose numbers of samples differ by at most one."""
-        return [self[start:end] for start, end in chunk_bounds(len(self), count)]
+        return [self[numbers] for numbers in np.array_split(np.arange(len(self)), check_integer("count", count))]
 
     @classmethod
     def concat(cls, batches: Sequence[TrainingBatch]) -> TrainingBatch:
         """The samples of all `batches` in one, with the extras of all; None for samples of a batch without an extra.
 
         Raises `BatchError` unless there is at least one batch and all have one `layout`, `side`, `pad_id`,
-        `multiple_of`, `media_dtype` and device.
+        `multiple_of` and device.
         """
-        if not isinstance(batches, Sequence) or not all(isinstance(batch, cls) for batch in batches) or not batches:
-            raise BatchError(f"pass a list of at least one TrainingBatch, not {short_repr(batches)}")
+        if not batches:
+            raise BatchError("pass a list of at least one TrainingBatch")
         check_alike(batches)
         return replace(batches[0], **gathered(batches, np.arange(sum(map(len, batches)))))
 
     # Extras.
 
-    def with_extras(self, **extras: torch.Tensor | TensorList) -> TrainingBatch:
-        """This batch with more extras: a tensor (B, T, ...), of which each sample gets its tokens, or a `TensorList`.
+    def with_extras(self, **extras: torch.Tensor) -> TrainingBatch:
+        """This batch with more extras: tensors (B, T, ...), of which each sample gets its tokens.
 
         `batch.with_extras(reference=token_logprobs(reference_model, batch))` keeps the log-probabilities of a reference
         with their samples through every selection; `column("reference")` lays them out again. A part of a tensor is a
@@ -495,44 +404,14 @@ class TrainingBatch:
         NaN or 0 in a sample that has none and trains no token. Raises `BatchError` for an extra that does not exist and
         for a sample without one row for each of its tokens.
         """
-        values = rows_of_tokens(name, self._extra(name), self.samples)
+        values = rows_of_tokens(name, self._extra(name), self.samples).to(self.input_ids.device)
         out = values.new_zeros((self.input_ids.numel(), *values.shape[1:]))
         out[torch.from_numpy(token_numbers(first_tokens(self), self.lengths.numpy())).to(out.device)] = values
         return out.reshape(*self._shape, *values.shape[1:])
 
-    def top_logprobs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sampler's k likeliest tokens in the place of each trained one: ids int64 and float32, both (trained, k).
-
-            ids, logprobs = batch.top_logprobs()  # rows as in batch.logprobs[batch.loss_mask]
-
-        Raises `BatchError` for a trained token without them and for samples with different k.
-        """
-        first, loss_mask = first_tokens(self), self.loss_mask.reshape(-1).cpu().numpy()
-        parts: list[TopLogprobs] = []
-        for number in np.argsort(first).tolist():
-            sample = self.samples[number]
-            trained = np.flatnonzero(loss_mask[first[number] : first[number] + len(sample)])
-            if not len(trained):
-                continue
-            if sample.top_logprobs is None:
-                rule = "request them (SamplingParams.top_logprobs)"
-                raise BatchError(f"sample {number} ({sample.name:.80}) has no likeliest tokens; {rule}")
-            part = sample.top_logprobs.rows(trained)
-            if (lacking := (part.token_ids == NO_TOKEN).any(axis=1)).any():
-                where = f"token {trained[lacking.argmax()]} of sample {number} ({sample.name:.80})"
-                raise BatchError(f"{where} is trained and has no likeliest tokens: the sampler recorded none there")
-            if parts and part.token_ids.shape[1] != parts[0].token_ids.shape[1]:
-                k, before = part.token_ids.shape[1], parts[0].token_ids.shape[1]
-                rule = f"has {k} likeliest tokens in a place and others have {before}; sample with one k"
-                raise BatchError(f"sample {number} ({sample.name:.80}) {rule}")
-            parts.append(part)
-        ids, logprobs = TopLogprobs.joined(parts or [TopLogprobs.unpredicted(0, 0)])
-        device = self.input_ids.device
-        return torch.from_numpy(ids).to(device, torch.int64), torch.from_numpy(logprobs).to(device, torch.float32)
-
     def _extra(self, name: str) -> TensorList:
         if name in TEACHER_COLUMNS and name not in self.extras:
-            return teacher_rows(name, self.samples).to(self.input_ids.device)
+            return teacher_rows(name, self.samples)
         if name not in self.extras:
             raise BatchError(f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
         return self.extras[name]
@@ -544,17 +423,9 @@ class TrainingBatch:
 
     # Devices, copies, files.
 
-    def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> TrainingBatch:
-        """This batch with its tensors and extras on `device`; floating-point media become tensors of `dtype`.
-
-        `dtype` changes no token id, mask, log-probability, advantage, extra or uint8 pixel.
-        """
-        moved = self if device is None else self._with_tensors(lambda tensor: tensor.to(device))
-        if dtype is None:
-            return moved
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ArgumentError("dtype", dtype, "pass a floating-point dtype; it is that of floating-point media")
-        return replace(moved, media_dtype=str(dtype).removeprefix("torch."))
+    def to(self, device: torch.device | str) -> TrainingBatch:
+        """This batch with its tensors and extras on `device`."""
+        return self._with_tensors(lambda tensor: tensor.to(device))
 
     def pin_memory(self) -> TrainingBatch:
         """This batch with its tensors and extras in page-locked memory. A torch DataLoader calls it."""
@@ -572,7 +443,7 @@ class TrainingBatch:
         """Whether layout, dtypes, devices, values, names, versions, experts and media are equal, NaN equal to NaN."""
         if not isinstance(other, TrainingBatch):
             return NotImplemented
-        values = ("layout", "side", "multiple_of", "pad_id", "media_dtype", "extras")
+        values = ("layout", "side", "multiple_of", "pad_id", "extras")
         return (
             all(getattr(self, name) == getattr(other, name) for name in values)
             and all(
@@ -590,9 +461,10 @@ class TrainingBatch:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this batch to a record file at `path`, in place of a file that is there.
 
-        Media are in the file once; nothing is pickled. Raises `ArgumentError` for the path of a directory.
+        Media are in the file once; nothing is pickled. A failure leaves nothing behind.
         """
-        write_object(path, self)
+        with replaced_path(path) as unfinished, RecordWriter(unfinished) as file:
+            file.append(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainingBatch:
@@ -663,15 +535,10 @@ def check_alike(batches: Sequence[TrainingBatch]) -> None:
     """Raise `BatchError` if the batches cannot become one because of different layouts or devices."""
     first = batches[0]
     for number, batch in enumerate(batches):
-        for name in ("layout", "side", "pad_id", "multiple_of", "media_dtype"):
-            one, other = getattr(first, name), getattr(batch, name)
+        for name in ("layout", "side", "pad_id", "multiple_of", "device"):
+            one, other = (str(getattr(each.input_ids if name == "device" else each, name)) for each in (first, batch))
             if one != other:
                 raise BatchError(f"{name} is {one!r} in batch 0 and {other!r} in batch {number}; make them alike")
-        if batch.input_ids.device != first.input_ids.device:
-            raise BatchError(
-                f"batch 0 is on {first.input_ids.device} and batch {number} on {batch.input_ids.device}; "
-                "move them to one device with to(device)"
-            )
 
 
 def _union_of_extras(batches: Sequence[TrainingBatch]) -> dict[str, TensorList]:
@@ -688,17 +555,9 @@ def micro_batches(
     """Batches of at most `rows` samples, in order, each padded to its own width.
 
     A sample more than `stretch` times as long as the first of its batch starts a new batch: with samples sorted by
-    length this limits the padding. Raises `ArgumentError` for `rows` or `stretch` below 1.
+    length this limits the padding. Raises `ArgumentError` for `rows` below 1.
     """
     check_integer("rows", rows)
-    if stretch != math.inf and (finite_number(stretch) or 0) < 1:
-        raise ArgumentError("stretch", stretch, "pass a number of at least 1, or leave it out")
-    return _micro_batches(samples, rows, pad_id, stretch)
-
-
-def _micro_batches(
-    samples: Sequence[TrainingSample], rows: int, pad_id: int, stretch: float
-) -> Iterator[TrainingBatch]:
     part: list[TrainingSample] = []
     for sample in samples:
         if part and (len(part) == rows or len(sample) > stretch * len(part[0])):

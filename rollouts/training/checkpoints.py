@@ -78,8 +78,8 @@ def save_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a file has: the parameters by name and, where it was saved with it, the state of AdamW: state name -> name
-    of a parameter that has been changed by a step -> value."""
+    """What a file has: the parameters by name and, where it was saved with it, the state of AdamW: state name
+    -> name of a parameter that has been changed by a step -> value."""
 
     parameters: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, Mapping[str, torch.Tensor]] | None
@@ -105,16 +105,6 @@ def write_checkpoint(
             unfinished,
             metadata={"trainer": json.dumps(about)},
         )
-
-
-def checkpoint_lora(directory: str | os.PathLike[str]) -> LoraOptions | None:
-    """What was trained in the checkpoint of a directory: an adapter with these options; None: all parameters.
-
-    Raises `ArgumentError` for a directory without a checkpoint.
-    """
-    with _opened(directory) as file:
-        lora = _about(directory, file)["lora"]
-    return None if lora is None else LoraOptions(**lora)
 
 
 def read_checkpoint(

@@ -15,7 +15,7 @@ from rollouts.models.placed_rows import TokenSequence, padded_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.training.named_losses import CANDIDATES, NamedLoss, named_loss
 from rollouts.training.packing import tower_rows
-from rollouts.training.samples import TrainingSample, are_placed_items
+from rollouts.training.samples import TrainingSample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,15 +72,13 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
     return Datum(sample.token_ids[:count], sample.token_ids[1:], inputs, sample.media)
 
 
-def check_data(data: Any, loss: NamedLoss, architecture: Architecture, vocabulary: int) -> list[Datum]:
+def check_data(data: Sequence[Datum], loss: NamedLoss, architecture: Architecture, vocabulary: int) -> list[Datum]:
     """The rows, after a check of everything that can be known without a forward pass. Raises `SampleError`."""
-    if not isinstance(data, Sequence) or not data:
+    if not data:
         raise ArgumentError("data", data, "pass a list with at least one Datum")
     longest = getattr(architecture.text_config, "max_position_embeddings", None)
     for index, datum in enumerate(data):
         name = row_name(index)
-        if not isinstance(datum, Datum):
-            raise SampleError(name, f"{short_repr(datum)} is not a Datum")
         count = _checked_ids(name, "token ids", datum.token_ids, None)
         if longest is not None and count > longest:
             raise SampleError(name, f"it has {count} tokens, and the model reads {longest}; shorten it")
@@ -92,8 +90,6 @@ def check_data(data: Any, loss: NamedLoss, architecture: Architecture, vocabular
         _check_inputs(name, datum.inputs, loss, count)
         if loss.has_candidates:
             _check_candidates(name, datum.inputs, data[0].inputs, vocabulary)
-        if not are_placed_items(datum.media):
-            raise SampleError(name, "media are not pairs of a MediaItem and a PlaceholderRange")
         if (error := item_placement_error(datum.media, count)) is not None:
             raise SampleError(name, f"{error}; place each item at as many tokens as its processor makes of it")
         rows = padded_rows([sequence_of(index, datum)], pad_id=architecture.neutral_id)
@@ -120,9 +116,7 @@ def _checked_ids(name: str, what: str, ids: Any, count: int | None) -> int:
     return len(ids)
 
 
-def _check_inputs(name: str, inputs: Any, loss: NamedLoss, count: int) -> None:
-    if not isinstance(inputs, Mapping):
-        raise SampleError(name, f"inputs is {short_repr(inputs)}; pass a mapping from names to arrays")
+def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, count: int) -> None:
     known = loss.required | loss.optional
     if unknown := sorted(inputs.keys() - known, key=str):
         taken = f"it takes {', '.join(sorted(known))}"

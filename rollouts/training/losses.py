@@ -3,8 +3,8 @@
 Every loss is a sum over the trained tokens of a batch, divided by what `mean_over` and `normaliser` say:
 
 - `mean_over="tokens"`: by the number of trained tokens (DAPO, Yu et al. 2025, arXiv:2503.14476);
-- `mean_over="sequences"`: each sequence's terms by the number of its trained tokens, and the sum by the number of
-  sequences with trained tokens (GRPO, Shao et al. 2024, arXiv:2402.03300);
+- `mean_over="sequences"`: each sequence's terms by the number of its trained tokens, and the sum by the
+  number of sequences with trained tokens (GRPO, Shao et al. 2024, arXiv:2402.03300);
 - a `normaliser` replaces the number of tokens or sequences of this batch: that of all micro-batches, so that their
   gradients sum to the gradient of the whole; or a constant (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
 
@@ -131,7 +131,8 @@ def cispo_loss(
     """
     low, high = _limits(clip)
     mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
-    ratio, score = _weighted_score(logprobs, old_logprobs, advantages, mask, 1 - low, 1 + high)
+    ratio = _limited_exp(_log_ratio(logprobs.detach(), old_logprobs, mask))
+    score = ratio.clamp(1 - low, 1 + high) * _selected(advantages, mask) * _selected_logprobs(logprobs, mask)
     return _policy_loss(-_mean(score, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
 
 
@@ -332,11 +333,9 @@ def _with_rest(top_logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def _checked_mask_of_top(top_logprobs: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The mask (B, T) on the device of `top_logprobs` (B, T, k), after a check of all shapes and dtypes."""
     for name, tensor in {"top_logprobs": top_logprobs, "teacher_top_logprobs": teacher}.items():
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 3 or tensor.shape != top_logprobs.shape:
-            kind = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor
-            raise ArgumentError(name, kind, "pass two tensors (rows, tokens, k) of the same ids: candidate_logprobs")
-        if not tensor.is_floating_point():
-            raise ArgumentError(f"the dtype of {name}", str(tensor.dtype), "pass float32")
+        if tensor.dim() != 3 or tensor.shape != top_logprobs.shape or not tensor.is_floating_point():
+            rule = "pass two tensors of floats (rows, tokens, k) of the same ids: candidate_logprobs"
+            raise ArgumentError(name, f"{tensor.dtype} {tuple(tensor.shape)}", rule)
     each_token = top_logprobs[..., :1].sum(dim=-1).detach()  # (B, T), also for a k of 0
     return _checked_mask(each_token, mask)
 
@@ -344,19 +343,6 @@ def _checked_mask_of_top(top_logprobs: torch.Tensor, teacher: torch.Tensor, mask
 def _clipped_surrogate(ratio: torch.Tensor, advantage: torch.Tensor, lowest: float, highest: float) -> torch.Tensor:
     """min(r A, clip(r, lowest, highest) A), the surrogate of PPO."""
     return torch.minimum(ratio * advantage, ratio.clamp(lowest, highest) * advantage)
-
-
-def _weighted_score(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    lower: float,
-    upper: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ratio r, a constant, and clip(r, lower, upper) A log p; both (n,), for the masked tokens."""
-    ratio = _limited_exp(_log_ratio(logprobs.detach(), old_logprobs, mask))
-    return ratio, ratio.clamp(lower, upper) * _selected(advantages, mask) * _selected_logprobs(logprobs, mask)
 
 
 def _policy_loss(loss: torch.Tensor, ratio: torch.Tensor, lower: float, upper: float) -> PolicyLoss:
@@ -427,8 +413,6 @@ def _mean(
 
 def _trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The sequence of each masked token, int64 (n,)."""
-    if not isinstance(sequence_ids, torch.Tensor):
-        raise ArgumentError("sequence_ids", sequence_ids, "pass batch.sequence_ids, a torch tensor of integers")
     if sequence_ids.shape != mask.shape or sequence_ids.is_floating_point() or sequence_ids.dtype == torch.bool:
         kind = f"{sequence_ids.dtype} {tuple(sequence_ids.shape)}"
         raise ArgumentError("sequence_ids", kind, f"pass integers {tuple(mask.shape)}, such as batch.sequence_ids")
@@ -443,8 +427,6 @@ def _trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.
 def _checked_mask(logprobs: torch.Tensor, mask: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
     """The mask on the device of `logprobs`, after a check of all shapes and dtypes."""
     for name, tensor in {"logprobs": logprobs, **others, "mask": mask}.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(name, tensor, "pass a torch tensor (rows, tokens)")
         if tensor.shape != logprobs.shape:
             rule = f"pass the tensors of one batch, each {tuple(logprobs.shape)} like logprobs"
             raise ArgumentError(f"the shape of {name}", tuple(tensor.shape), rule)

@@ -29,7 +29,15 @@ from rollouts.training.losses import (
 )
 from rollouts.values import check_positive, finite_number
 
-Tensors = Mapping[str, torch.Tensor]
+
+class Given(NamedTuple):
+    """What a loss is computed of: log-probabilities (1, n), the inputs of the rows, and int64 (1, n) which
+    row a token belongs to; the options as numbers."""
+
+    logprobs: torch.Tensor
+    inputs: Mapping[str, torch.Tensor]
+    rows: torch.Tensor
+    options: Mapping[str, float]
 
 
 class Outcome(NamedTuple):
@@ -43,7 +51,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamedLoss:
-    """`compute(logprobs, inputs, rows, options)` is the loss; `rows` int64 (1, n) says which row a token belongs to.
+    """`compute` gives the loss.
 
     `required` and `optional` are the inputs that a row has besides its target tokens. Without a `mask`, the tokens of a
     row that count are those with an advantage, or with `counts_all` all of them. `options` are the defaults of
@@ -51,7 +59,7 @@ class NamedLoss:
     (n, k), and `compute` gets the trained model's log-probabilities of these ids as the input `candidate_logprobs`.
     """
 
-    compute: Callable[[torch.Tensor, Tensors, torch.Tensor, Mapping[str, float]], Outcome]
+    compute: Callable[[Given], Outcome]
     required: frozenset[str]
     optional: frozenset[str] = frozenset()
     options: Mapping[str, float | None] = field(default_factory=dict)
@@ -66,91 +74,56 @@ class NamedLoss:
         return {**inputs, "mask": np.ones_like(advantages) if self.counts_all else advantages != 0}
 
 
-def _cross_entropy(
-    logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]
-) -> Outcome:
+def _cross_entropy(given: Given) -> Outcome:
     """The sum of -w log p; a weight may be negative, as those are that a client computes for a loss of its own."""
-    weights = inputs.get("weights")
-    return Outcome(-(logprobs if weights is None else weights * logprobs).sum())
+    weights = given.inputs.get("weights")
+    return Outcome(-(given.logprobs if weights is None else weights * given.logprobs).sum())
 
 
-def _policy(
-    loss: Callable[..., PolicyLoss],
-    logprobs: torch.Tensor,
-    inputs: Tensors,
-    rows: torch.Tensor,
-    options: Mapping[str, float],
-) -> Outcome:
+def _policy(loss: Callable[..., PolicyLoss], given: Given, **options: Any) -> Outcome:
     """A loss of which tokens with an advantage of 0 are no part."""
-    mask = inputs["mask"] != 0
-    return _outcome(loss(logprobs, inputs["logprobs"], inputs["advantages"], mask, normaliser=1.0, **options), mask)
+    inputs, mask = given.inputs, given.inputs["mask"] != 0
+    result = loss(given.logprobs, inputs["logprobs"], inputs["advantages"], mask, normaliser=1.0, **options)
+    tokens = int(mask.sum())
+    return Outcome(result.loss, tokens, result.mean_ratio * tokens, result.clipped * tokens)
 
 
-def _clipped(
-    loss: Callable[..., PolicyLoss],
-    logprobs: torch.Tensor,
-    inputs: Tensors,
-    rows: torch.Tensor,
-    options: Mapping[str, float],
-) -> Outcome:
+def _clipped(loss: Callable[..., PolicyLoss], given: Given) -> Outcome:
     """A loss whose ratios are limited to thresholds, which are absolute: 0.8 and not 1 - 0.8."""
-    return _policy(partial(loss, clip=_clip(options)), logprobs, inputs, rows, {})
+    return _policy(loss, given, clip=_clip(given.options))
 
 
-def _dro(logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]) -> Outcome:
+def _dro(given: Given) -> Outcome:
     """As Tinker defines it, tokens with an advantage of 0 count too, those of the prompt as well: `mask` leaves out."""
-    mask = inputs["mask"] != 0
-    return _outcome(
-        dro_loss(logprobs, inputs["logprobs"], inputs["advantages"], mask, normaliser=1.0, beta=options["beta"]), mask
-    )
+    return _policy(dro_loss, given, beta=given.options["beta"])
 
 
-def _gspo(logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]) -> Outcome:
-    mask = inputs["sequence_ratio_mask"] != 0
-    result = sequence_ratio_loss(
-        logprobs,
-        inputs["logprobs"],
-        inputs["advantages"],
-        mask,
-        sequence_ids=rows,
-        clip=_clip(options),
-        mean_over="tokens",
-        normaliser=1.0,
-    )
-    return _outcome(result, mask)
+def _gspo(given: Given) -> Outcome:
+    given = given._replace(inputs={**given.inputs, "mask": given.inputs["sequence_ratio_mask"]})
+    options = {"sequence_ids": given.rows, "clip": _clip(given.options), "mean_over": "tokens"}
+    return _policy(sequence_ratio_loss, given, **options)
 
 
-def _reverse_kl(logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]) -> Outcome:
+def _reverse_kl(given: Given) -> Outcome:
     """The policy gradient of the advantages and of `coefficient` times what a teacher thinks of the sampled tokens."""
-    mask, old = inputs["mask"] != 0, inputs["logprobs"]
-    taught = distillation_advantages(old, inputs["teacher_logprobs"], mask, coefficient=options["coefficient"])
-    return _policy(
-        importance_sampling_loss, logprobs, {**inputs, "advantages": inputs["advantages"] + taught}, rows, {}
-    )
+    inputs, mask = given.inputs, given.inputs["mask"] != 0
+    teacher, coefficient = inputs["teacher_logprobs"], given.options["coefficient"]
+    taught = distillation_advantages(inputs["logprobs"], teacher, mask, coefficient=coefficient)
+    advantages = inputs["advantages"] + taught
+    return _policy(importance_sampling_loss, given._replace(inputs={**inputs, "advantages": advantages}))
 
 
-def _with_divergence(
-    loss: Callable[..., torch.Tensor],
-    logprobs: torch.Tensor,
-    inputs: Tensors,
-    rows: torch.Tensor,
-    options: Mapping[str, float],
-) -> Outcome:
+def _with_divergence(loss: Callable[..., torch.Tensor], given: Given) -> Outcome:
     """The policy gradient of the advantages, and `coefficient` times a divergence from a teacher's likeliest tokens."""
-    own = {name: number for name, number in options.items() if name != "coefficient"}
-    policy = _policy(importance_sampling_loss, logprobs, inputs, rows, {})
-    mask, teacher = inputs["mask"] != 0, inputs["teacher_top_logprobs"]
-    divergence = loss(inputs["candidate_logprobs"], teacher, mask, normaliser=1.0, **own)
-    return policy._replace(loss=policy.loss + options["coefficient"] * divergence)
+    own = {name: number for name, number in given.options.items() if name != "coefficient"}
+    policy = _policy(importance_sampling_loss, given)
+    mask, teacher = given.inputs["mask"] != 0, given.inputs["teacher_top_logprobs"]
+    divergence = loss(given.inputs["candidate_logprobs"], teacher, mask, normaliser=1.0, **own)
+    return policy._replace(loss=policy.loss + given.options["coefficient"] * divergence)
 
 
 def _clip(options: Mapping[str, float]) -> tuple[float, float]:
     return 1 - options["clip_low_threshold"], options["clip_high_threshold"] - 1
-
-
-def _outcome(result: PolicyLoss, mask: torch.Tensor) -> Outcome:
-    tokens = int(mask.sum())
-    return Outcome(result.loss, tokens, result.mean_ratio * tokens, result.clipped * tokens)
 
 
 _POLICY = frozenset({"logprobs", "advantages"})
@@ -198,8 +171,6 @@ def named_loss(name: object) -> NamedLoss:
 def loss_options(name: str, given: Mapping[str, Any] | None) -> dict[str, float]:
     """The options of a loss, its defaults in place of those that are not given. Raises `ArgumentError`."""
     known = named_loss(name).options
-    if given is not None and not isinstance(given, Mapping):
-        raise ArgumentError("options", given, "pass a mapping from names to numbers, or None")
     options: dict[str, Any] = {**known, **(given or {})}
     for key, value in options.items():
         if key not in known:

@@ -13,7 +13,7 @@ import numpy as np
 
 from renderers import MediaItem
 from rollouts.engines.protocol import WeightSpan
-from rollouts.errors import ArgumentError, SampleError, short_repr
+from rollouts.errors import ArgumentError, SampleError
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample, neutral_sample, without_training
 from rollouts.values import check_choice, check_integer, whole_number
@@ -33,7 +33,7 @@ class Bins:
         self._tokens, self._patches = tokens, patches
         self._max_tokens = max_tokens
         self._max_patches = int(patches.sum()) if max_patches is None else max_patches
-        self._free_tokens = np.empty(len(tokens) + empty, dtype=np.int64)  # by bin; others have members
+        self.free_tokens = np.empty(len(tokens) + empty, dtype=np.int64)  # by bin; others have members
         self._free_patches = np.empty(len(tokens) + empty, dtype=np.int64)
 
     def add(self, items: np.ndarray, first_bin: int = 0) -> None:
@@ -48,7 +48,7 @@ class Bins:
     def put(self, item: int, bin_number: int) -> None:
         """Put an item into a bin that has room for it."""
         self.members[bin_number].append(item)
-        self._free_tokens[bin_number] -= self._tokens[item]
+        self.free_tokens[bin_number] -= self._tokens[item]
         self._free_patches[bin_number] -= self._patches[item]
 
     def split(self, bin_number: int, costs: np.ndarray) -> None:
@@ -62,7 +62,7 @@ class Bins:
         new = self.open()
         self.members[bin_number], self.members[new] = halves
         for number, half in zip((bin_number, new), halves, strict=True):
-            self._free_tokens[number] = self._max_tokens - int(self._tokens[half].sum())
+            self.free_tokens[number] = self._max_tokens - int(self._tokens[half].sum())
             self._free_patches[number] = self._max_patches - int(self._patches[half].sum())
 
     def even_out(self, bins: range, costs: np.ndarray) -> None:
@@ -84,16 +84,12 @@ class Bins:
             tokens[lowest] -= self._tokens[item]
             patches[lowest] -= self._patches[item]
         self.members[bins.start : bins.stop] = members
-        self._free_tokens[bins.start : bins.stop] = tokens
+        self.free_tokens[bins.start : bins.stop] = tokens
         self._free_patches[bins.start : bins.stop] = patches
-
-    def free_tokens(self, bins: range) -> int:
-        """How many tokens `bins` have room for."""
-        return int(self._free_tokens[bins.start : bins.stop].sum())
 
     def _first_with_room(self, item: int, first_bin: int) -> int:
         bins = slice(first_bin, len(self.members))
-        has_tokens = self._free_tokens[bins] >= self._tokens[item]
+        has_tokens = self.free_tokens[bins] >= self._tokens[item]
         found = np.flatnonzero(has_tokens & (self._free_patches[bins] >= self._patches[item]))
         return first_bin + int(found[0]) if len(found) else self.open()
 
@@ -101,7 +97,7 @@ class Bins:
         """Add an empty bin and return its number."""
         number = len(self.members)
         self.members.append([])
-        self._free_tokens[number] = self._max_tokens
+        self.free_tokens[number] = self._max_tokens
         self._free_patches[number] = self._max_patches
         return number
 
@@ -113,15 +109,6 @@ def token_cost(lengths: np.ndarray, hidden_size: int) -> np.ndarray:
     arXiv:2104.04473), and half of the latter where the attention is causal: 2 h s (12 h + s) in all.
     """
     return lengths * (12.0 * hidden_size + lengths)
-
-
-def steps_of_similar_rows(rows: Sequence[int], costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """The rows, the most expensive first, in steps of `ranks` neighbours; `costs` are those of all rows.
-
-    Ranks that wait for each other after every step then wait little. The number of rows is a multiple of `ranks`.
-    """
-    order = sorted(rows, key=lambda row: -costs[row])
-    return [order[start : start + ranks] for start in range(0, len(order), ranks)]
 
 
 def assign_ranks(steps: Sequence[Sequence[int]], costs: Sequence[float]) -> list[list[int]]:
@@ -172,8 +159,8 @@ class Truncation:
 
 
 def tower_rows(item: MediaItem) -> int:
-    """What the tower of an item's modality processes: patches of an image or video, t * h * w of its grid (Qwen-VL);
-    frames of a sound, with the padding that its processor added; of a video with its sound both.
+    """What the tower of an item's modality processes: patches of an image or video, t * h * w of its grid
+    (Qwen-VL); frames of a sound, with the padding that its processor added; of a video with its sound both.
 
     For an item of pixels without a grid, the number of tokens that stand for its features.
     """
@@ -200,13 +187,11 @@ def truncate_sample(
 ) -> tuple[TrainingSample, Truncation]:
     """The longest beginning of `sample` with at most `max_tokens` tokens and `max_patches` patches and frames.
 
-    It ends before an image, video or sound that does not fit as a whole. Weight spans are cut to the trained tokens
-    that are left. The `Truncation` says what was lost.
+    It ends before an image, video or sound that does not fit as a whole. Weight spans are cut to the trained
+    tokens that are left. The `Truncation` says what was lost.
 
-    Raises `ArgumentError` for what is no sample, `max_tokens` below 1 and `max_patches` below 0.
+    Raises `ArgumentError` for `max_tokens` below 1 and `max_patches` below 0.
     """
-    if not isinstance(sample, TrainingSample):
-        raise ArgumentError("sample", sample, "pass a TrainingSample")
     if max_patches is not None:
         check_integer("max_patches", max_patches, least=0, rule="pass an integer of at least 0, or None for no limit")
     end, patches = min(check_integer("max_tokens", max_tokens), len(sample)), 0
@@ -307,27 +292,24 @@ def pack_samples(
 ) -> PackingPlan:
     """Pack samples into rows of at most `max_tokens` tokens and `max_patches` patches and frames, for `ranks` ranks.
 
-    Rows are filled by first-fit decreasing. Their number is rounded up to a multiple of `ranks`; the additional rows
-    take samples of the rows with the highest cost, and rows that are not full are evened out. Rows are then divided
-    among the ranks by their cost for a model of `hidden_size` (see `token_cost`).
+    Rows are filled by first-fit decreasing. Their number is rounded up to a multiple of `ranks`; the
+    additional rows take samples of the rows with the highest cost, and rows that are not full are evened out.
+    Rows are then divided among the ranks by their cost for a model of `hidden_size` (see `token_cost`).
 
-    With `uniform_modality` all rows of a step have media of the same modalities, so that no rank waits for another one
-    in a tower that it does not run itself (FSDP). Where a modality has fewer samples than a step has ranks, a
-    row gets a copy of a sample with shared media and without loss.
+    With `uniform_modality` all rows of a step have media of the same modalities, so that no rank waits for
+    another one in a tower that it does not run itself (FSDP). Where a modality has fewer samples than a step
+    has ranks, a row gets a copy of a sample with shared media and without loss.
 
-    `too_long` decides what becomes of a sample that exceeds a budget. "drop" leaves it out, "truncate" cuts it, never
-    inside a medium (see `truncate_sample`), and leaves it out if no trained token remains; "error" raises
-    `SampleError`. A sample without tokens is always left out.
-    `left_out` of the plan has what was.
+    `too_long` decides what becomes of a sample that exceeds a budget. "drop" leaves it out, "truncate" cuts
+    it, never inside a medium (see `truncate_sample`), and leaves it out if no trained token remains; "error"
+    raises `SampleError`. A sample without tokens is always left out. `left_out` of the plan has what was.
 
-    Raises `ArgumentError` for budgets, ranks and sizes below 1 and `SampleError` for values that are no samples.
+    Raises `ArgumentError` for budgets, ranks and sizes below 1.
     """
     counts = {"max_tokens": max_tokens, "ranks": ranks, "hidden_size": hidden_size}
     for name, value in (counts if max_patches is None else {**counts, "max_patches": max_patches}).items():
         check_integer(name, value)
     check_choice("too_long", too_long, TooLong)
-    if not isinstance(samples, Sequence):
-        raise SampleError(None, f"pass a list of TrainingSample, not {short_repr(samples)}")
     kept, truncations, left_out = _fitting_samples(samples, max_tokens, max_patches, too_long)
     groups = _groups(kept, ranks, uniform_modality)
     stand_ins = [stand_in for group in groups for stand_in in group.stand_ins]
@@ -338,7 +320,9 @@ def pack_samples(
     bins = Bins(tokens, patches, max_tokens, max_patches, empty=ranks)
     groups_of_rows = _fill(bins, groups, len(kept), ranks, costs, max_tokens)
     row_costs = [float(costs[members].sum()) for members in bins.members]
-    in_order = [step for rows in groups_of_rows for step in steps_of_similar_rows(rows, row_costs, ranks)]
+    # Ranks that wait for each other after every step wait little where the rows of a step have similar costs.
+    by_cost = (sorted(rows, key=lambda row: -row_costs[row]) for rows in groups_of_rows)
+    in_order = [rows[start : start + ranks] for rows in by_cost for start in range(0, len(rows), ranks)]
     steps = assign_ranks(in_order, row_costs)
     cells = max_tokens * ranks * len(steps)
     spread = [max(each) * ranks / sum(each) - 1 for each in ([row_costs[row] for row in step] for step in steps)]
@@ -394,7 +378,7 @@ def _fill(
         stand_in += len(group.stand_ins)
         rows.append(range(first, len(bins.members)))
         # In rows that are nearly full, there is no room to even them out.
-        if bins.free_tokens(rows[-1]) > _ROOM * max_tokens * len(rows[-1]):
+        if bins.free_tokens[first : len(bins.members)].sum() > _ROOM * max_tokens * len(rows[-1]):
             bins.even_out(rows[-1], costs)
     return rows
 
@@ -421,9 +405,7 @@ def _fitting_samples(
     kept: list[TrainingSample] = []
     truncations: list[Truncation] = []
     left_out: list[LeftOut] = []
-    for number, sample in enumerate(samples):
-        if not isinstance(sample, TrainingSample):
-            raise SampleError(str(number), f"{short_repr(sample)} is not a TrainingSample")
+    for sample in samples:
         tokens = len(sample.token_ids)
         if not tokens:
             left_out.append(LeftOut(sample.name, "it has no tokens"))

@@ -9,9 +9,6 @@ import numpy as np
 from rollouts.errors import ArgumentError
 from rollouts.values import check_choice, check_integer
 
-# Where the tokens of each sample of a batch are: padded, one sample a row, or packed, all samples in one row.
-
-
 Layout = Literal["padded", "packed"]
 """padded: one sample a row, padded to the width of the longest. packed: all samples one after another in one row."""
 

@@ -44,9 +44,9 @@ class TrainingSample:
     change no loss: `diagnose_mismatch` reads them. `top_logprobs` (n, k) are the likeliest tokens of the sampler in the
     place of each token, with -1 and NaN where none were recorded, as in prompts; None where none were at all.
 
-    A teacher's columns (`rollouts.training.score`), each None where there was no teacher: `teacher_logprobs` float32
-    (n,), finite on trained tokens; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 (n, k), the likeliest
-    tokens in the place of each. `with_teacher` adds them.
+    A teacher's columns (`rollouts.training.score`), each None where there was no teacher: `teacher_logprobs`
+    float32 (n,), finite on trained tokens; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 (n, k),
+    the likeliest tokens in the place of each. `with_teacher` adds them.
 
     Raises `SampleError` for token ids that are no int32 from 0, and for dtypes, lengths, log-probabilities, advantages,
     spans, ranges, experts and likeliest tokens that contradict each other.
@@ -91,16 +91,16 @@ class TrainingSample:
             if len(wrong := np.flatnonzero(self.loss_mask & ~np.isfinite(values))):
                 reason = f"token {wrong[0]} is trained and its {kind} {values[wrong[0]]} is not a finite number"
                 raise SampleError(self.name, f"{reason}; {cure}")
-        if not are_placed_items(self.media):
-            raise SampleError(self.name, "media are not pairs of a MediaItem and a PlaceholderRange")
         if (error := item_placement_error(self.media, count)) is not None:
             raise SampleError(self.name, error)
         trained = int(np.count_nonzero(self.loss_mask))
         if (error := weight_span_error(self.weight_spans, trained)) is not None:
             raise SampleError(self.name, f"{error}; spans count the {trained} trained tokens of the sample")
-        if self.routed_experts is not None and not _are_experts(self.routed_experts, count):
+        experts = self.routed_experts
+        is_array = isinstance(experts, np.ndarray) and experts.dtype.kind in "iu" and experts.ndim == 3
+        if experts is not None and not (is_array and len(experts) == count):
             rule = f"pass integers ({count}, layers, experts a token), or None"
-            raise SampleError(self.name, f"routed_experts is {_kind(self.routed_experts)}; {rule}")
+            raise SampleError(self.name, f"routed_experts is {_kind(experts)}; {rule}")
         if self.top_logprobs is not None and not _are_likeliest(self.top_logprobs, count):
             rule = f"pass a TopLogprobs of integers and floats, both ({count}, k), or None"
             raise SampleError(self.name, f"top_logprobs has other types or shapes; {rule}")
@@ -149,12 +149,6 @@ def _kind(value: object) -> str:
     return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
-def _are_experts(experts: object, count: int) -> bool:
-    if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
-        return False
-    return experts.ndim == 3 and len(experts) == count
-
-
 def _are_likeliest(top: TopLogprobs, count: int) -> bool:
     return (
         isinstance(top, TopLogprobs)
@@ -162,16 +156,6 @@ def _are_likeliest(top: TopLogprobs, count: int) -> bool:
         and top.token_ids.dtype.kind in "iu"
         and top.logprobs.dtype.kind == "f"
         and top.token_ids.shape == top.logprobs.shape
-    )
-
-
-def are_placed_items(media: object) -> bool:
-    return isinstance(media, tuple | list) and all(
-        isinstance(pair, tuple | list)
-        and len(pair) == 2
-        and isinstance(pair[0], MediaItem)
-        and isinstance(pair[1], PlaceholderRange)
-        for pair in media
     )
 
 
@@ -216,12 +200,12 @@ def samples_from_trajectory(
 ) -> list[TrainingSample]:
     """One sample per leaf of the tree.
 
-    `advantage` is one finite number for all trained tokens; or a list with one entry for each turn: a finite number, or
-    an array (n,) with one for each of the n tokens that the turn sampled.
+    `advantage` is one finite number for all trained tokens; or a list with one entry for each turn: a finite
+    number, or an array (n,) with one for each of the n tokens that the turn sampled.
 
     `shared` says how a node that k leaves share is trained: "first_leaf", in the first of their samples only;
-    "weighted", in each of them with its advantage divided by k, so that the policy gradients sum to the gradient of the
-    node once; "each", in each of them, so that it counts k times.
+    "weighted", in each of them with its advantage divided by k, so that the policy gradients sum to the
+    gradient of the node once; "each", in each of them, so that it counts k times.
 
     With `agents`, only turns of these agents are trained ("" is the one that plays the environment), and leaves without
     such a turn have no sample. For other advantages for each agent, pass a list made from the `agent` of each turn.
@@ -351,10 +335,8 @@ def _turn_advantage(name: str, entry: float | np.ndarray, sampled: int) -> float
 def with_teacher(samples: Sequence[TrainingSample], scores: Sequence[TokenScores]) -> list[TrainingSample]:
     """Samples with the columns of a teacher, from what `score(samples, teacher)` returned.
 
-    Raises `ArgumentError` for another number of scores, `SampleError` for scores of other lengths.
+    Raises `ValueError` for another number of scores, `SampleError` for scores of other lengths.
     """
-    if len(samples) != len(scores):
-        raise ArgumentError("scores", f"{len(scores)} scores", f"pass one for each of the {len(samples)} samples")
     return [
         replace(
             sample,

@@ -25,11 +25,11 @@ from rollouts.values import check_integer, check_positive
 def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     """`input_ids` (B, T) and what else the model's forward takes, on the model's device; floats in its dtype.
 
-    `attention_mask` (B, T) for padded rows; packed rows have none, and transformers separates the samples of a row
-    where `position_ids` begin again (pass `use_cache=False`). Models that do not (gpt-oss; Gemma 3 and 4 with images)
-    get masks (B, 1, T, T) in a dict by type of layer. `position_ids` (B, T), for models with M-RoPE (3, B, T)
-    and packed (4, B, T); `token_type_ids` or `mm_token_type_ids` (B, T); and the tensors of the media by their names,
-    of all rows, in order.
+    `attention_mask` (B, T) for padded rows; packed rows have none, and transformers separates the samples of
+    a row where `position_ids` begin again (pass `use_cache=False`). Models that do not (gpt-oss; Gemma 3 and
+    4 with images) get masks (B, 1, T, T) in a dict by type of layer. `position_ids` (B, T), for models with
+    M-RoPE (3, B, T) and packed (4, B, T); `token_type_ids` or `mm_token_type_ids` (B, T); and the tensors of
+    the media by their names, of all rows, in order.
 
     transformers finds media by token id, so it would take a sampled placeholder token for an image: a row with such a
     token raises `SampleError`. So do sounds of other lengths where padding would change them.
@@ -111,17 +111,16 @@ def sequence_logprobs(
 ) -> SequenceLogprobs:
     """log p(target) at P positions, and the entropy of the distribution there. Differentiable once.
 
-    `hidden` floating (P, H) are the last hidden states, `weight` (V, H) and `bias` (V,) the output layer in the same
-    dtype, `targets` integers (P,) from 0 to V - 1, or (P, K) for K of them at each position. The logits are
-    `hidden @ weight.T + bias` in that dtype, and from there on float32: plus what an adapter adds to them (`low_rank`,
-    as the `OutputHead` of the model has it), times `scale`, then `softcap * tanh(logits / softcap)` (Gemma 2,
-    arXiv:2408.00118, section 2), then divided by `temperature`.
+    `hidden` floating (P, H) are the last hidden states, `weight` (V, H) and `bias` (V,) the output layer in
+    the same dtype, `targets` integers (P,) from 0 to V - 1, or (P, K) for K of them at each position. The
+    logits are `hidden @ weight.T + bias` in that dtype, and from there on float32: plus what an adapter adds
+    to them (`low_rank`, as the `OutputHead` of the model has it), times `scale`, then
+    `softcap * tanh(logits / softcap)` (Gemma 2, arXiv:2408.00118, section 2), then divided by `temperature`.
 
     Logits exist only as tiles of `chunk_positions` x `chunk_vocabulary`; the backward pass computes each tile again
     (as Wijmans et al. 2024, arXiv:2411.09009, and Hsu et al. 2024, arXiv:2410.10989). Beyond the arguments and their
     gradients, that takes about three tiles of float32, and for hidden states of less precision one float32 (P, H), in
-    which their gradient is summed. Raises `ArgumentError` for other shapes, dtypes and devices, and for values out of
-    range.
+    which their gradient is summed. Raises `ArgumentError` for other targets, and for values out of range.
     """
     _check_tensors(hidden, weight, targets, bias)
     head = _Head(
@@ -333,26 +332,12 @@ def _part(values: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
 def _check_tensors(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
-    tensors = {"hidden": hidden, "weight": weight, "targets": targets, **({} if bias is None else {"bias": bias})}
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(name, tensor, "pass a torch tensor")
-    if hidden.dim() != 2 or not hidden.is_floating_point():
-        raise ArgumentError("hidden", _kind(hidden), "pass hidden states (positions, hidden size) of a floating dtype")
-    if weight.dim() != 2 or weight.shape[1] != hidden.shape[1] or not len(weight):
-        rule = f"pass the output layer's (vocabulary, {hidden.shape[1]}), the hidden size of `hidden`"
-        raise ArgumentError("weight", _kind(weight), rule)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError("bias", _kind(bias), f"pass ({len(weight)},), one value for each row of weight, or None")
     is_wrong = targets.dim() not in (1, 2) or targets.shape[:1] != hidden.shape[:1]
     if is_wrong or targets.is_floating_point() or targets.dtype == torch.bool:
         rule = f"pass integers ({len(hidden)},), one token id for each position, or ({len(hidden)}, K) for K"
         raise ArgumentError("targets", _kind(targets), rule)
-    for name, tensor in tensors.items():
-        if tensor.device != hidden.device:
-            raise ArgumentError(f"the device of {name}", str(tensor.device), f"move it to {hidden.device}, as hidden")
-        if name != "targets" and tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
-            raise ArgumentError(f"the dtype of {name}", str(tensor.dtype), f"pass {hidden.dtype}, as hidden has")
     outside = ((targets < 0) | (targets >= len(weight))).nonzero()
     if len(outside):
         position = outside[0].tolist()
@@ -424,8 +409,8 @@ def _scored(model: Any, batch: TrainingBatch, targets: torch.Tensor, temperature
         if bool(in_part.any()):
             number[in_part] = len(sequences) + len(parts)
             parts.append(beginning(sequence, int(position[in_part].max()) + 1))
-    packs = batch.layout == "packed" and not parts
-    if packs and forward.packs(with_media=any(sample.media for sample in batch.samples)):
+    with_media = any(sample.media for sample in batch.samples)
+    if batch.layout == "packed" and not parts and packing_of(forward.architecture, with_media=with_media):
         hidden = forward.hidden_states(batch_rows(batch))
         row, column = trained.nonzero(as_tuple=True)
     else:

@@ -112,10 +112,7 @@ def _trained_lags(sample: TrainingSample, current: str | int, order: VersionOrde
 
 
 def _current_place(current: str | int, order: VersionOrder) -> int:
-    number = whole_number(current)
-    if number is not None and number.bit_length() < 64:  # the text of much larger integers is a ValueError
-        current = str(number)
-    place = order.place(current) if isinstance(current, str) else None
+    place = order.place(current if isinstance(current, str) else str(whole_number(current)))
     if place is None:
         expected = "an integer, or pass versions=" if order.places is None else "one of versions"
         raise ArgumentError("current", current, f"pass the version of the trainer's weights: {expected}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, overload
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from rollouts.errors import BatchError, short_repr
-from rollouts.values import check_integer, whole_number
+from rollouts.values import whole_number
 from transport import wire_type
 
 RowsIndex: TypeAlias = "slice | Sequence[int] | Sequence[bool] | np.ndarray | torch.Tensor"
@@ -22,49 +21,28 @@ def row_numbers(index: RowIndex, count: int) -> np.ndarray:
     """int64 (k,): the numbers, from 0 to `count` - 1, of the rows that `index` selects, in its order.
 
     A negative integer counts from the end; a slice or a list may select nothing; a mask has one bool for each row.
-    Raises `IndexError` for a number that no row has, a mask of another length, and other values.
+    Raises numpy's `IndexError` for a number that no row has, a mask of another length, and other values.
     """
-    if isinstance(index, slice):
-        return np.arange(count)[index]
-    single = whole_number(index)
-    array = np.array([single]) if single is not None else _as_array(index, count)
-    if array.dtype == np.bool_:
-        if len(array) != count:
-            raise IndexError(f"a mask of {len(array)} values for {count} rows; pass one for each row")
-        return np.flatnonzero(array)
-    outside = (array < -count) | (array >= count)
-    if outside.any():
-        wrong = int(array[outside][0])
-        raise IndexError(f"there is no row {wrong}; pass numbers from {-count} to {count - 1}")
-    return np.where(array < 0, array + count, array)
-
-
-def _as_array(index: object, count: int) -> np.ndarray:
     if isinstance(index, torch.Tensor):
-        index = index.detach().cpu().numpy()
-    elif isinstance(index, Sequence) and all(isinstance(each, int | np.integer | np.bool_) for each in index):
-        index = np.array(index, dtype=None if len(index) else np.int64)
-    if not isinstance(index, np.ndarray) or index.ndim != 1 or index.dtype.kind not in "bui":
-        rule = "pass an integer, a slice, a list of integers or a mask of bools"
-        raise IndexError(f"index {short_repr(index)} into {count} rows; {rule}")
-    return index if index.dtype == np.bool_ else index.astype(np.int64)
+        index = index.cpu().numpy()
+    numbers = np.atleast_1d(np.arange(count)[index])
+    if numbers.ndim > 1:
+        raise IndexError(f"{short_repr(index)}; pass an integer, a slice, a list of integers or a mask of bools")
+    return numbers
 
 
 @wire_type("rollouts.TensorList")
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorList:
-    """One tensor per row, such as pixel patches and grids, which cannot be stacked; None for a row without a tensor.
+    """One tensor per row; None for a row without a tensor.
 
-    Immutable. No operation copies a tensor except `cat` and, where something changes, `to` and `pin_memory`. Pickling
-    and `transport.encode` write the elements of a view, not the storage behind it. Raises `BatchError` for a row that
-    is neither a tensor nor None.
+    Immutable. Pickling and `transport.encode` write the elements of a view, not the storage behind it. Raises
+    `BatchError` for a row that is neither a tensor nor None.
     """
 
     tensors: tuple[torch.Tensor | None, ...]
 
     def __init__(self, tensors: Iterable[torch.Tensor | None] = ()) -> None:
-        if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
-            raise BatchError(f"a TensorList is made of one tensor or None for each row, not of {short_repr(tensors)}")
         object.__setattr__(self, "tensors", tuple(tensors))
         for row, tensor in enumerate(self.tensors):
             if tensor is not None and not isinstance(tensor, torch.Tensor):
@@ -92,34 +70,6 @@ class TensorList:
     def concat(cls, lists: Iterable[TensorList]) -> TensorList:
         """The rows of all `lists`, in order."""
         return cls(tensor for each in lists for tensor in each)
-
-    def cat(self) -> torch.Tensor | None:
-        """The tensors concatenated along dimension 0; None if every row is None.
-
-        Raises `BatchError` for tensors of different dtypes or row shapes.
-        """
-        present = [(row, tensor) for row, tensor in enumerate(self.tensors) if tensor is not None]
-        if not present:
-            return None
-        first = present[0][1]
-        for row, tensor in present:
-            if not tensor.ndim or tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:]:
-                raise BatchError(
-                    f"row {row} is {tensor.dtype} of shape {tuple(tensor.shape)}, row {present[0][0]} {first.dtype} of "
-                    f"shape {tuple(first.shape)}; tensors that are concatenated differ in their first dimension only"
-                )
-        return torch.cat([tensor for _, tensor in present])
-
-    def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> TensorList:
-        """The tensors on `device`; floating-point tensors in `dtype`, all others in their own dtype."""
-        return TensorList(
-            tensor if tensor is None else tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
-            for tensor in self.tensors
-        )
-
-    def pin_memory(self) -> TensorList:
-        """The tensors in page-locked memory, from which copies to an accelerator are asynchronous."""
-        return TensorList(tensor if tensor is None else tensor.pin_memory() for tensor in self.tensors)
 
     def __eq__(self, other: object) -> bool:
         """Whether the rows are equal in dtype, shape, device and values, NaN equal to NaN."""
@@ -149,13 +99,3 @@ def own_storage(tensor: torch.Tensor | None) -> torch.Tensor | None:
     if tensor is None or tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def chunk_bounds(length: int, count: int) -> list[tuple[int, int]]:
-    """The half-open bounds of `count` parts of `length` rows; the first parts have one row more than the others.
-
-    Raises `ArgumentError` for a `count` below 1.
-    """
-    number = check_integer("count", count)
-    edges = [part * (length // number) + min(part, length % number) for part in range(number + 1)]
-    return list(itertools.pairwise(edges))

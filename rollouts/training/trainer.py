@@ -39,7 +39,7 @@ from rollouts.training.checkpoints import (
     write_checkpoint,
 )
 from rollouts.training.datums import Datum, check_data, datum_from_sample, passes, sequence_of
-from rollouts.training.named_losses import NamedLoss, Outcome, loss_options, named_loss
+from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
 from rollouts.training.sequence_logprobs import sequence_logprobs
 from rollouts.values import check_choice, check_integer, check_positive, finite_number
 
@@ -65,17 +65,15 @@ class AdamParams:
     grad_clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
+        for name in ("learning_rate", "weight_decay", "grad_clip_norm", "eps"):
             value = getattr(self, name)
-            if isinstance(value, bool) or (number := finite_number(value)) is None or number < 0:
-                raise ArgumentError(name, getattr(self, name), "pass a finite number of at least 0")
+            # A step is computed in float32.
+            if isinstance(value, bool) or (number := finite_number(value)) is None or not 0 <= number <= 1e15:
+                raise ArgumentError(name, value, "pass a number from 0 to 1e15")
         for name in ("beta1", "beta2"):
             if (number := finite_number(getattr(self, name))) is None or not 0 <= number < 1:
                 raise ArgumentError(name, getattr(self, name), "pass a number from 0, below 1")
         check_positive("eps", self.eps)
-        for name in ("learning_rate", "weight_decay", "eps"):
-            if getattr(self, name) > 1e15:
-                raise ArgumentError(name, getattr(self, name), "pass at most 1e15: a step is computed in float32")
 
 
 class LossResult(NamedTuple):
@@ -129,8 +127,8 @@ class Trainer:
             trainer.optim_step("policy", AdamParams(learning_rate=1e-4))
         trainer.save("policy", "checkpoints/last")
 
-    Any model that `token_logprobs` takes. Each adapter has gradients and a state of AdamW of its own; those that wait
-    need the memory of these and of their parameters, in float32, and no more. Dropout is off.
+    Any model that `token_logprobs` takes. Each adapter has gradients and a state of AdamW of its own; those
+    that wait need the memory of these and of their parameters, in float32, and no more. Dropout is off.
 
     - `tokens_per_pass` and `patches_per_pass`: the largest number of tokens, padding included, and of patches and
       frames in one forward pass. They bound the memory; the sum over the passes is that of one large pass.
@@ -161,18 +159,16 @@ class Trainer:
         *,
         dtype: Dtype = "float32",
         device: str | torch.device | None = None,
-        attn_implementation: str | None = None,
         **options: Any,
     ) -> Self:
         """The trainer of a checkpoint directory; by default on the GPU, if there is one.
 
-        `dtype` is that of the base model, `attn_implementation` as transformers has it, None: its usual one. `options`
-        are those of the class. Raises `ArgumentError` where there is no
+        `dtype` is that of the base model, `options` are those of the class. Raises `ArgumentError` where there is no
         checkpoint, and `UnsupportedModelError`.
         """
         check_choice("dtype", dtype, Dtype)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = load_model(directory, dtype=getattr(torch, dtype), attn_implementation=attn_implementation)
+        model = load_model(directory, dtype=getattr(torch, dtype))
         return cls(model.to(device), directory, **options)
 
     @property
@@ -200,8 +196,6 @@ class Trainer:
         with self.lock:
             if not isinstance(model_id, str) or not model_id or model_id in self._trained:
                 raise ArgumentError("model_id", model_id, "pass a text that is the id of no other model")
-            if not isinstance(lora, LoraOptions | None):
-                raise ArgumentError("lora", lora, "pass LoraOptions(...), or None to train all parameters")
             full = next((name for name, trained in self._trained.items() if trained.lora is None), None)
             if full is not None or (lora is None and self._trained):
                 other = full or next(iter(self._trained))
@@ -253,8 +247,6 @@ class Trainer:
         Returns `grad_norm`, the norm of all gradients before `grad_clip_norm` limits it. Raises `ArgumentError` for a
         model without gradients, and for gradients that are not finite: these are forgotten, the parameters stay.
         """
-        if not isinstance(params, AdamParams):
-            raise ArgumentError("params", params, "pass AdamParams")
         with self.lock:
             trained = self._find(model_id)
             if not trained.gradients:
@@ -360,7 +352,10 @@ class Trainer:
 
     def _new_adapter(self, lora: LoraOptions) -> tuple[dict[str, torch.nn.Parameter], tuple[Replacement, ...]]:
         layers = linear_layers(self._forward.architecture, lora)
-        with _seeded(lora.seed):
+        # Adapters are made on the CPU; the random numbers of the program go on as if a seed had not been set.
+        with torch.random.fork_rng(devices=[], enabled=lora.seed is not None):
+            if lora.seed is not None:
+                torch.default_generator.manual_seed(lora.seed)
             modules = lora_modules(self._modules, layers, r=lora.rank, lora_alpha=lora.alpha)
         parameters: dict[str, torch.nn.Parameter] = {}
         for name, module in modules.items():
@@ -435,13 +430,7 @@ class Trainer:
         tensors = {name: torch.from_numpy(array.astype(np.float32)).to(device)[None] for name, array in inputs.items()}
         if loss.has_candidates:
             values, tensors["candidate_logprobs"] = values[:, 0], values[None, :, 1:]
-        outcome = loss.compute(
-            values[None],
-            tensors,
-            torch.from_numpy(rows).to(device)[None],
-            options,
-        )
-        return values, outcome
+        return values, loss.compute(Given(values[None], tensors, torch.from_numpy(rows).to(device)[None], options))
 
     def _write_model(self, directory: Path) -> None:
         with without_progress_bars():
@@ -464,15 +453,3 @@ def _write_adapter(directory: Path, trained: _Trained, lora: LoraOptions, base: 
     config.save_pretrained(directory)
     tensors = {f"base_model.model.{name}": value.detach() for name, value in trained.parameters.items()}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-
-
-@contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    """Random numbers of torch from `seed` inside the block; those of the program go on after it as if it had not run.
-
-    None: those of the program. Adapters are made on the CPU.
-    """
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.default_generator.manual_seed(seed)
-        yield

@@ -1,9 +1,7 @@
 """What a batch, a sample and a packing plan refuse, or compute as nothing, before a model sees it."""
 
-import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from training_samples import PAD, sample, samples_of
@@ -16,7 +14,6 @@ from rollouts.training import (
     pack_samples,
     token_logprobs,
     token_logprobs_and_entropy,
-    truncate_sample,
 )
 
 LAYOUTS = pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -67,13 +64,6 @@ def test_a_mask_that_trains_padding_or_a_first_token_is_refused_by_batches_and_l
     assert words in str(refused.value)
 
 
-def test_the_cure_of_the_error_is_accepted(model):
-    batch = TrainingBatch.from_samples(samples_of([4, 2]), pad_id=PAD, multiple_of=4)
-    batch.loss_mask[:] = True
-    batch.loss_mask[batch.position_ids == 0] = False
-    assert (token_logprobs(model, batch) != 0).tolist() == [[False, True, True, True], [False, True, False, False]]
-
-
 # Samples without tokens.
 
 
@@ -88,26 +78,7 @@ def test_a_batch_of_samples_without_tokens_has_empty_log_probabilities_and_no_mo
         model_inputs(batch, model)
 
 
-@LAYOUTS
-def test_samples_without_tokens_do_not_change_the_log_probabilities_of_others(model, layout):
-    alone, among = (
-        TrainingBatch.from_samples(samples, pad_id=PAD, layout=layout)
-        for samples in ([sample(5)], [sample(0), sample(5), sample(0)])
-    )
-    expected, scored = token_logprobs(model, alone), token_logprobs(model, among)
-    torch.testing.assert_close(scored[among.loss_mask], expected[alone.loss_mask])
-
-
 # Token ids.
-
-
-@pytest.mark.parametrize("wrong", [-1, -100, 2**31])
-def test_a_sample_refuses_what_is_no_token_id_and_names_its_position(wrong):
-    good = sample(4, name="e7/3")
-    ids = good.token_ids.astype(np.int64)
-    ids[2] = wrong
-    with pytest.raises(SampleError, match=rf"sample e7/3: token 2 has id {wrong}; token ids are from 0 to 2147483647"):
-        replace(good, token_ids=ids)
 
 
 @LAYOUTS
@@ -151,41 +122,6 @@ def test_a_plan_without_rows_has_no_batches_for_each_of_its_ranks(samples, optio
 # Arguments.
 
 
-@pytest.mark.parametrize("limit", [-2, -200, 0, 1.5, True, None, "8"])
-def test_truncation_refuses_a_number_of_tokens_below_one(limit):
-    with pytest.raises(ArgumentError, match=r"max_tokens is .*; pass an integer of at least 1"):
-        truncate_sample(sample(10), limit)
-
-
-@pytest.mark.parametrize("limit", [-1, 1.5])
-def test_truncation_refuses_a_number_of_patches_below_zero(limit):
-    with pytest.raises(ArgumentError, match=r"max_patches is .*; pass an integer of at least 0, or None"):
-        truncate_sample(sample(10), 5, limit)
-
-
-def test_truncation_refuses_what_is_no_sample():
-    with pytest.raises(ArgumentError, match="pass a TrainingSample"):
-        truncate_sample([1, 2, 3], 2)
-
-
-def test_saving_to_a_directory_is_refused_and_leaves_nothing_behind(tmp_path):
-    directory = tmp_path / "batches"
-    directory.mkdir()
-    with pytest.raises(ArgumentError, match="this is a directory; pass the path of a file"):
-        TrainingBatch.from_samples(samples_of([2]), pad_id=PAD).save(directory)
-    assert os.listdir(tmp_path) == ["batches"]
-
-
-def test_a_failed_save_leaves_no_unfinished_file(tmp_path, monkeypatch):
-    def no_space(source, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", no_space)
-    with pytest.raises(OSError, match="No space left"):
-        TrainingBatch.from_samples(samples_of([2]), pad_id=PAD).save(tmp_path / "batch")
-    assert os.listdir(tmp_path) == []
-
-
 # Random numbers.
 
 
@@ -198,12 +134,3 @@ def test_the_first_use_of_a_model_with_dropout_draws_the_random_numbers_of_a_lat
         torch.manual_seed(3)
         scored.append(token_logprobs(model, batch))
     assert torch.equal(*scored)
-
-
-@LAYOUTS
-def test_the_first_use_of_a_model_on_the_cpu_seeds_no_gpu(layout, monkeypatch):
-    batch = TrainingBatch.from_samples(samples_of([5, 3]), pad_id=PAD, layout=layout)
-    model, seeds = small_model(), []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
-    token_logprobs(model, batch)
-    assert seeds == []

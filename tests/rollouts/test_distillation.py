@@ -16,7 +16,6 @@ from rollouts.training import (
     distillation_advantages,
     forward_kl_loss,
     generalised_jsd_loss,
-    kl_loss,
     reverse_kl_loss,
     token_logprobs,
 )
@@ -86,22 +85,6 @@ def test_a_divergence_on_the_likeliest_tokens_and_its_gradient_are_those_of_its_
     assert np.abs(expected).max() > 1e-3
 
 
-def test_all_tokens_of_the_vocabulary_give_the_divergence_itself():
-    teacher, student, _ = teacher_and_student()
-    value = forward_kl_loss(torch.from_numpy(student), torch.from_numpy(teacher), MASK)
-    exact = (np.exp(teacher) * (teacher - student)).sum(-1)[MASK.numpy()].mean()
-    assert value.item() == pytest.approx(exact, rel=1e-6)
-
-
-def test_the_divergence_between_the_two_directions_tends_to_each_of_them():
-    teacher, student, ids = teacher_and_student()
-    top = [torch.from_numpy(np.take_along_axis(each, ids, -1)) for each in (student, teacher)]
-    p, q, mask = merged(teacher, ids), merged(student, ids), MASK.numpy()
-    for beta, direction in ((1e-6, forward_kl(p, q)), (1 - 1e-6, forward_kl(q, p))):
-        value = generalised_jsd_loss(*top, MASK, beta=beta).item() / min(beta, 1 - beta)
-        assert value == pytest.approx(direction[mask].mean(), rel=1e-4)
-
-
 def test_the_mass_of_the_rest_counts_and_a_mass_within_rounding_does_not():
     """Two distributions alike on the likeliest tokens cannot differ; with other likeliest tokens the rest does."""
     certain = torch.tensor([[[0.0, -30.0]]])
@@ -163,44 +146,6 @@ def test_reverse_kl_of_sampled_tokens_is_its_formula_and_has_its_derivative():
     derivative = (plain(student + step) - plain(student - step)) / 2e-6
     assert logprobs.grad[1, 2].item() == pytest.approx(derivative, rel=1e-6)
     assert not logprobs.grad[~MASK].any()
-
-
-def test_the_expected_gradient_of_reverse_kl_is_that_of_the_divergence():
-    """All tokens of one place, each as often as the student samples it."""
-    teacher, student = (torch.from_numpy(distributions(seed)[0, 0]) for seed in (0, 1))
-    logits = student.clone().requires_grad_()
-    logprobs = torch.log_softmax(logits, -1)
-    exact = (logprobs.exp() * (logprobs - teacher)).sum()
-    (expected,) = torch.autograd.grad(exact, logits, retain_graph=True)
-    mask = torch.ones(VOCABULARY, 1, dtype=torch.bool)
-    found = torch.zeros_like(logits)
-    for token in range(VOCABULARY):
-        one = logprobs[token][None, None]
-        loss = reverse_kl_loss(one, one.detach(), teacher[token][None, None], mask[:1]).loss
-        (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
-        found += logprobs[token].exp().detach() * gradient
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-9)
-    on_policy = [torch.tensor([[value]]) for value in (-1.0, -1.0, -3.0)]
-    assert reverse_kl_loss(*on_policy, mask[:1]).loss == kl_loss(on_policy[0], on_policy[2], mask[:1], estimator="k1")
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda top: generalised_jsd_loss(top, top, MASK, beta=1.0), "beta is 1.0; pass a number above 0 and below 1"),
-        (
-            lambda top: forward_kl_loss(top, top[..., :2], MASK),
-            "teacher_top_logprobs is \\(2, 5, 2\\); pass two tensors",
-        ),
-        (lambda top: forward_kl_loss(top[0], top[0], MASK), "top_logprobs is \\(5, 3\\)"),
-        (lambda top: forward_kl_loss(top, top.long(), MASK), "the dtype of teacher_top_logprobs"),
-        (lambda top: forward_kl_loss(top, top, MASK.int()), "the dtype of mask"),
-        (lambda top: distillation_advantages(top[..., 0], top[..., 0], MASK, coefficient=0), "coefficient is 0"),
-    ],
-)
-def test_wrong_arguments_are_errors_with_their_place(call, message):
-    with pytest.raises(ArgumentError, match=message):
-        call(-torch.ones(*SHAPE, K))
 
 
 # With a model: the log-probabilities of a teacher's tokens, and the losses of a Trainer.

@@ -32,7 +32,8 @@ import json, os, subprocess, sys
 from pathlib import Path
 from typer.testing import CliRunner
 from rollouts.cli.main import app
-from rollouts.training.batch import write_object
+from rollouts.files import replaced_path
+from transport import RecordWriter
 
 disk = Path(sys.argv[1])
 def run(arguments):
@@ -40,7 +41,8 @@ def run(arguments):
         result = CliRunner().invoke(app, arguments)
         return result.exit_code, result.output
     try:
-        write_object(arguments[-1], "x" * 100_000)
+        with replaced_path(arguments[-1]) as path, RecordWriter(path) as file:
+            file.append("x" * 100_000)
     except OSError as error:
         return 1, str(error)
     return 0, ""

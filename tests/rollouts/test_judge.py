@@ -173,12 +173,6 @@ def test_the_text_of_a_conversation_reaches_the_model_unchanged(text):
     assert model.text == f"<{text}>"
 
 
-async def test_text_like_a_template_or_a_mark_stays_text():
-    judge, model = judge_of("yes", prompt="{{ messages[0].content }}{{ completion.content }}")
-    await judge([user([image(RED)]), assistant("{{ task }} [0:0] {% raw %}")])
-    assert shown(model.asked[0]) == [("red",), "{{ task }} [0:0] {% raw %}"]
-
-
 async def test_the_prompt_may_be_a_file(tmp_path):
     (tmp_path / "judge.jinja").write_text("é {{ completion.content }}", "utf-8")
     judge, model = judge_of("yes", prompt=tmp_path / "judge.jinja")
@@ -246,6 +240,7 @@ async def test_the_number_of_an_answer_is_read(parse, answer, score):
         (YES, "yes\nor no", "none of"),
         (YES, "", "none of"),
         (PATTERN, "Score: 7/10", "does not match"),
+        (r"(Score: (?P<score>\d+)|none)", "none", "does not match"),
         (PATTERN, "Score: 11", "11 is not within 0 and 10"),
         (PATTERN, f"Score: {'9' * 400}", "inf is no finite number"),
         (Grade, '{"score": 0.5}', "reason"),
@@ -307,14 +302,6 @@ async def test_equal_prompts_at_the_same_time_are_judged_once():
     assert await asyncio.gather(*(judge(assistant("a")) for _ in range(20))) == [1.0] * 20
     assert len(model.asked) == 1
     assert (judge.usage.verdicts, judge.usage.judged) == (20, 1)
-
-
-async def test_failures_are_not_kept():
-    judge, model = judge_of("perhaps", "yes", attempts=1)
-    with pytest.raises(RolloutsError):
-        await judge(assistant("a"))
-    assert await judge(assistant("a")) == 1.0
-    assert len(model.asked) == 2
 
 
 async def test_the_cache_is_bounded():
@@ -444,15 +431,6 @@ async def test_a_runner_repeats_an_episode_whose_judge_was_not_there(renderer, e
     assert (group.rewards.tolist(), len(model.asked)) == ([1.0], 2)
 
 
-async def test_another_failure_of_a_reward_function_is_not_repeated(renderer):
-    def broken(completion, task):
-        raise OSError("no disk")
-
-    with pytest.raises(EpisodeError) as raised:
-        await play(broken, renderer)
-    assert error_kind(raised.value.__cause__) == "environment"
-
-
 # Arguments.
 
 
@@ -468,14 +446,11 @@ async def test_another_failure_of_a_reward_function_is_not_repeated(renderer):
         ({"parse": {}}, "parse"),
         ({"parse": {"yes ": 1.0}}, "parse .*white space"),
         ({"parse": {"yes": "1"}}, "parse .*finite number"),
-        ({"parse": "Score: ("}, "parse .*no regular expression"),
         ({"parse": r"Score: (\d+)"}, r"parse .*\(\?P<score>"),
         ({"parse": BaseModel}, "parse .*field `score`"),
         ({"parse": None}, "parse"),
+        ({"parse": play}, "not async"),
         ({"bounds": (1, 0)}, "bounds"),
-        ({"bounds": 1}, "bounds"),
-        ({"bounds": (0, "1")}, "bounds"),
-        ({"messages": []}, "messages"),
         ({"sampling": SamplingParams(n=2)}, "sampling.n"),
         ({"attempts": 0}, "attempts"),
         ({"concurrency": 0}, "concurrency"),
@@ -485,20 +460,6 @@ async def test_another_failure_of_a_reward_function_is_not_repeated(renderer):
 def test_wrong_arguments_are_named(arguments, named):
     with pytest.raises(ArgumentError, match=named):
         Judge(**{"engine": Model("yes"), "prompt": "a", "parse": YES, **arguments})
-
-
-async def test_a_pattern_that_matches_without_a_score_is_an_unreadable_answer():
-    judge, _ = judge_of("none", "Score: 3", parse=r"(Score: (?P<score>\d+)|none)")
-    assert await judge(assistant("a")) == 3.0
-    assert judge.usage.unreadable == 1
-
-
-def test_a_function_of_answers_that_is_async_is_refused():
-    async def parse(text):
-        return 1.0
-
-    with pytest.raises(ArgumentError, match="not async"):
-        judge_of("1", parse=parse)
 
 
 async def test_a_conversation_without_a_message_is_refused():

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, TopLogprobs, Trajectory, pack_episodes
-from rollouts.errors import BatchError, InvalidTurnError, SampleError
-from rollouts.training import TrainingBatch, samples_from_trajectory
+from rollouts.errors import InvalidTurnError, SampleError
+from rollouts.training import samples_from_trajectory
 from rollouts.training.packing import truncate_sample
 from rollouts.trajectory.plain_json import plain
 from transport import RecordReader, RecordWriter, decode, encode
@@ -101,29 +100,9 @@ def many():
     return samples
 
 
-@pytest.mark.parametrize(("layout", "side"), [("padded", "left"), ("padded", "right"), ("packed", "right")])
-def test_a_batch_has_rows_for_its_trained_tokens_in_the_order_of_its_mask(layout, side):
-    batch = TrainingBatch.from_samples(many(), pad_id=0, layout=layout, side=side)
-    batch = batch[[2, 0, 1]]
-    ids, logprobs = batch.top_logprobs()
-    assert (ids.dtype, logprobs.dtype) == (torch.int64, torch.float32)
-    assert_rows(TopLogprobs(ids.numpy(), logprobs.numpy()), batch.input_ids[batch.loss_mask].numpy())
-    batch.loss_mask[:, ::2] = False  # what a mask leaves out is left out
-    assert_rows(TopLogprobs(*map(np.asarray, batch.top_logprobs())), batch.input_ids[batch.loss_mask].numpy())
-
-
-def test_a_trained_token_without_them_is_an_error_that_names_it():
-    first, second, _ = many()
-    none = TopLogprobs(np.full((6, 3), -1, np.int32), np.full((6, 3), np.nan, np.float32))
-    for wrong, words in (
-        (replace(first, top_logprobs=None), "sample 1 .* has no likeliest tokens"),
-        (replace(first, top_logprobs=none), "token 2 of sample 1"),
-        (replace(first, top_logprobs=top_of([1] * 6, 3)), "has 3 likeliest tokens in a place and others have 20"),
-    ):
-        with pytest.raises(BatchError, match=words):
-            TrainingBatch.from_samples([second, wrong], pad_id=0).top_logprobs()
+def test_a_sample_refuses_another_number_of_rows():
     with pytest.raises(SampleError, match="top_logprobs"):
-        replace(first, top_logprobs=top_of([1]))
+        replace(many()[0], top_logprobs=top_of([1]))
 
 
 def test_a_truncated_sample_keeps_the_rows_of_its_tokens():

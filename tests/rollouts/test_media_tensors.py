@@ -35,16 +35,12 @@ def test_patches_that_are_stored_once_are_written_for_every_time_slot():
     stored = np.concatenate([item.tensors["pixel_values"].packed for item in (one, two, three)])
     assert pixels.dtype == torch.uint8
     assert (slots == stored[:, :, None]).all()
-    by_sample = batch.media_tensors("pixel_values")
-    assert [None if tensor is None else len(tensor) for tensor in by_sample] == [12, None, 4]
-    assert torch.equal(by_sample.cat(), pixels)
 
 
 def test_grids_are_rows_and_a_name_that_no_item_has_gives_nothing():
     batch = batch_of([image(4), image(8)], [])
     assert batch.concatenated_media("image_grid_thw").tolist() == [[1, 2, 2], [1, 2, 4]]
     assert batch.concatenated_media("video_grid_thw") is None
-    assert list(batch.media_tensors("video_grid_thw")) == [None, None]
 
 
 def test_arrays_that_do_not_concatenate_are_named_with_their_cure():
@@ -54,8 +50,6 @@ def test_arrays_that_do_not_concatenate_are_named_with_their_cure():
     )
     with pytest.raises(BatchError, match=text):
         batch_of([floats], [image(4)]).concatenated_media("pixel_values")
-    with pytest.raises(BatchError, match="pixel_values of s has"):
-        batch_of([floats, image(4)]).media_tensors("pixel_values")
 
 
 def test_features_of_sounds_are_stacked_and_padded_as_their_fields_say():
@@ -66,21 +60,7 @@ def test_features_of_sounds_are_stacked_and_padded_as_their_fields_say():
     assert torch.equal(features[0, :, :3], torch.from_numpy(short["input_features"]))
     assert (features[0, :, 3:] == 0).all()
     assert mask.tolist() == [[1, 1, 1, 0, 0], [1] * 5, [1] * 5]
-    by_sample = batch.media_tensors("input_features")
-    assert [None if tensor is None else tuple(tensor.shape) for tensor in by_sample] == [(2, 4, 5), None, (1, 4, 5)]
     unpadded = replace(long, fields=dict.fromkeys(long.tensors, TensorField("batched")))
     other = replace(short, fields=unpadded.fields)
-    with pytest.raises(BatchError, match=r"input_features of s: .*was not seen to pad them.*take the arrays of each"):
-        batch_of([other, unpadded]).media_tensors("input_features")
-
-
-def test_asking_an_item_for_a_name_unpacks_nothing():
-    class Refusing:
-        nbytes = 0
-
-        def unpack(self):
-            raise AssertionError("unpacked")
-
-    item = with_tensors(image(4), pixel_values=Refusing())
-    assert "pixel_values" in item
-    assert "other" not in item
+    with pytest.raises(BatchError, match=r"input_features: .*was not seen to pad them.*take the arrays of each"):
+        batch_of([other, unpadded]).concatenated_media("input_features")

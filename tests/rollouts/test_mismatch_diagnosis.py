@@ -29,7 +29,6 @@ from rollouts.training import Hypothesis, TrainingBatch, diagnose_mismatch, diag
 from rollouts.training.mismatch import Cause
 
 FEW = range(9)
-HYPOTHESIS = Hypothesis("mine", Cause.WRONG_TEMPLATE, lambda sample, items: [])
 
 
 @pytest.fixture(scope="module")
@@ -315,19 +314,6 @@ def test_replaced_tokens_move_what_is_after_them_and_nothing_else_changes(exact)
     ]:
         with pytest.raises(ArgumentError, match=reason):
             replace_tokens(sample, *bounds)
-
-
-@pytest.mark.parametrize(
-    ("hypotheses", "reason"),
-    [
-        (1, r"^hypotheses is 1; pass a list of Hypothesis"),
-        ([1], r"^hypotheses\[0\] is 1; pass a Hypothesis\("),
-        (HYPOTHESIS, r"^hypotheses is Hypothesis\(.*; pass a list of Hypothesis, for example \[hypothesis\]$"),
-    ],
-)
-def test_hypotheses_that_are_none_are_refused_with_their_place(model, exact, hypotheses, reason):
-    with pytest.raises(ArgumentError, match=reason):
-        diagnosed(model, exact, hypotheses=hypotheses)
 
 
 @pytest.mark.parametrize("returned", ["the sample", "a list of ids"])

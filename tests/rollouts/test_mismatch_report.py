@@ -16,10 +16,9 @@ from tokenizers import Tokenizer
 from renderers import PlaceholderRange
 from renderers.installation import install_command
 from rollouts.engines.protocol import WeightSpan
-from rollouts.errors import ArgumentError, MismatchError, MissingExtraError
+from rollouts.errors import MismatchError, MissingExtraError
 from rollouts.training import TrainingBatch, TrainingSample
 from rollouts.training.mismatch import (
-    ComparedTokens,
     MismatchReport,
     MismatchWarning,
     check_mismatch,
@@ -62,15 +61,6 @@ def test_figures_are_over_trained_tokens_only_and_name_the_worst_sample():
     assert [(group.label, group.statistics.max_abs) for group in report.by_sample] == [("a", 0.5), ("b", 1.0)]
 
 
-def test_k1_and_k3_estimate_the_kullback_leibler_divergence():
-    sampler, trainer = np.log([0.7, 0.2, 0.1]), np.log([0.5, 0.3, 0.2])
-    drawn = np.random.default_rng(0).choice(3, 20_000, p=np.exp(sampler))
-    report = compared([sample([0, *[1] * 20_000], sampler[drawn])], [trainer[drawn].tolist()])
-    divergence = float((np.exp(sampler) * (sampler - trainer)).sum())
-    assert report.statistics.k1 == pytest.approx(divergence, rel=0.1)
-    assert report.statistics.k3 == pytest.approx(divergence, rel=0.05)
-
-
 def test_a_log_probability_that_is_not_a_number_counts_as_infinite_and_passes_no_threshold():
     report = compared([sample([0, 1, 1], [-1.0, -1.0], name="a")], [[math.nan, -1.0]])
     assert report.max_abs == report.mean_abs == report.kl == math.inf
@@ -79,15 +69,6 @@ def test_a_log_probability_that_is_not_a_number_counts_as_infinite_and_passes_no
     with pytest.raises(MismatchError, match="max_abs inf is above"):
         check_mismatch(report, max_abs=1e9)
     assert json.loads(report_json(report))["max_abs"] == "Infinity"
-
-
-@pytest.mark.parametrize("layout", [{}, {"side": "left", "multiple_of": 4}, {"layout": "packed"}])
-def test_the_layout_of_the_batch_does_not_change_the_report(layout):
-    samples = [sample([0, 1, 0, 1, 1], [-1.0, -2.0, -3.0], name="a"), sample([0, 1], [-4.0], name="b")]
-    report = compared(samples, [[-1.1, -2.2, -3.3], [-4.4]], **layout)
-    assert report.compared.sampler.tolist() == [-1.0, -2.0, -3.0, -4.0]
-    assert report.compared.trainer.tolist() == pytest.approx([-1.1, -2.2, -3.3, -4.4])
-    assert report.compared.position.tolist() == [1, 3, 4, 1]
 
 
 def test_groups_are_turns_and_version_lags():
@@ -218,41 +199,3 @@ def test_a_figure_above_its_threshold_is_an_error_or_a_warning():
     assert caught.value.exceeded == (("max_abs", 0.5, 0.4),)
     with pytest.warns(MismatchWarning, match="k3 .* is above"):
         check_mismatch(report, k3=1e-6, action="warning")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({}, "pass at least one of max_abs, mean_abs and k3"),
-        ({"max_abs": 0}, "max_abs is 0; pass a number of nats above 0"),
-        ({"mean_abs": "1"}, "mean_abs is '1'"),
-        ({"max_abs": 1, "action": "raise"}, "action is 'raise'; pass one of error, warning"),
-    ],
-)
-def test_thresholds_that_cannot_be_meant_are_refused(arguments, reason):
-    with pytest.raises(ArgumentError, match=reason):
-        check_mismatch(MismatchReport(), **arguments)
-
-
-def test_log_probabilities_of_another_batch_are_refused():
-    batch = TrainingBatch.from_samples([sample([0, 1], [-1.0])], pad_id=0)
-    with pytest.raises(ArgumentError, match=r"shape of logprobs is \(1, 3\); pass the log-probabilities of this batch"):
-        mismatch_report(batch, torch.zeros(1, 3))
-    with pytest.raises(ArgumentError, match=r"shape of trainer is \(2,\)"):
-        ComparedTokens(sampler=np.zeros(1, np.float32), trainer=np.zeros(2, np.float32))
-
-
-def test_log_probabilities_that_are_no_tensor_of_floats_are_refused():
-    batch = TrainingBatch.from_samples([sample([0, 1], [-1.0])], pad_id=0)
-    with pytest.raises(ArgumentError, match=r"^logprobs is array.*; pass a torch tensor"):
-        mismatch_report(batch, np.zeros(tuple(batch.loss_mask.shape), np.float32))
-    with pytest.raises(ArgumentError, match=r"^the dtype of logprobs is 'torch\.int64'; pass float32$"):
-        mismatch_report(batch, torch.zeros(batch.loss_mask.shape, dtype=torch.int64))
-
-
-def test_merging_anything_but_reports_is_refused_with_its_place():
-    report = compared([sample([0, 1], [-1.0])], [[-1.5]])
-    with pytest.raises(ArgumentError, match=r"^reports is <MismatchReport: 1 tokens.*pass a list.*\[report\]"):
-        merge_reports(report)
-    with pytest.raises(ArgumentError, match=r"^reports\[1\] is 'x'; pass what mismatch_report returned$"):
-        merge_reports([report, "x"])

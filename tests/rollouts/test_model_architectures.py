@@ -178,11 +178,3 @@ def test_tokens_that_are_not_trained_and_follow_the_trained_ones_get_no_gradient
     embedding = found["model.embed_tokens.weight"]
     assert (embedding[[7, 250, 251]] == 0).all()
     assert (embedding[[5, 6]] != 0).any(dim=1).all()
-
-
-def test_a_batch_without_trained_tokens_has_log_probabilities_of_zero():
-    sample = text_samples(5, trained=0)[0]
-    untrained = TrainingSample(sample.token_ids, np.zeros(5, bool), sample.logprobs, sample.advantages)
-    for layout in LAYOUTS.values():
-        batch = TrainingBatch.from_samples([untrained], pad_id=0, **layout)
-        assert (token_logprobs(text_model("qwen3"), batch) == 0).all()

@@ -144,26 +144,6 @@ def test_an_output_layer_whose_logits_are_changed_afterwards_is_refused_with_wha
         token_logprobs(model, text_batch())
 
 
-class Adapted(torch.nn.Linear):
-    """An output layer with a part that starts at zero, as an adapter does."""
-
-    def __init__(self, layer):
-        super().__init__(layer.in_features, layer.out_features, bias=False)
-        self.weight = layer.weight
-        self.adapter = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
-        torch.nn.init.zeros_(self.adapter.weight)
-
-    def forward(self, hidden):
-        return super().forward(hidden) + self.adapter(hidden)
-
-
-def test_an_output_layer_with_an_adapter_is_refused_although_it_changes_nothing_yet():
-    model = text_model()
-    model.lm_head = Adapted(model.lm_head)
-    with pytest.raises(UnsupportedModelError, match=r"output layer is Adapted, .* Merge adapters"):
-        token_logprobs(model, text_batch())
-
-
 def test_the_output_layer_has_the_softcap_that_the_model_applies_and_not_the_one_that_its_configuration_names():
     """transformers' Gemma 3 with images ignores `final_logit_softcapping`; Gemma 2 applies it."""
     gemma3 = loaded_family("gemma3").model
@@ -229,22 +209,6 @@ def test_a_model_whose_positions_mean_something_else_is_refused():
         UnsupportedModelError, match=r"with explicit positions differ by .* \(tried: position_ids from 0"
     ):
         token_logprobs(with_seed(lambda: StartsAtOne(text_config("llama"))), text_batch())
-
-
-class Wrapped(torch.nn.Module):
-    """As a model of PEFT."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.inner = model
-
-    def get_base_model(self):
-        return self.inner
-
-
-def test_a_model_in_the_wrapper_of_adapters_is_unwrapped():
-    model = text_model()
-    assert torch.equal(token_logprobs(Wrapped(model), text_batch()), token_logprobs(model, text_batch()))
 
 
 class Wrapper(torch.nn.Module):

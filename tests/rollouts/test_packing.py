@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_samples import PAD, image, sample, samples_of, sound
 
-from rollouts.errors import ArgumentError, SampleError
 from rollouts.training import TrainingBatch, pack_samples
 from rollouts.training.packing import assign_ranks, token_cost, truncate_sample
 
@@ -91,13 +90,6 @@ def test_the_rows_of_several_images_are_spread_before_an_image_is_repeated():
     assert sorted([each.name for each in row] for row in rows_of(plan)) == [["0"], ["1"], ["2"], ["3"]]
 
 
-def test_vision_patches_have_a_budget_of_their_own():
-    """Two short samples with large images do not share a row."""
-    samples = [sample(20, images=[image(64)], name=str(n)) for n in range(4)]
-    assert len(rows_of(pack_samples(samples, max_tokens=100, max_patches=64))) == 4
-    assert len(rows_of(pack_samples(samples, max_tokens=100))) == 1
-
-
 @pytest.mark.parametrize("mask", [True, False])
 def test_the_frames_of_sounds_and_the_patches_of_images_share_a_budget(mask):
     """A sound has as many frames as its mask, or as its features have columns of frequencies."""
@@ -174,29 +166,7 @@ def test_imbalance_is_the_mean_excess_of_the_slowest_rank():
     assert token_cost(np.array([8, 4]), 1).tolist() == costs
 
 
-def test_rows_that_are_not_full_are_evened_out():
-    plan = pack_samples(samples_of([4] * 8), max_tokens=24, ranks=2)
-    assert [[len(row) for row in step] for step in plan.steps] == [[4, 4]]
-    assert plan.imbalance == 0
-
-
-def test_equal_samples_fill_every_row_of_every_rank():
-    plan = pack_samples(samples_of([100] * 64), max_tokens=400, ranks=4)
-    assert plan.imbalance == 0
-    assert plan.filled == 1.0
-
-
 # Samples that do not fit.
-
-
-def test_a_sample_that_is_too_long_is_an_error_that_names_it_and_the_cure():
-    text = r"sample s0: it has 9 tokens, and a row has room for 8 tokens; increase the limit, or pass too_long="
-    with pytest.raises(SampleError, match=text):
-        pack_samples(samples_of([9]), max_tokens=8)
-    with pytest.raises(
-        SampleError, match="9 tokens and 16 patches and frames, and a row has room for 16 tokens and 8 patches"
-    ):
-        pack_samples([sample(9, images=[image(16)])], max_tokens=16, max_patches=8)
 
 
 def test_dropped_samples_are_counted_and_the_others_go_on():
@@ -221,38 +191,6 @@ def test_a_sample_without_a_trained_token_after_truncation_is_left_out():
     plan = pack_samples([sample(10, name="answer at the end"), *samples_of([3])], max_tokens=8, too_long="truncate")
     assert not plan.truncations
     assert plan.left_out[0].reason.endswith("truncated, it has no trained token")
-
-
-def test_nothing_left_is_an_empty_plan_that_says_so():
-    plan = pack_samples(samples_of([9]), max_tokens=8, too_long="drop", ranks=2)
-    assert plan.steps == ()
-    assert "1 left out" in plan.summary()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"max_patches": 0}, "max_patches is 0"),
-        ({"ranks": 1.0}, "ranks is 1.0"),
-        ({"hidden_size": True}, "hidden_size is True"),
-        ({"too_long": "cut"}, "too_long is 'cut'; pass one of error, drop, truncate"),
-    ],
-)
-def test_budgets_that_make_no_sense_are_refused(arguments, text):
-    with pytest.raises(ArgumentError, match=text):
-        pack_samples(samples_of([2]), **{"max_tokens": 8, **arguments})
-
-
-def test_other_values_than_samples_and_ranks_that_do_not_exist_are_refused():
-    with pytest.raises(SampleError, match="sample 0: 5 is not a TrainingSample"):
-        pack_samples([5], max_tokens=8)
-    with pytest.raises(SampleError, match="pass a list of TrainingSample, not None"):
-        pack_samples(None, max_tokens=8)
-    plan = pack_samples(samples_of([2]), max_tokens=8, ranks=2)
-    for rank in (2, -1, None):
-        with pytest.raises(ArgumentError, match="pass a rank from 0 to 1"):
-            plan.batches(rank, pad_id=PAD)
 
 
 def test_a_sample_without_tokens_is_left_out_with_its_reason():

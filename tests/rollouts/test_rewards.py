@@ -3,7 +3,6 @@
 import asyncio
 import math
 import threading
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -61,10 +60,6 @@ def test_rewards_are_weighted_summed_and_kept_apart():
             "array": {"score": 0.25, "weight": 1.0},
         }
     }
-
-
-def test_without_rewards_the_reward_is_zero():
-    assert scores([], "x") == (0.0, {})
 
 
 @pytest.mark.parametrize("threaded", [False, True])
@@ -146,32 +141,23 @@ def test_group_rewards_are_weighted_summed_and_kept_apart():
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda group: [1.0], "returned 1 numbers; return one for each of the 3 episodes"),
+        (lambda group: [1.0], r"returned \[1.0\]; return a list with a finite number for each of the 3 episodes"),
         (lambda group: 1.0, "returned 1.0; return a list with a finite number for each of the 3 episodes"),
-        (lambda group: {0: 5.0, 1: 6.0, 2: 7.0}, r"returned \{0: 5.0, 1: 6.0, 2: 7.0\}; return a list"),
         (lambda group: {0.1, 0.2, 0.3}, r"returned \{.*\}; return a list"),
-        (lambda group: b"abc", "returned b'abc'; return a list"),
-        (lambda group: [0.0, math.inf, 0.0], "returned inf for episode 1; return finite numbers"),
+        (lambda group: [0.0, math.inf, 0.0], r"returned \[0.0, inf, 0.0\], not finite at index 1; return a list"),
         (lambda group: group[3], "raised IndexError"),
     ],
-    ids=["too few", "a number", "a dict", "a set", "bytes", "infinite", "exception"],
+    ids=["too few", "a number", "a set", "infinite", "exception"],
 )
 def test_a_group_reward_that_fails_is_named_with_its_group(function, reason):
     with pytest.raises(RolloutsError, match=f"reward 'bad' for the group of task 't' {reason}"):
         group_scores([GroupReward("bad", 1.0, function)], episodes(3))
 
 
-@pytest.mark.parametrize("weight", [Fraction(1, 2), np.float32(0.5), 0.5], ids=["fraction", "numpy", "float"])
-def test_the_weight_of_a_group_reward_is_any_number(weight):
-    total, _ = group_scores([GroupReward("a", weight, lambda group: [2.0, 4.0, 6.0])], episodes(3))
-    assert total.tolist() == [1.0, 2.0, 3.0]
-
-
 def test_a_group_reward_with_the_name_of_a_reward_of_the_episodes_is_refused(renderer):
     group = [play(Twice(), renderer, "x", "y")]
-    for name in ("a", "environment"):
-        with pytest.raises(RolloutsError, match=f"reward '{name}' .* has the name of a reward of the episodes"):
-            group_scores([GroupReward(name, 1.0, np.ones)], group)
+    with pytest.raises(RolloutsError, match=r"reward 'a' .* has the name of a reward of the episodes"):
+        group_scores([GroupReward("a", 1.0, np.ones)], group)
 
 
 def test_ranks_are_the_shares_of_episodes_with_a_lower_key():
@@ -245,7 +231,7 @@ def test_an_info_of_another_form_has_no_parts(info, renderer):
 @pytest.mark.parametrize("kind", [Reward, GroupReward])
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("name", ""), ("name", 3), ("weight", math.nan), ("weight", "1"), ("function", 1.0), ("threaded", 1)],
+    [("name", ""), ("name", 3), ("weight", math.nan), ("weight", "1"), ("function", 1.0)],
 )
 def test_a_wrong_field_of_a_reward_is_refused(kind, field, value):
     with pytest.raises(ArgumentError, match=f"{field} is "):
@@ -272,22 +258,6 @@ def question(task):
 SHADE = np.full((32, 32, 3), 7, np.uint8)
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_prompt_is_scored_once_with_its_task(renderer, kind):
-    async def question_later(task):
-        return question(task)
-
-    def score(completion, task):
-        return float(completion["content"] == str(task[0, 0, 0]))
-
-    messages = question if kind == "plain" else question_later
-    right, wrong = (play(ScoredPrompt(SHADE, messages, score), renderer, text) for text in ("7", "8"))
-    assert (right.reward, right.done, right.num_turns) == (1.0, True, 1)
-    assert wrong.reward == 0.0
-    assert right.turns[0].info == {"rewards": {"score": {"score": 1.0, "weight": 1.0}}}
-    assert len(list(right.all_media())) == 1
-
-
 def test_the_completion_of_a_prompt_is_kept_when_its_scoring_fails(renderer):
     bad = Reward("judge", 1.0, lambda completion, task: math.nan)
     with pytest.raises(EpisodeError, match="reward 'judge' for ScoredPrompt returned nan") as caught:
@@ -295,8 +265,3 @@ def test_the_completion_of_a_prompt_is_kept_when_its_scoring_fails(renderer):
     trajectory = caught.value.trajectory
     assert trajectory.turns[0].message["content"] == "7"
     assert "judge" in trajectory.error
-
-
-def test_messages_are_a_function_of_the_task():
-    with pytest.raises(ArgumentError, match="messages is"):
-        ScoredPrompt(SHADE, question(SHADE), len)

@@ -10,11 +10,11 @@ import torch
 from family_rows import loaded_family
 from make_adapter import make_adapter, merged_checkpoint
 
-from renderers import RendererPool, load_renderer
+from renderers import load_renderer
 from rollouts import Completion, FinishReason, GenerateResult, LocalEngine, Trajectory
 from rollouts.errors import ArgumentError, BatchError, MalformedResultError, MissingLogProbsError, SampleError
 from rollouts.scoring import check_teacher, score, with_scores
-from rollouts.testing import ScriptedEngine, tiny_qwen2_audio, tiny_qwen3_vl
+from rollouts.testing import ScriptedEngine, tiny_qwen3_vl
 from rollouts.training import (
     TrainingBatch,
     TrainingSample,
@@ -231,7 +231,7 @@ def test_a_trajectory_with_media_needs_its_renderer(renderer, model):
 def test_scores_of_another_trajectory_are_refused(renderer, model):
     trajectory = forked(renderer)
     scores, _ = scored(trajectory, model, renderer=renderer)
-    with pytest.raises(ArgumentError, match="the number of scores is 1; episode forked has 2 leaves"):
+    with pytest.raises(ArgumentError, match=r"the lengths of the scores is .*; the leaves of episode forked have"):
         with_scores(trajectory, scores[:1])
 
 
@@ -274,21 +274,6 @@ def test_a_batch_lays_out_the_columns_of_a_teacher_and_keeps_them_through_select
         assert not column[batch.sequence_ids < 0].any()
 
 
-def test_a_batch_in_a_file_has_the_columns_of_a_teacher(tmp_path):
-    batch = TrainingBatch.from_samples(taught_samples(), pad_id=0)
-    batch.save(tmp_path / "batch.mmr")
-    assert TrainingBatch.load(tmp_path / "batch.mmr") == batch
-    others = [replace(sample, teacher_logprobs=sample.teacher_logprobs - 1) for sample in batch.samples]
-    assert TrainingBatch.from_samples(others, pad_id=0) != batch
-
-
-def test_a_truncated_sample_has_the_beginning_of_the_columns():
-    (sample,) = taught_samples(1)
-    shorter, _ = truncate_sample(sample, len(sample) - 2)
-    np.testing.assert_array_equal(shorter.teacher_logprobs, sample.teacher_logprobs[:-2])
-    np.testing.assert_array_equal(shorter.teacher_top_ids, sample.teacher_top_ids[:-2])
-
-
 def test_a_trained_sample_without_a_teacher_is_an_error_and_a_neutral_one_is_not():
     taught = taught_samples(2)
     untaught = replace(taught[1], teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None, name="plain")
@@ -314,12 +299,6 @@ def test_columns_that_contradict_each_other_are_refused(change, message):
         replace(sample, **change(sample))
 
 
-def test_scores_are_added_to_as_many_samples():
-    samples = taught_samples(2)
-    with pytest.raises(ArgumentError, match="scores is '1 scores'; pass one for each of the 2 samples"):
-        with_teacher(samples, [(samples[0].teacher_logprobs, None)])
-
-
 # Teachers that read other tokens.
 
 
@@ -330,46 +309,48 @@ def changed(tiny_model_dir, tmp_path):
     def load(file, change):
         directory = tiny_qwen3_vl(tmp_path / "teacher", weights=False)
         path = directory / file
-        path.write_text(change(path.read_text()))
+        text = path.read_text()
+        path.write_text(change(text))
+        assert path.read_text() != text
         return load_renderer(directory)
 
     return load
 
 
-def test_a_teacher_with_the_same_files_is_accepted(renderer, tmp_path):
-    check_teacher(renderer, load_renderer(tiny_qwen3_vl(tmp_path / "teacher", seed=3, weights=False)))
+def exchanged(text):
+    definition = json.loads(text)
+    vocabulary = definition["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    return json.dumps(definition)
 
 
-def test_a_teacher_with_another_template_is_refused_with_the_text_that_differs(renderer, changed):
-    teacher = changed("chat_template.jinja", lambda text: text.replace("<|im_start|>", "<|im_start|>the "))
-    with pytest.raises(ArgumentError, match=r"its chat template prints another prompt.*the user.*chat_template="):
-        check_teacher(renderer, teacher)
+def replaced(old, new):
+    return lambda text: text.replace(old, new)
 
 
-def test_a_template_that_prints_more_at_the_end_is_refused_with_what_it_prints(renderer, changed):
-    teacher = changed("chat_template.jinja", lambda text: text + "more")
-    with pytest.raises(ArgumentError, match="prints another prompt, 'more' where the student's prints ''"):
-        check_teacher(renderer, teacher)
+TEMPLATE, PROMPT = "chat_template.jinja", "its chat template prints another prompt"
+OTHER_TEACHERS = [
+    (TEMPLATE, replaced("<|im_start|>", "<|im_start|>the "), rf"{PROMPT}.*the user.*chat_template="),
+    (TEMPLATE, lambda text: text + "more", f"{PROMPT}, 'more' where the student's prints ''"),
+    (TEMPLATE, replaced("system\\n' + show", "system: ' + show"), f"{PROMPT} with a system message, "),
+    (TEMPLATE, replaced("'</tools>", "' </tools>"), f"{PROMPT} with tools, "),
+    (TEMPLATE, replaced("<tool_response>\\n", "<tool_response> "), f"{PROMPT} with tools, "),
+    (TEMPLATE, replaced("'<|vision_start|>", "'Picture: <|vision_start|>"), f"{PROMPT} with an image, "),
+    ("tokenizer.json", exchanged, r"its tokenizer of \d+ tokens gives 'a' the id 65, .* 64: take"),
+    ("preprocessor_config.json", replaced("0.5", "0.1"), "it processes image input in another way"),
+]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("system\\n' + show", "system: ' + show", "with a system message"),
-        ("'</tools>", "' </tools>", "with tools"),
-        ("<tool_response>\\n", "<tool_response> ", "with tools"),
-        ("'<|vision_start|><|image_pad|>", "'Picture: <|vision_start|><|image_pad|>", "with an image"),
-    ],
-)
-def test_templates_that_differ_with_a_system_message_tools_or_an_image_alone_are_refused(
-    renderer, changed, old, new, what
+@pytest.mark.parametrize(("file", "change", "reason"), OTHER_TEACHERS)
+def test_a_teacher_that_reads_other_tokens_or_pixels_is_refused_with_what_differs(
+    renderer, changed, file, change, reason
 ):
-    def change(text):
-        assert old in text
-        return text.replace(old, new)
+    with pytest.raises(ArgumentError, match=reason):
+        check_teacher(renderer, changed(file, change))
 
-    with pytest.raises(ArgumentError, match=f"its chat template prints another prompt {what}, "):
-        check_teacher(renderer, changed("chat_template.jinja", change))
+
+def test_a_template_that_differs_in_a_comment_alone_is_accepted(renderer, changed):
+    check_teacher(renderer, changed(TEMPLATE, lambda text: "{# a comment #}" + text))
 
 
 def test_a_template_that_refuses_what_that_of_the_student_takes_is_refused_and_the_reverse_is_not(renderer, changed):
@@ -380,58 +361,10 @@ def test_a_template_that_refuses_what_that_of_the_student_takes_is_refused_and_t
     check_teacher(teacher, renderer)
 
 
-def test_a_template_that_differs_in_a_comment_alone_is_accepted(renderer, changed):
-    check_teacher(renderer, changed("chat_template.jinja", lambda text: "{# a comment #}" + text))
-
-
-def test_a_teacher_with_another_vocabulary_is_refused_with_the_token_that_differs(renderer, changed):
-    def exchange(text):
-        definition = json.loads(text)
-        vocabulary = definition["model"]["vocab"]
-        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-        return json.dumps(definition)
-
-    with pytest.raises(ArgumentError, match=r"its tokenizer of \d+ tokens gives 'a' the id 65, .* 64: take"):
-        check_teacher(renderer, changed("tokenizer.json", exchange))
-
-
-def test_a_teacher_with_another_processor_of_images_is_refused(renderer, changed):
-    teacher = changed(
-        "preprocessor_config.json", lambda text: json.dumps({**json.loads(text), "image_mean": [0.1] * 3})
-    )
-    with pytest.raises(ArgumentError, match="it processes image input in another way"):
-        check_teacher(renderer, teacher)
-
-
-def test_a_teacher_that_cannot_see_is_refused(renderer, tmp_path):
-    with pytest.raises(ArgumentError, match="its tokenizer of"):
-        check_teacher(renderer, load_renderer(tiny_qwen2_audio(tmp_path / "hears")))
-
-
-def test_ids_beyond_the_vocabulary_of_the_engine_are_refused_before_any_request(model):
-    sample = loaded_family("qwen3_vl").row("one").sample
-    beyond = replace(sample, token_ids=sample.token_ids + 100_000)
-    with pytest.raises(ArgumentError, match=r"a token of one is 100\d\d\d; the engine's vocabulary has"):
-        asyncio.run(score([beyond], LocalEngine(model)))
-
-
-def test_a_pool_is_no_renderer_of_a_teacher(renderer):
-    with RendererPool(renderer) as pool, pytest.raises(ArgumentError, match="pass the renderer that load_renderer"):
-        check_teacher(renderer, pool)
-
-
 def text_row(ids, dtype=np.int32):
     n = len(ids)
     zeros = np.zeros(n, np.float32)
     return TrainingSample(np.array(ids, dtype), np.zeros(n, bool), zeros, zeros, name="row")
-
-
-def test_rows_of_other_integer_types_are_not_taken_for_one_another(model):
-    rows = [text_row([65, 0, 66, 0]), text_row([65, 66], np.int64), text_row([65, 66])]
-    assert rows[0].token_ids.tobytes() == rows[1].token_ids.tobytes()
-    scores, requests = scored(rows, model)
-    assert [len(each.logprobs) for each in scores] == [4, 2, 2]
-    assert len(requests) == 2
 
 
 class AnsweringEngine:
@@ -463,11 +396,9 @@ def test_scores_that_a_teacher_cannot_have_given_are_refused(logprobs, error):
         asyncio.run(score([text_row([65, 66, 67])], engine))
 
 
-@pytest.mark.parametrize("name", ["engine", "renderer"])
-def test_an_address_or_a_path_is_no_engine_and_no_renderer(name):
-    arguments = {"engine": AnsweringEngine(None), name: "http://127.0.0.1:8000"}
-    with pytest.raises(ArgumentError, match=f"^{name} is"):
-        asyncio.run(score([text_row([65, 66])], **arguments))
+def test_an_address_is_no_engine():
+    with pytest.raises(ArgumentError, match=r"^engine is"):
+        asyncio.run(score([text_row([65, 66])], "http://127.0.0.1:8000"))
 
 
 def test_scores_of_another_teacher_replace_all_columns_of_the_first(renderer, model):
@@ -477,18 +408,3 @@ def test_scores_of_another_teacher_replace_all_columns_of_the_first(renderer, mo
     assert all("teacher_top_ids" in node.extras for node in once.nodes)
     again = with_scores(once, [each._replace(top=None) for each in first])
     assert all(node.extras.keys() == {"teacher_logprobs"} for node in again.nodes)
-
-
-def test_scores_of_a_longer_row_are_not_cut(renderer, model):
-    trajectory = forked(renderer)
-    first, _ = scored(trajectory, model, renderer=renderer)
-    longer = [each._replace(logprobs=np.append(each.logprobs, np.float32(-1))) for each in first]
-    with pytest.raises(ArgumentError, match=r"the length of scores is .* of episode forked has"):
-        with_scores(trajectory, longer)
-
-
-def test_a_template_that_goes_on_where_the_students_ends_is_shown_from_there(tmp_path, renderer):
-    template = tiny_qwen3_vl(tmp_path / "teacher") / "chat_template.jinja"
-    template.write_text(template.read_text() + "{% if add_generation_prompt %}Think. {% endif %}")
-    with pytest.raises(ArgumentError, match=r"prints another prompt, 'Think. ' where the student's prints ''"):
-        check_teacher(renderer, load_renderer(tmp_path / "teacher"))

@@ -345,7 +345,6 @@ def larger_image(datum):
 
 
 WRONG_ROWS = {
-    "no datum": (lambda datum: [1, 2], "is not a Datum"),
     "no tokens": (lambda datum: changed(datum, token_ids=datum.token_ids[:0]), "at least one integer"),
     "fewer targets": (
         lambda datum: changed(datum, target_ids=datum.target_ids[1:]),
@@ -370,8 +369,6 @@ WRONG_ROWS = {
     ),
     "a weight that is not a number": (not_a_number, r"weights\[3\] is nan"),
     "an unknown input": (lambda datum: with_input(datum, "rewards", datum.inputs["weights"]), "no input 'rewards'"),
-    "inputs that are no mapping": (lambda datum: changed(datum, inputs=[1]), "inputs is"),
-    "media that are none": (lambda datum: changed(datum, media=[1]), "media are not pairs"),
 }
 
 
@@ -448,31 +445,9 @@ def test_gradients_that_are_not_finite_change_no_parameter(tiny, text_data, tmp_
         (lambda trainer, data: trainer.create_model("a", lora=SMALL), "the id of no other model"),
         (lambda trainer, data: trainer.create_model("", lora=SMALL), "the id of no other model"),
         (lambda trainer, data: trainer.unload("c"), "model_id is 'c'"),
-        (lambda trainer, data: trainer.optim_step("a", {"learning_rate": 1}), "pass AdamParams"),
     ],
 )
 def test_wrong_arguments_are_errors_that_name_them(tiny, text_data, call, reason):
     tiny.create_model("a", lora=SMALL)
     with pytest.raises(ArgumentError, match=reason):
         call(tiny, text_data)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: LoraOptions(rank=0), "rank"),
-        (lambda: LoraOptions(rank=513), "rank"),
-        (lambda: LoraOptions(alpha=float("nan")), "alpha"),
-        (lambda: LoraOptions(seed=-1), "seed"),
-        (lambda: LoraOptions(seed=1.5), "seed"),
-        (lambda: LoraOptions(train_mlp=False, train_attn=False, train_unembed=False), "train_mlp, train_attn"),
-        (lambda: AdamParams(learning_rate=float("nan")), "learning_rate"),
-        (lambda: AdamParams(learning_rate=1e38), "at most 1e15"),
-        (lambda: AdamParams(beta2=1.0), "beta2"),
-        (lambda: AdamParams(eps=0), "eps"),
-        (lambda: AdamParams(grad_clip_norm=-1.0), "grad_clip_norm"),
-    ],
-)
-def test_options_out_of_range_are_refused(make, name):
-    with pytest.raises(ArgumentError, match=name):
-        make()

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from family_rows import loaded_family
-from trainer_checks import SMALL, random_weights, with_nonzero_adapter
+from trainer_checks import random_weights, with_nonzero_adapter
 
 from renderers import MultiModalData
 from rollouts import GenerateRequest, SamplingParams
@@ -138,21 +138,3 @@ async def test_the_engine_and_the_trainer_wait_for_each_other(monkeypatch):
         assert not running.is_set(), "the batch waits for the trainer"
     assert len((await sampling).completions) == 1
     await engine.close()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda trainer, data: trainer.create_model("b", lora=SMALL),
-        lambda trainer, data: trainer.forward("a", data, "cross_entropy"),
-        lambda trainer, data: trainer.forward_backward("a", data, "cross_entropy"),
-        lambda trainer, data: trainer.unload("a"),
-    ],
-)
-def test_calls_of_a_trainer_hold_its_lock(call):
-    family = loaded_family("qwen3_vl")
-    trainer = Trainer.from_pretrained(family.directory, device="cpu")
-    trainer.create_model("a", lora=SMALL)
-    lock = trainer.lock = RecordedLock(trainer.lock)
-    call(trainer, [random_weights(family.rows()[0].sample, 0)])
-    assert lock.asked.is_set()

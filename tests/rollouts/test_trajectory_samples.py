@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.engines.protocol import WeightSpan
-from rollouts.errors import ArgumentError, SampleError
-from rollouts.training import TrainingSample, samples_from_trajectory
+from rollouts.errors import ArgumentError
+from rollouts.training import samples_from_trajectory
 
 #: For each turn: the turn that it continues (of those before it, -1: none), its new prompt tokens and sampled tokens.
 TREES = st.lists(st.tuples(st.integers(-1, 5), st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=6)
@@ -119,29 +119,3 @@ def test_advantages_by_turn_need_a_turn_for_every_sampled_node():
 def test_another_way_to_share_is_refused():
     with pytest.raises(ArgumentError, match="shared is 'last_leaf'; pass one of first_leaf, weighted, each"):
         samples(tree([(-1, 1, 1)]), shared="last_leaf")
-
-
-COLUMNS = {
-    "token_ids": np.array([1, 2, 3]),
-    "loss_mask": np.array([False, True, True]),
-    "logprobs": np.zeros(3, np.float32),
-    "advantages": np.zeros(3, np.float32),
-}
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "error"),
-    [
-        ("token_ids", [1, 2, 3], "token_ids is a list; pass one row of integers (int32)"),
-        ("token_ids", np.zeros((3, 1), int), "token_ids is int64 (3, 1); pass one row of integers"),
-        ("loss_mask", np.array([0, 1, 1]), "loss_mask is int64 (3,); pass one row of bool"),
-        ("logprobs", np.zeros(3, int), "logprobs is int64 (3,); pass one row of floats (float32)"),
-        ("advantages", None, "advantages is a NoneType; pass one row of floats (float32)"),
-        ("media", (5,), "media are not pairs of a MediaItem and a PlaceholderRange"),
-        ("weight_spans", (WeightSpan("0", 0, 3),), "within 2 sampled tokens; spans count the 2 trained tokens"),
-        ("weight_spans", ("0",), "weight_spans are not WeightSpans; pass a tuple of them"),
-    ],
-)
-def test_a_sample_of_values_of_other_types_or_with_spans_beyond_its_trained_tokens_is_refused(column, value, error):
-    with pytest.raises(SampleError, match=re.escape(error)):
-        TrainingSample(**{**COLUMNS, column: value}, name="r")

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, GenerateRequest, SamplingParams, Trajectory, pack_episodes
@@ -13,17 +12,10 @@ from rollouts.engines.local import LocalEngine
 from rollouts.errors import ArgumentError, EngineError, InvalidRequestError, InvalidTurnError
 from rollouts.testing import ScriptedEngine
 from rollouts.training import (
-    TrainingBatch,
-    TrainingSample,
-    micro_batches,
-    policy_gradient_loss,
     samples_from_trajectory,
-    sft_loss,
 )
 
-SAMPLE = TrainingSample(np.array([1, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32))
 COMPLETION = Completion(0, np.array([7], np.int32), np.array([-1], np.float32), FinishReason.STOP)
-ROWS, OTHER_ROWS, MASK = torch.zeros(2, 3), torch.zeros(2, 4), torch.ones(2, 3, dtype=torch.bool)
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +50,11 @@ def test_trajectories(trajectory, renderer, call, error):
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda: policy_gradient_loss(ROWS, OTHER_ROWS, ROWS, MASK), r"the shape of old_logprobs is \(2, 4\); pass"),
-        (lambda: policy_gradient_loss(ROWS, ROWS, OTHER_ROWS, MASK), r"advantages is \(2, 4\); .* each \(2, 3\)"),
-        (lambda: sft_loss(OTHER_ROWS, MASK), r"the shape of mask is \(2, 3\); .* each \(2, 4\) like logprobs"),
-        (lambda: sft_loss(ROWS, MASK, normaliser=0), "normaliser is 0; pass a number above 0, or None"),
-        (lambda: policy_gradient_loss(ROWS, ROWS, ROWS, MASK, normaliser=-1), "normaliser is -1; pass"),
-        (lambda: policy_gradient_loss(ROWS, ROWS, ROWS, MASK, normaliser=math.nan), "normaliser is nan; pass"),
-        (lambda: TrainingBatch.from_samples([SAMPLE], pad_id=None), "pad_id is None; pass a token id"),
-        (lambda: TrainingBatch.from_samples([SAMPLE], pad_id=-1), "pad_id is -1; pass a token id"),
-        (lambda: micro_batches([SAMPLE], rows=0, pad_id=0), "rows is 0; pass an integer of at least 1"),
-        (lambda: micro_batches([SAMPLE], rows=1, pad_id=0, stretch=0.5), "stretch is 0.5; pass a number of at least 1"),
-        (lambda: micro_batches([SAMPLE], rows=1, pad_id=0, stretch=math.nan), "stretch is nan; pass"),
         (lambda: LocalEngine.from_pretrained("/no/dir"), "directory is '/no/dir'; pass a checkpoint directory"),
         (lambda: LocalEngine(None, max_batch_rows=0), "max_batch_rows is 0; pass an integer of at least 1"),
     ],
 )
-def test_training_and_the_local_engine(call, error):
+def test_the_local_engine(call, error):
     with pytest.raises(ArgumentError, match=error):
         call()
 
@@ -127,11 +108,3 @@ def test_an_entry_of_a_script_is_named_by_its_number():
     asyncio.run(engine.generate(request))
     with pytest.raises(EngineError, match=r"entry 1 of the script is None \(NoneType\); pass text, token ids"):
         asyncio.run(engine.generate(request))
-
-
-def test_a_later_reward_replaces_an_earlier_one():
-    trajectory = Trajectory("e1")
-    trajectory.add_turn(RenderedTokens([1, 2]), COMPLETION, {"role": "assistant", "content": "x"})
-    trajectory.record_reward(1.0, {"first": True})
-    trajectory.record_reward(0.5, {"second": True})
-    assert (trajectory.reward, trajectory.turns[0].info) == (0.5, {"second": True})

@@ -20,7 +20,7 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.sniffing import sniff
 from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.patches import StillPatches
-from rollouts.errors import ArgumentError, RolloutsError, SampleError, short_repr
+from rollouts.errors import ArgumentError, RolloutsError, SampleError
 from rollouts.models.placeholders import item_tensors
 from rollouts.training.samples import TrainingSample
 
@@ -30,8 +30,8 @@ _LEAVE_OUT: Final = "Leave the sample out (the `index` of this error)"
 class AdapterError(RolloutsError):
     """A sample that a trainer's type cannot hold, or an object of such a type that no sample can be made of.
 
-    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit; `index` is the
-    place of the sample in the list that was given, None where no single one is at fault.
+    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit; `index`
+    is the place of the sample in the list that was given, None where no single one is at fault.
 
     Cure: change the part of the sample that the text names, as the text says.
     """
@@ -133,8 +133,8 @@ def refuse_other_arguments(target: str, sample: TrainingSample, supported: Colle
 
 
 def mm_token_type_ids(sample: TrainingSample) -> np.ndarray:
-    """Int64 (n,): 1 on the feature tokens of images, 2 on those of videos, 3 on those of sounds, 0 elsewhere; by range,
-    not by token id."""
+    """Int64 (n,): 1 on the feature tokens of images, 2 on those of videos, 3 on those of sounds, 0 elsewhere;
+    by range, not by token id."""
     types = np.zeros(len(sample), dtype=np.int64)
     for item, placeholder in sample.media:
         for modality, start, end in placeholder.runs_of(item):
@@ -175,14 +175,11 @@ def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
 # What all adapters check: the list of samples, parts that a type cannot hold, literal placeholder tokens.
 
 
-def checked_samples(samples: object, *, takes_teacher: bool = False) -> tuple[TrainingSample, ...]:
-    """Raises `SampleError` unless `samples` is a sequence of `TrainingSample`, at least one, without a teacher unless
-    `takes_teacher`."""
-    if not isinstance(samples, Sequence) or not samples:
-        raise SampleError("-", f"pass a list of at least one TrainingSample, not {short_repr(samples)}")
-    for index, sample in enumerate(samples):
-        if not isinstance(sample, TrainingSample):
-            raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
+def checked_samples(samples: Sequence[TrainingSample], *, takes_teacher: bool = False) -> tuple[TrainingSample, ...]:
+    """The samples. Raises `SampleError` for none, and for one with a teacher unless `takes_teacher`."""
+    if not samples:
+        raise SampleError(None, "pass a list of at least one TrainingSample")
+    for sample in samples:
         if sample.teacher_logprobs is not None and not takes_teacher:
             cure = "replace(sample, teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None)"
             raise SampleError(sample.name, f"trainers of others take no columns of a teacher; remove them: {cure}")
@@ -190,11 +187,11 @@ def checked_samples(samples: object, *, takes_teacher: bool = False) -> tuple[Tr
 
 
 def check_samples(
-    target: str, samples: object, *checks: Callable[[str, TrainingSample], object]
+    target: str, samples: Sequence[TrainingSample], *checks: Callable[[str, TrainingSample], object]
 ) -> tuple[TrainingSample, ...]:
     """The samples, each of which the target can hold: it passes `checks(target, sample)`, and those of all batches.
 
-    Raises `AdapterError`, with the `index` of the sample, for the first other one; `SampleError` for another type.
+    Raises `AdapterError`, with the `index` of the sample, for the first other one.
     """
     given = checked_samples(samples)
     placeholder_ids = _placeholder_ids(given)

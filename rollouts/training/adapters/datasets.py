@@ -23,11 +23,6 @@ from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 _ROW = "row of a dataset"
-#: What each row has; those of samples without them lack the likeliest tokens and a teacher's.
-_COLUMNS = (
-    *("name", "token_ids", "loss_mask", "logprobs", "advantages", "weight_spans", "routed_experts"),
-    *("images", "sounds", "placeholders"),
-)
 _FILES: Mapping[Modality, str] = {"image": "images", "audio": "sounds"}
 
 EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
@@ -148,12 +143,9 @@ def _sound_file(source: MediaSource) -> bytes:
 def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaProcessor]) -> TrainingSample:
     """The sample of a row, with pixels and features computed from its files by a renderer's `processors`.
 
-    Raises `AdapterError` for a row without one of the columns and for decoded files, `PixelMismatchError` where the
-    pixels or features are not those that the sampler saw, and `SampleError` for columns that contradict each other.
+    Raises `AdapterError` for a row without its files and for decoded ones, `PixelMismatchError` where the pixels or
+    features are not those that the sampler saw, and `SampleError` for columns that contradict each other.
     """
-    missing = [name for name in _COLUMNS if name not in row]
-    if missing:
-        raise AdapterError(_ROW, short_repr(row.get("name", "-")), missing[0], "the column is absent. Keep all columns")
     for modality, column in _FILES.items():
         if (ranges := [place["modality"] for place in row["placeholders"]].count(modality)) != len(row[column]):
             raise AdapterError(

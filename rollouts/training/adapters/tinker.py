@@ -8,17 +8,14 @@ number of tokens.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
-from renderers import MediaItem, PlaceholderRange
+from renderers import MediaItem, PlaceholderRange, TemplateRenderer
 from renderers.errors import MediaError
 from renderers.media.reference import load_source
-from renderers.messages import Modality
 from renderers.placement import PlacedItem
-from renderers.vision.processor import MediaProcessor
-from rollouts.errors import ArgumentError
 from rollouts.training.adapters.arguments import (
     AdapterError,
     checked_samples,
@@ -29,23 +26,17 @@ from rollouts.training.adapters.arguments import (
 )
 from rollouts.training.samples import TrainingSample
 from rollouts.trajectory.token_node import processor_for
+from rollouts.values import check_choice
+
+TinkerLoss = Literal["policy", "cross_entropy"]
 
 _DATUM, _INPUT = "Tinker Datum", "Tinker ModelInput"
-
-
-class ImageRenderer(Protocol):
-    """What of a renderer the way back needs."""
-
-    @property
-    def processors(self) -> Mapping[Modality, MediaProcessor]: ...
-    @property
-    def mm_token_type_id_map(self) -> dict[int, int]: ...
 
 
 def tinker_datum(
     sample: TrainingSample,
     *,
-    loss: Literal["policy", "cross_entropy"] = "policy",
+    loss: TinkerLoss = "policy",
     omit: Collection[str] = (),
 ) -> Any:
     """A `tinker.Datum` of a sample with n tokens: its input is the first n - 1, `target_tokens` int64 the last n - 1.
@@ -60,8 +51,7 @@ def tinker_datum(
     `tinker_model_input` does.
     """
     tinker = trainer_module("tinker")
-    if loss not in ("policy", "cross_entropy"):
-        raise ArgumentError("loss", loss, 'pass "policy" or "cross_entropy"')
+    check_choice("loss", loss, TinkerLoss)
     (sample,) = checked_samples([sample])
     row = f"sample {sample.name}"
     lacking = ("weight_spans", "routed_experts", "top_logprobs", *(() if loss == "policy" else ("logprobs",)))
@@ -101,7 +91,7 @@ def tinker_model_input(token_ids: Sequence[int] | np.ndarray, media: Sequence[Pl
     return _model_input(trainer_module("tinker"), np.asarray(token_ids), media, "the prompt")
 
 
-def tokens_from_tinker(model_input: Any, renderer: ImageRenderer) -> tuple[np.ndarray, tuple[PlacedItem, ...]]:
+def tokens_from_tinker(model_input: Any, renderer: TemplateRenderer) -> tuple[np.ndarray, tuple[PlacedItem, ...]]:
     """The way back from `tinker_model_input`: ids int32 (n,) and the images with their ranges, processed by `renderer`.
 
     An image that a chunk names by its path or URL is read as far as the renderer's media policy allows. Raises
@@ -111,19 +101,20 @@ def tokens_from_tinker(model_input: Any, renderer: ImageRenderer) -> tuple[np.nd
     ids: list[np.ndarray] = []
     media: list[PlacedItem] = []
     length = 0
+    image_token = next((token for token, kind in renderer.mm_token_type_id_map.items() if kind == 1), -1)
     for index, chunk in enumerate(model_input.chunks):
         if chunk.type == "encoded_text":
             tokens = np.asarray(chunk.tokens, dtype=np.int32)
         else:
             item = _item(chunk, f"chunks[{index}]", renderer)
-            tokens = np.full(item.num_tokens, _image_token(renderer), dtype=np.int32)
+            tokens = np.full(item.num_tokens, image_token, dtype=np.int32)
             media.append((item, PlaceholderRange(length, item.num_tokens)))
         ids.append(tokens)
         length += len(tokens)
     return np.concatenate([np.empty(0, dtype=np.int32), *ids]), tuple(media)
 
 
-def sample_from_tinker_datum(datum: Any, renderer: ImageRenderer, *, name: str = "") -> TrainingSample:
+def sample_from_tinker_datum(datum: Any, renderer: TemplateRenderer, *, name: str = "") -> TrainingSample:
     """The way back from `tinker_datum`, for a `Datum` with `mask` or with `weights`; it has no weight versions.
 
     Raises `AdapterError` for a `Datum` with neither, for targets that are not the next tokens of the input, and as
@@ -203,7 +194,7 @@ def _image_chunk(tinker: Any, item: MediaItem, placeholder: PlaceholderRange, ro
     return tinker.types.ImageChunk(data=data, format=image_format, expected_tokens=placeholder.length)
 
 
-def _item(chunk: Any, place: str, renderer: ImageRenderer) -> MediaItem:
+def _item(chunk: Any, place: str, renderer: TemplateRenderer) -> MediaItem:
     field = {"image": "data", "image_asset_pointer": "location"}.get(chunk.type)
     if field is None:
         raise AdapterError(_INPUT, place, "chunks", f"a chunk of type {chunk.type}. Pass text and images")
@@ -226,18 +217,6 @@ def _item(chunk: Any, place: str, renderer: ImageRenderer) -> MediaItem:
     if item.expansion is not None and any(not piece.embed for piece in item.expansion):
         raise AdapterError(_INPUT, place, "chunks", "this renderer puts text around the image's tokens. Leave it out")
     return item
-
-
-def _image_token(renderer: ImageRenderer) -> int:
-    ids = [token for token, kind in renderer.mm_token_type_id_map.items() if kind == 1]
-    if len(ids) != 1:
-        raise AdapterError(
-            _INPUT,
-            "renderer",
-            "mm_token_type_id_map",
-            f"it names {len(ids)} tokens of images. Pass the renderer of a model with images",
-        )
-    return ids[0]
 
 
 def _column(columns: Mapping[str, np.ndarray], key: str, count: int, row: str) -> np.ndarray:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from rollouts.errors import ArgumentError
 from rollouts.training.adapters.arguments import (
     AdapterError,
     check_samples,
@@ -127,8 +126,6 @@ def _labels(sample: TrainingSample) -> np.ndarray:
 
 
 def _named(type_ids: TypeIds, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    if type_ids not in ("mm_token_type_ids", "token_type_ids", None):
-        raise ArgumentError("type_ids", type_ids, 'pass "mm_token_type_ids", "token_type_ids" or None')
     return {} if type_ids is None else {type_ids: values}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from rollouts.training.samples import TrainingSample
 from rollouts.training.sequence_logprobs import token_logprobs, token_logprobs_and_entropy
 from rollouts.values import VersionOrder
 from transport import wire_type
-from transport.wire.arrays import is_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 Entry = TypeVar("Entry", bound=Hashable)
 
 
-def _no_floats() -> np.ndarray:
-    return np.empty(0, dtype=np.float32)
-
-
-def _no_integers() -> np.ndarray:
-    return np.empty(0, dtype=np.int32)
+_no_floats, _no_integers = partial(np.empty, 0, np.float32), partial(np.empty, 0, np.int32)
 
 
 @wire_type("rollouts.ComparedTokens")
@@ -41,8 +36,6 @@ class ComparedTokens:
     `position` in the sample; `turn`, the number of the run of trained tokens in the sample, from 0; `turn_position`,
     the position in that run; `item`, the last image, video or sound before the token, an index into `media_hashes` and
     `media_modalities`, -1 where there is none; `version`, an index into `versions`, -1 where it is not known.
-
-    Raises `ArgumentError` for arrays of different lengths.
     """
 
     sampler: np.ndarray = field(default_factory=_no_floats)
@@ -57,12 +50,6 @@ class ComparedTokens:
     media_hashes: tuple[str, ...] = ()
     media_modalities: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in _ARRAYS:
-            shape = getattr(self, name).shape
-            if shape != self.sampler.shape or len(shape) != 1:
-                raise ArgumentError(f"the shape of {name}", shape, f"pass arrays of {self.sampler.shape} like sampler")
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -112,12 +99,8 @@ class _Places(NamedTuple):
 def compare_tokens(batch: TrainingBatch, logprobs: torch.Tensor) -> ComparedTokens:
     """Put the sampler's log-probabilities of a batch beside the trainer's, `logprobs` floating (B, T).
 
-    Raises `ArgumentError` for log-probabilities that are no torch tensor of floats, and of another shape.
+    Raises `ArgumentError` for log-probabilities of another shape.
     """
-    if not is_tensor(logprobs):
-        raise ArgumentError("logprobs", logprobs, "pass a torch tensor (rows, tokens), such as token_logprobs returns")
-    if not logprobs.is_floating_point():
-        raise ArgumentError("the dtype of logprobs", str(logprobs.dtype), "pass float32")
     if tuple(logprobs.shape) != tuple(batch.loss_mask.shape):
         rule = f"pass the log-probabilities of this batch, {tuple(batch.loss_mask.shape)}"
         raise ArgumentError("the shape of logprobs", tuple(logprobs.shape), rule)

@@ -107,26 +107,23 @@ def diagnose_mismatch(
     weights that sampled the batch: other weights cannot be tested. It takes one forward pass of the batch and, for each
     examined sample, some 10 without media and up to 90 with them, without gradients.
 
-    `logprobs` floating (B, T), if given, are those of the caller's own trainer. Where the sampler agrees with what is
-    computed here and they do not, the trainer has the fault, and the hypotheses are tested on it.
+    `logprobs` floating (B, T), if given, are those of the caller's own trainer. Where the sampler agrees with
+    what is computed here and they do not, the trainer has the fault, and the hypotheses are tested on it.
 
-    `pixel_scale` has factor, mean and standard deviation of the processor (preprocessor_config.json); pass it where
-    items do not record them (`item.scale` is None), or pixels are not tested as normalised otherwise.
+    `pixel_scale` has factor, mean and standard deviation of the processor (preprocessor_config.json); pass it
+    where items do not record them (`item.scale` is None), or pixels are not tested as normalised otherwise.
 
-    A sample is affected if its mean |difference| is more than twice `tolerance`, in nats (by default 1e-4 for a model
-    in float32, 0.02 for others), and explained if a hypothesis reduces it to at most `tolerance` or a tenth, whichever
-    is more, and to at most half. A hypothesis is a cause if it explains at least 16 tokens.
+    A sample is affected if its mean |difference| is more than twice `tolerance`, in nats (by default 1e-4 for
+    a model in float32, 0.02 for others), and explained if a hypothesis reduces it to at most `tolerance` or a
+    tenth, whichever is more, and to at most half. A hypothesis is a cause if it explains at least 16 tokens.
 
     Raises `ArgumentError` for log-probabilities of another shape, for a tolerance that is not above 0, for
-    `max_samples` below 1, and for a hypothesis that is none or whose variants are no list of samples with the same
-    trained tokens; `UnsupportedModelError` for a model that `token_logprobs` refuses.
+    `max_samples` below 1, and for a hypothesis whose variants are no list of samples with the same trained tokens;
+    `UnsupportedModelError` for a model that `token_logprobs` refuses.
     """
-    limit = _tolerance(architecture(model).model, tolerance)
-    if not isinstance(hypotheses, Sequence) or isinstance(hypotheses, str):
-        raise ArgumentError("hypotheses", hypotheses, "pass a list of Hypothesis, for example [hypothesis]")
-    for index, hypothesis in enumerate(hypotheses):
-        if not isinstance(hypothesis, Hypothesis):
-            raise ArgumentError(f"hypotheses[{index}]", hypothesis, "pass a Hypothesis(name, cause, variants)")
+    default = 1e-4 if architecture(model).model.dtype in (torch.float32, torch.float64) else 0.02
+    rule = "pass a number of nats above 0, or None"
+    limit = default if tolerance is None else check_positive("tolerance", tolerance, rule)
     check_integer("max_samples", max_samples)
     with torch.no_grad():
         computed = token_logprobs(model, batch)
@@ -174,12 +171,6 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
         numbers = f"{len(each.samples):>7}  {len(each.explained):>9}  {each.before:>8.1e}  {each.after:>8.1e}"
         lines.append(f"{each.name:56}  {f'not computed: {each.skipped:.60}' if each.skipped else numbers}")
     return "\n".join(lines)
-
-
-def _tolerance(model: Any, tolerance: float | None) -> float:
-    if tolerance is None:
-        return 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.02
-    return check_positive("tolerance", tolerance, "pass a number of nats above 0, or None")
 
 
 def _differing_side(
@@ -315,14 +306,12 @@ def _logprobs(model: Any, pad_id: int, samples: Sequence[TrainingSample]) -> lis
 
 
 def _variants(hypothesis: Hypothesis, sample: TrainingSample, items: Sequence[MediaItem]) -> Sequence[TrainingSample]:
-    variants: object = hypothesis.variants(sample, items)
-    returned = f"what the variants of {hypothesis.name!r} returned for sample {sample.name}"
-    if not isinstance(variants, Sequence):
+    variants = hypothesis.variants(sample, items)
+    if not isinstance(variants, Sequence) or not all(isinstance(variant, TrainingSample) for variant in variants):
+        returned = f"what the variants of {hypothesis.name!r} returned for sample {sample.name}"
         raise ArgumentError(returned, variants, "return a list of samples, [] where the sample cannot have the fault")
     trained = sample.token_ids[sample.loss_mask]
     for variant in variants:
-        if not isinstance(variant, TrainingSample):
-            raise ArgumentError(returned, variants, "return a list of TrainingSample")
         theirs = variant.token_ids[variant.loss_mask]
         if not np.array_equal(trained, theirs):
             rule = f"keep the {len(trained)} trained tokens of sample {sample.name} (replace_tokens does)"

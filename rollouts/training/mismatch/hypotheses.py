@@ -21,44 +21,47 @@ from rollouts.training.samples import TrainingSample
 
 
 class Cause(StrEnum):
-    """Why log-probabilities of sampler and trainer differ. The value is the name for people."""
+    """Why log-probabilities of sampler and trainer differ. The value is the name for people, `cure` what to do."""
 
-    DOUBLED_NORMALISATION = "doubled normalisation"
-    MISSING_NORMALISATION = "missing normalisation"
-    OTHER_NORMALISATION = "other normalisation"
-    DROPPED_IMAGE = "dropped image"
-    SWAPPED_IMAGE = "swapped image"
-    DROPPED_SOUND = "dropped sound"
-    SWAPPED_SOUND = "swapped sound"
-    WRONG_TEMPLATE = "wrong template"
-    WRONG_TEMPERATURE = "wrong temperature"
-    MOE_ROUTING = "MoE routing"
+    cure: str
 
-    @property
-    def cure(self) -> str:
-        return _CURES[self]
+    def __new__(cls, name: str, cure: str) -> Cause:
+        cause = str.__new__(cls, name)
+        cause._value_, cause.cure = name, cure
+        return cause
 
-
-_CURES: Mapping[Cause, str] = MappingProxyType(
-    {
-        Cause.DOUBLED_NORMALISATION: "send raw uint8 pixels to a server that normalises, and floats to one that does "
-        "not (`rollouts doctor` checks the server)",
-        Cause.MISSING_NORMALISATION: "send the processor's floats to a server that does not normalise "
-        "(`rollouts doctor` checks the server)",
-        Cause.OTHER_NORMALISATION: "give both sides the same image_mean and image_std in preprocessor_config.json (or "
-        "processor_config.json)",
-        Cause.DROPPED_IMAGE: "check that each request holds its images and that the server's route uses them",
-        Cause.SWAPPED_IMAGE: "check the order and the hashes of the images of each request",
-        Cause.DROPPED_SOUND: "check that each request holds its sounds and that the server's route uses them",
-        Cause.SWAPPED_SOUND: "check the order and the hashes of the sounds of each request",
-        Cause.WRONG_TEMPLATE: "send token ids to the sampler, or give sampler and trainer the same chat template and "
-        "options, and compare their prompt ids",
-        Cause.WRONG_TEMPERATURE: "have the sampler report log-probabilities before temperature (vLLM: "
-        "--logprobs-mode raw_logprobs), or divide the trainer's logits by the same temperature",
-        Cause.MOE_ROUTING: "replay the sampler's routing in the trainer (`routed_experts` of a completion), or compute "
-        "the router in float32 on both sides",
-    }
-)
+    DOUBLED_NORMALISATION = (
+        "doubled normalisation",
+        "send raw uint8 pixels to a server that normalises, and floats to one that does not (`rollouts doctor` checks "
+        "the server)",
+    )
+    MISSING_NORMALISATION = (
+        "missing normalisation",
+        "send the processor's floats to a server that does not normalise (`rollouts doctor` checks the server)",
+    )
+    OTHER_NORMALISATION = (
+        "other normalisation",
+        "give both sides the same image_mean and image_std in preprocessor_config.json (or processor_config.json)",
+    )
+    DROPPED_IMAGE = "dropped image", "check that each request holds its images and that the server's route uses them"
+    SWAPPED_IMAGE = "swapped image", "check the order and the hashes of the images of each request"
+    DROPPED_SOUND = "dropped sound", "check that each request holds its sounds and that the server's route uses them"
+    SWAPPED_SOUND = "swapped sound", "check the order and the hashes of the sounds of each request"
+    WRONG_TEMPLATE = (
+        "wrong template",
+        "send token ids to the sampler, or give sampler and trainer the same chat template and options, and compare "
+        "their prompt ids",
+    )
+    WRONG_TEMPERATURE = (
+        "wrong temperature",
+        "have the sampler report log-probabilities before temperature (vLLM: --logprobs-mode raw_logprobs), or divide "
+        "the trainer's logits by the same temperature",
+    )
+    MOE_ROUTING = (
+        "MoE routing",
+        "replay the sampler's routing in the trainer (`routed_experts` of a completion), or compute the router in "
+        "float32 on both sides",
+    )
 
 
 #: The samples that one side would have computed on instead of a sample; the second argument has the batch's items.

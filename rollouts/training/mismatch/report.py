@@ -110,10 +110,10 @@ class MismatchOutlier:
 class MismatchReport:
     """The differences between the sampler's and the trainer's log-probabilities of sampled tokens, in nats.
 
-    `compared` has both for every token, `outliers` the tokens that differ most. The properties sum them up: over all
-    tokens, and by turn, modality, version lag, image and sample. `report_text` and `report_json` print them,
-    `plot_mismatch` plots them, `check_mismatch` compares them with thresholds. A log-probability that is not a number
-    counts as an infinite difference.
+    `compared` has both for every token, `outliers` the tokens that differ most. The properties sum them up:
+    over all tokens, and by turn, modality, version lag, image and sample. `report_text` and `report_json`
+    print them, `plot_mismatch` plots them, `check_mismatch` compares them with thresholds. A log-probability
+    that is not a number counts as an infinite difference.
 
     `trainer_version` is that of `mismatch_report`. Causes are tested by `diagnose_mismatch`.
     """
@@ -208,7 +208,7 @@ def mismatch_report(
     The trainer's must be of the weights that sampled the batch, before any optimizer step. `trainer_version` is the
     version of these weights, from which the lag of each token is counted (by default from the newest in the batch).
 
-    Raises `ArgumentError` for log-probabilities that are no torch tensor of floats of this shape.
+    Raises `ArgumentError` for log-probabilities of another shape.
     """
     version = None if trainer_version is None else str(trainer_version)
     compared = compare_tokens(batch, logprobs)
@@ -216,19 +216,8 @@ def mismatch_report(
 
 
 def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:
-    """One report over the tokens of all `reports`, with the trainer's version of the first that has tokens.
-
-    Raises `ArgumentError` for anything but reports.
-    """
-    if not isinstance(reports, Iterable):
-        rule = "pass a list of reports, for example [report]: of one report, there is nothing to merge"
-        raise ArgumentError("reports", reports, rule)
-    nonempty = []
-    for index, report in enumerate(reports):
-        if not isinstance(report, MismatchReport):
-            raise ArgumentError(f"reports[{index}]", report, "pass what mismatch_report returned")
-        if report.tokens:
-            nonempty.append(report)
+    """One report over the tokens of all `reports`, with the trainer's version of the first that has tokens."""
+    nonempty = [report for report in reports if report.tokens]
     if not nonempty:
         return MismatchReport()
     outliers = sorted((one for report in nonempty for one in report.outliers), key=lambda one: -one.difference)

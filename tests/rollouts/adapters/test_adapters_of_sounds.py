@@ -17,7 +17,6 @@ from rollouts.training.adapters import (
     row_features,
     sample_from_row,
     skyrl_training_batch,
-    tinker_model_input,
     trl_grpo_inputs,
     trl_sft_batch,
     verl_data_proto,
@@ -94,9 +93,3 @@ def test_verl_has_the_features_of_each_row(samples, load_without_init, monkeypat
 def test_types_with_fields_for_images_only_refuse_sounds_by_name(samples, adapter, reason):
     with pytest.raises(AdapterError, match=f"sample 1: media: its media have {reason}; the type has fields for"):
         adapter(samples)
-
-
-def test_tinker_refuses_a_sound_by_name(samples):
-    pytest.importorskip("tinker")
-    with pytest.raises(AdapterError, match=r"media: audio .*: it has chunks of images only"):
-        tinker_model_input(samples[1].token_ids, samples[1].media)

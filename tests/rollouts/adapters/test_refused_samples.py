@@ -29,7 +29,7 @@ ALL = ("logprobs", "advantages", *OMITTED)
 #: Types with the names that the adapters use, which keep what they are made of.
 SKYRL = SimpleNamespace(TrainingInputBatch=lambda columns: SimpleNamespace(columns=columns), TensorList=list)
 VERL = SimpleNamespace(DataProto=SimpleNamespace(from_dict=lambda **parts: parts))
-PRIME = {"temperature": 1.0, "env_name": "e", "omit": OMITTED, "types": published("per token")}
+PRIME = {"temperature": 1.0, "env_name": "e", "omit": OMITTED, "types": published()}
 
 BATCHES = {
     "trl_grpo_inputs": lambda samples: trl_grpo_inputs(samples, pad_id=0),

@@ -40,22 +40,6 @@ def photo(format: str, mode: str = "RGB", orientation: int = 1) -> bytes:
     return file.getvalue()
 
 
-def test_an_image_is_a_chunk_in_the_place_of_its_tokens(make_sample):
-    sample = make_sample(3, images=2)
-    datum = tinker_datum(sample, omit=OMIT)
-    chunks = datum.model_input.chunks
-    assert [chunk.type for chunk in chunks] == ["encoded_text", "image", "encoded_text", "image", "encoded_text"]
-    assert [chunk.expected_tokens for chunk in chunks if chunk.type == "image"] == [4, 8]
-    assert datum.model_input.length == len(sample) - 1
-    first = sample.media[0][1]
-    assert list(chunks[0].tokens) == sample.token_ids[: first.offset].tolist()
-    targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
-    assert targets[first.offset - 1 : first.end - 1].tolist() == [0] * 4
-    assert targets[sample.loss_mask[1:]].tolist() == sample.token_ids[sample.loss_mask].tolist()
-    for key in ("logprobs", "advantages"):
-        assert datum.loss_fn_inputs[key].to_numpy().tolist() == getattr(sample, key)[1:].tolist()
-
-
 @settings(max_examples=25)
 @given(seed=st.integers(1, 30), images=st.integers(0, 3), supervised=st.booleans())
 def test_a_sample_comes_back_from_its_datum(renderer, make_sample, seed, images, supervised):
@@ -132,13 +116,6 @@ def test_an_image_at_the_end_cannot_be_cut(make_sample):
         tinker_datum(TrainingSample(**columns, media=sample.media, name="cut"))
 
 
-def test_a_video_is_refused(renderer):
-    frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
-    rendered = renderer.render([{"role": "user", "content": [{"type": "video", "video": frames}]}])
-    with pytest.raises(AdapterError, match=r"the prompt: media: video .* it has chunks of images only"):
-        tinker_model_input(rendered.token_ids, rendered.multi_modal_data.items_with_ranges())
-
-
 def changed(datum, **columns):
     return tinker.Datum(model_input=datum.model_input, loss_fn_inputs={**datum.loss_fn_inputs, **columns})
 
@@ -156,14 +133,6 @@ def test_a_datum_that_no_sample_can_hold_is_refused_by_its_part(renderer, make_s
         sample_from_tinker_datum(tinker.Datum(model_input=datum.model_input, loss_fn_inputs=without), renderer)
     with pytest.raises(AdapterError, match="model_input: it has no tokens"):
         sample_from_tinker_datum(tinker.Datum(model_input=tinker.ModelInput.empty()), renderer)
-
-
-def test_an_image_of_another_size_than_expected_is_refused(renderer):
-    rendered, media = rendered_image(renderer, photo("PNG"))
-    chunk = tinker_model_input(rendered.token_ids, media).chunks[1]
-    wrong = chunk.model_copy(update={"expected_tokens": 99})
-    with pytest.raises(AdapterError, match=r"chunks\[0\]: expected_tokens: it expects 99 tokens"):
-        tokens_from_tinker(tinker.ModelInput(chunks=[wrong]), renderer)
 
 
 def pointer(location: object, expected_tokens: int | None = None):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from rollouts.errors import ArgumentError
 from rollouts.training import (
     TrainingBatch,
     TrainingSample,
@@ -135,23 +134,6 @@ def test_its_shuffling_and_splitting_keep_images_and_versions_with_their_rows(tr
             assert part["completion_ids"][row, :width].tolist() == samples[index].token_ids[-width:].tolist()
 
 
-def test_columns_are_those_of_the_samples(make_sample):
-    samples = [make_sample(3), make_sample(8, images=1)]
-    inputs = trl_grpo_inputs(samples, pad_id=9)
-    width = inputs["prompt_ids"].shape[1]
-    for row, sample in enumerate(samples):
-        start = int(np.flatnonzero(sample.loss_mask)[0])
-        count = len(sample) - start
-        assert inputs["prompt_ids"][row].tolist() == [9] * (width - start) + sample.token_ids[:start].tolist()
-        assert inputs["prompt_mask"][row].tolist() == [0] * (width - start) + [1] * start
-        trained = (inputs["completion_mask"] * inputs["tool_mask"])[row, :count]
-        assert trained.tolist() == sample.loss_mask[start:].tolist()
-        assert inputs["sampling_per_token_logps"][row, :count].tolist() == sample.logprobs[start:].tolist()
-        assert inputs["advantages"][row, :count].tolist() == sample.advantages[start:].tolist()
-    assert inputs["num_items_in_batch"] == sum(int(sample.loss_mask.sum()) for sample in samples)
-    assert inputs["num_images"] == [0, 1]
-
-
 def test_the_models_loss_on_a_supervised_batch_is_our_negative_log_likelihood(make_sample, model):
     samples = [supervised(make_sample(seed, images=seed % 2)) for seed in (2, 3, 5)]
     collator = functools.partial(trl_sft_batch, pad_id=0)
@@ -185,28 +167,7 @@ def test_what_labels_do_not_say_is_left_out_only_where_this_is_said(make_sample)
         trl_sft_row(make_sample(1, images=1), omit=omit)
 
 
-def test_videos_are_refused_where_the_trainer_has_no_field_for_them(renderer):
-    frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
-    rendered = renderer.render(
-        [{"role": "user", "content": [{"type": "video", "video": frames}]}, {"role": "assistant", "content": "x"}]
-    )
-    columns = {name: np.zeros(len(rendered), np.float32) for name in ("logprobs", "advantages")}
-    media = tuple(rendered.multi_modal_data.items_with_ranges())
-    mask = np.array(rendered.sampled_mask)
-    sample = TrainingSample(np.array(rendered.token_ids, np.int32), mask, **columns, media=media, name="film")
-    with pytest.raises(AdapterError, match="sample film: media: its media have the tensor pixel_values_videos"):
-        trl_grpo_inputs([sample], pad_id=0)
-
-
-def test_a_sampled_placeholder_token_is_refused(literal_placeholder):
-    for adapter in (trl_grpo_inputs, functools.partial(trl_sft_batch, omit=("logprobs", "advantages", "weight_spans"))):
-        with pytest.raises(AdapterError, match="episode-1/0: token_ids"):
-            adapter([literal_placeholder], pad_id=0)
-
-
 def test_the_argument_for_media_tokens_has_the_name_that_the_model_has_for_it(make_sample):
     sample = supervised(make_sample(1, images=1))
     assert "token_type_ids" in trl_sft_batch([sample], pad_id=0, type_ids="token_type_ids")
     assert trl_grpo_inputs([sample], pad_id=0, type_ids=None).keys() & {"token_type_ids", "mm_token_type_ids"} == set()
-    with pytest.raises(ArgumentError, match="type_ids is 'types'"):
-        trl_sft_batch([sample], pad_id=0, type_ids="types")

@@ -4,7 +4,6 @@ import dataclasses
 import sys
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,31 +16,6 @@ def types(load_without_init, monkeypatch):
     ray.ObjectRef = object
     monkeypatch.setitem(sys.modules, "ray", ray)
     return load_without_init("verl.protocol", "verl", "verl.utils")
-
-
-def test_every_column_of_a_sample_is_in_its_row(types, make_sample):
-    samples = [make_sample(3), make_sample(9, images=2)]
-    data = verl_data_proto(samples, pad_id=5, mrope=True, types=types)
-    assert isinstance(data, types.DataProto)
-    width = data.batch["prompts"].shape[1]
-    for row, sample in enumerate(samples):
-        start = int(np.flatnonzero(sample.loss_mask)[0])
-        count = len(sample) - start
-        assert data.batch["prompts"][row, width - start :].tolist() == sample.token_ids[:start].tolist()
-        assert data.batch["responses"][row, :count].tolist() == sample.token_ids[start:].tolist()
-        is_token = data.batch["attention_mask"][row].bool()
-        assert data.batch["input_ids"][row, is_token].tolist() == sample.token_ids.tolist()
-        assert (data.batch["input_ids"][row, ~is_token] == 5).all()
-        for key, name in (
-            ("response_mask", "loss_mask"),
-            ("rollout_log_probs", "logprobs"),
-            ("advantages", "advantages"),
-        ):
-            assert data.batch[key][row, :count].tolist() == getattr(sample, name)[start:].tolist()
-            assert not data.batch[key][row, count:].any()
-    assert data.non_tensor_batch["weight_spans"][1][0] == ("9", 0, 2)
-    assert data.non_tensor_batch["sample_name"].tolist() == [sample.name for sample in samples]
-    assert data.non_tensor_batch["multi_modal_inputs"][0] == {}
 
 
 def test_positions_are_those_of_the_models_own_rope_index(types, make_sample, model):
@@ -84,19 +58,6 @@ def test_without_mrope_positions_count_the_tokens(types, make_sample):
     assert data.batch["position_ids"][1, is_token[1]].tolist() == list(range(int(is_token[1].sum())))
 
 
-def test_rows_can_be_selected_split_and_joined(types, make_sample):
-    samples = [make_sample(seed, images=seed % 2) for seed in range(1, 5)]
-    data = verl_data_proto(samples, pad_id=0, mrope=False, types=types)
-    joined = types.DataProto.concat([data[2:], data[:2]])
-    assert joined.non_tensor_batch["sample_name"].tolist() == [
-        "episode-3/0",
-        "episode-4/0",
-        "episode-1/0",
-        "episode-2/0",
-    ]
-    assert "pixel_values" in joined.non_tensor_batch["multi_modal_inputs"][0]
-
-
 def test_mrope_of_a_video_whose_frames_are_one_run_of_tokens_is_refused(types, make_sample):
     sample = make_sample(1, images=1)
     item, placeholder = sample.media[0]
@@ -106,8 +67,3 @@ def test_mrope_of_a_video_whose_frames_are_one_run_of_tokens_is_refused(types, m
     sample = dataclasses.replace(sample, media=((film, placeholder),))
     with pytest.raises(AdapterError, match=r"episode-1/0: position_ids: .* one run for each frame"):
         verl_data_proto([sample], pad_id=0, mrope=True, types=types)
-
-
-def test_a_sampled_placeholder_token_is_refused(types, literal_placeholder):
-    with pytest.raises(AdapterError, match="verl DataProto: sample episode-1/0: token_ids"):
-        verl_data_proto([literal_placeholder], pad_id=0, mrope=True, types=types)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from renderers import load_renderer
 from rollouts.cli.main import app
-from rollouts.cli.serve import EngineKind, _upstream
+from rollouts.engines.server_kinds import server_engine
 from rollouts.serve.app import create_app
 from rollouts.serve.gateway.routes import Gateway
 from transport import RecordReader
@@ -121,34 +121,16 @@ def test_a_teacher_on_sglang_scores_the_episodes_of_a_run(
         assert "teacher_kl" in episode.metrics
 
 
-def test_an_evaluation_samples_from_a_fleet_of_sglang(
-    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sglang_score.py").write_text("def score(completion, task):\n    return 1.0\n")
-    (tmp_path / "tasks.jsonl").write_text('{"question": "one"}\n{"question": "two"}\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    model = ["--model", str(tiny_model_dir), "--max-tokens", "2", "--out", "out"]
-    urls = ["--base-url", served.base_url, "--base-url", f"{served.base_url}/proxied"]
-    for engine in (urls[:2], urls):
-        arguments = ["eval", "tasks.jsonl", "--score", "sglang_score.py", *model, "--engine", "sglang", *engine]
-        result = CliRunner().invoke(app, [*arguments, "--dry-run"])
-        assert result.exit_code == 0, result.output
-    result = CliRunner().invoke(app, arguments[:-2])
-    assert result.exit_code == 0, result.output
-    assert len(served.requests) == 2
-
-
 async def test_the_gateway_stands_before_sglang(served: FakeSGLang, tiny_model_dir: Path) -> None:
-    upstream = await asyncio.to_thread(_upstream, None, EngineKind.SGLANG, served.base_url, None)
-    gateway = Gateway(upstream.engine, load_renderer(tiny_model_dir), model=upstream.name)
+    upstream = server_engine("sglang", served.base_url)
+    gateway = Gateway(upstream, load_renderer(tiny_model_dir), model="/model")
     transport = httpx.ASGITransport(create_app(gateway))
     messages = [{"role": "user", "content": "a"}]
     body = {"messages": messages, "stream": True, "max_tokens": 3, "return_token_ids": True}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         response = await client.post("/v1/chat/completions", json={"model": "/model", **body})
     await gateway.close()
-    await upstream.engine.close()
+    await upstream.close()
     assert response.status_code == 200, response.text
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
     choices = [choice for event in events for choice in json.loads(event)["choices"]]
