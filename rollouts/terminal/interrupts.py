@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -17,7 +19,7 @@ from rollouts.terminal.table import printable, shortened
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Raise a SIGINT that arrives in the block again after it; in other threads than the main one, do nothing.
+    """Handle a SIGINT that arrives in the block after it; in other threads than the main one, do nothing.
 
     Two things need it. A `KeyboardInterrupt` inside the import of a C++ extension module (torch, scipy) can abort the
     process. And a process whose start is interrupted waits for its first message without a parent that knows of it.
@@ -31,13 +33,14 @@ def defer_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if deferred:
-            signal.raise_signal(signal.SIGINT)
+        if deferred and callable(handler):
+            handler(signal.SIGINT, None)  # not the signal again, of which `run_with_deadline` has heard already
 
 
 T = TypeVar("T")
 
 INTERRUPTED: Final = 130
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR: Final = "\x1b[?25h"
 
 
@@ -49,37 +52,49 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
     error and exits with code 130, whatever its threads and its event loop are doing: files must be readable at every
     moment.
     """
+    interrupts: list[int] = []
+    tasks: list[asyncio.Task[Any]] = []
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
 
-    def exit_now() -> None:
+    def received(wait: float | None) -> int:
+        """The next of the signals; 0 if there is none within `wait` seconds, or the pipe is closed."""
+        end = None if wait is None else time.monotonic() + wait
+        while select.select([read_end], [], [], None if end is None else max(0.0, end - time.monotonic()))[0]:
+            number = int.from_bytes(os.read(read_end, 1))
+            if number in (0, *_SIGNALS):  # programs may handle others
+                return number
+        return 0
+
+    def watch() -> None:
+        # In a thread, because Python calls the handlers of signals in the main one, which may be in a call that no
+        # signal ends; it is told by the wakeup descriptor, which is written where the signal arrives.
+        if not (number := received(None)):
+            os.close(read_end)
+            return
+        interrupts.append(number)
+        for task in tasks:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the task has ended
+                loop.call_soon_threadsafe(task.cancel)
+        received(seconds)
         # Not through `sys.stderr`, whose lock another thread may hold. A progress display has hidden the cursor.
         os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{message}\n".encode(errors="replace"))
         os._exit(INTERRUPTED)
 
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        if interrupts:
+            main.close()
+            raise asyncio.CancelledError
+        return await main
+
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        tasks: list[asyncio.Task[Any]] = []
-        interrupts: list[int] = []
-
-        def interrupt(number: int, _: object) -> None:
-            interrupts.append(number)
-            if len(interrupts) > 1:
-                exit_now()
-            deadline = threading.Timer(seconds, exit_now)
-            deadline.daemon = True
-            deadline.start()
-            for task in tasks:
-                loop.call_soon_threadsafe(task.cancel)
-
-        async def run() -> T:
-            task = asyncio.current_task()
-            assert task is not None
-            tasks.append(task)
-            if interrupts:
-                main.close()
-                raise asyncio.CancelledError
-            return await main
-
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        threading.Thread(target=watch, daemon=True).start()
+        before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         try:
             return runner.run(run())
         except asyncio.CancelledError:
@@ -88,8 +103,10 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
             raise
         finally:
             if not interrupts:
+                signal.set_wakeup_fd(descriptor)
                 for number, handler in before.items():
                     signal.signal(number, handler)
+                os.close(write_end)
 
 
 def exit_interrupted() -> NoReturn:

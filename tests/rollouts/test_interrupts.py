@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 
 import pytest
 
-from rollouts.terminal.interrupts import defer_interrupts
+from rollouts.terminal.interrupts import defer_interrupts, run_with_deadline
 
 
 def interrupt_a_block(finished: list[bool], error: Exception | None = None) -> None:
@@ -53,3 +54,21 @@ def test_a_thread_other_than_the_main_one_runs_the_block_without_a_handler() -> 
     thread.start()
     thread.join()
     assert handlers == [before]
+
+
+def test_a_run_that_is_interrupted_inside_the_block_ends_in_its_own_time() -> None:
+    finished: list[bool] = []
+
+    async def main() -> None:
+        interrupt_a_block(finished)
+        await asyncio.Event().wait()
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_with_deadline(main(), 10**6, "stopped at once")
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert finished

