@@ -277,7 +277,7 @@ RECORD = {
         ({"trainer": np.zeros(2, np.float32)}, "trainer has another length"),
         ({"item": np.array([7], np.int32)}, "item has an index outside media_modalities"),
         ({"sample": np.array([-1], np.int32)}, "sample has an index outside names"),
-        ({"more": 1}, "record 0 does not hold the columns"),
+        ({"more": 1}, "record 0: it does not hold the columns"),
     ],
 )
 def test_a_record_that_is_no_step_is_refused(tmp_path: Path, changed: dict[str, object], reason: str) -> None:

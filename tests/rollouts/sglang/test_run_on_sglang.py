@@ -121,6 +121,24 @@ def test_a_teacher_on_sglang_scores_the_episodes_of_a_run(
         assert "teacher_kl" in episode.metrics
 
 
+def test_an_evaluation_samples_from_a_fleet_of_sglang(
+    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang_score.py").write_text("def score(completion, task):\n    return 1.0\n")
+    (tmp_path / "tasks.jsonl").write_text('{"question": "one"}\n{"question": "two"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = ["--model", str(tiny_model_dir), "--max-tokens", "2", "--out", "out"]
+    urls = ["--base-url", served.base_url, "--base-url", f"{served.base_url}/proxied"]
+    for engine in (urls[:2], urls):
+        arguments = ["eval", "tasks.jsonl", "--score", "sglang_score.py", *model, "--engine", "sglang", *engine]
+        result = CliRunner().invoke(app, [*arguments, "--dry-run"])
+        assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(app, arguments[:-2])
+    assert result.exit_code == 0, result.output
+    assert len(served.requests) == 2
+
+
 async def test_the_gateway_stands_before_sglang(served: FakeSGLang, tiny_model_dir: Path) -> None:
     upstream = server_engine("sglang", served.base_url)
     gateway = Gateway(upstream, load_renderer(tiny_model_dir), model="/model")

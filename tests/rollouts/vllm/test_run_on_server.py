@@ -179,6 +179,16 @@ def test_a_run_samples_from_all_servers_of_a_fleet(tmp_path: Path, named_by: str
     assert min(requests) > 0  # with 48 sessions on two servers, chance leaves one without any once in 10**14 runs
 
 
+def test_a_run_of_one_server_goes_on_with_a_fleet(tmp_path: Path) -> None:
+    with served(FakeVLLM()) as one, served(FakeVLLM()) as two:
+        first = run_engine(tmp_path, one, 'kind = "vllm"\nbase_url = "URL"', "--limit", "1")
+        fleet = f'kind = "fleet"\nurls = ["{one.base_url}", "{two.base_url}"]'
+        second = run_engine(tmp_path, one, fleet, "--resume")
+    assert first.exit_code == 0, first.output
+    assert second.exit_code == 0, second.output
+    assert sorted(group[0].group_id for group in trajectories(tmp_path)) == ["0", "1", "2"]
+
+
 @pytest.mark.slow
 def test_a_fleet_of_which_one_server_is_down_runs_and_one_of_which_all_are_down_does_not(tmp_path: Path) -> None:
     down = [f"http://127.0.0.1:{reserved_port()}" for _ in range(2)]

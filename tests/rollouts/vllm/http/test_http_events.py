@@ -65,6 +65,13 @@ def test_events_come_out_whatever_the_line_ends_and_wherever_the_bytes_are_cut(
     assert decoded(*pieces) == ["\n".join(data).encode() for data, _ in events]
 
 
+def test_mixed_line_ends_are_read_one_byte_at_a_time_and_at_once() -> None:
+    text = b"data: a\r\ndata: b\rdata: c\n\r\ndata:d\r\rdata:  e\n\n"
+    expected = [b"a\nb\nc", b"d", b" e"]
+    assert decoded(text) == expected
+    assert decoded(*(text[place : place + 1] for place in range(len(text)))) == expected
+
+
 @pytest.mark.parametrize(
     ("text", "events"),
     [
