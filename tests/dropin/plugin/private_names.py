@@ -27,11 +27,17 @@ def _apply_chat_template(tokenizer, *arguments, **options):
     return _reference_tokenizer(tokenizer.files.directory).apply_chat_template(*arguments, **options)
 
 
+def _token_type_ids(placeholders, length):
+    media = renderers.MultiModalData(mm_placeholders=placeholders)
+    return renderers.RenderedTokens(token_ids=[0] * length, multi_modal_data=media).mm_token_type_ids
+
+
 if not hasattr(configs, "_config_class_for"):
     from renderers.model_files import ModelTokenizer
 
     ModelTokenizer.apply_chat_template = _apply_chat_template
     configs._config_class_for = configs.config_class
+    base._build_mm_token_type_ids = _token_type_ids
     (_source,) = Path(os.environ["MMROLLOUTS_STOCK_RENDERERS"]).glob("base.py")
     for _node in ast.parse(_source.read_text(encoding="utf-8")).body:
         if isinstance(_node, ast.AnnAssign) and (_name := getattr(_node.target, "id", "")) in _TABLES:
