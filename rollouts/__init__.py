@@ -35,14 +35,12 @@ from rollouts.episodes.episode import (  # noqa: E402
 )
 from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
 from rollouts.runner import EpisodeLimits, Group, RetryPolicy, Runner, Task  # noqa: E402
+from rollouts.trajectory.media_reference import MediaReference  # noqa: E402
 from rollouts.trajectory.packed_episodes import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
-from rollouts.trajectory.token_node import (  # noqa: E402
-    MediaReference,
-    TokenNode,
-    Turn,
-)
+from rollouts.trajectory.token_node import TokenNode  # noqa: E402
 from rollouts.trajectory.tree import Branch, Trajectory  # noqa: E402
+from rollouts.trajectory.turn import Turn  # noqa: E402
 
 if TYPE_CHECKING:
     from rollouts.engines.local import LocalEngine
@@ -87,7 +85,6 @@ __all__ = [
     "run_episode",
     "run_episodes",
 ]
-
 # Loaded when first used: one needs the extra `torch`, the other is not needed by an environment's process.
 _LAZY = {
     "LocalEngine": "rollouts.engines.local",

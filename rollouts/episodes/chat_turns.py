@@ -33,8 +33,9 @@ from rollouts.episodes.turns import (
     own_tools,
 )
 from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError, describe_exception
-from rollouts.trajectory.token_node import media_counts
-from rollouts.trajectory.tree import Trajectory, longest_prefixes
+from rollouts.trajectory.media_reference import media_counts
+from rollouts.trajectory.prefixes import longest_prefixes
+from rollouts.trajectory.tree import Trajectory
 
 #: The metrics of an episode that hold what the endpoint has counted, summed over turns.
 PROMPT_TOKENS, COMPLETION_TOKENS = "endpoint_prompt_tokens", "endpoint_completion_tokens"

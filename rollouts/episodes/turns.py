@@ -44,8 +44,8 @@ from rollouts.errors import (
     TrajectoryFinishedError,
     describe_exception,
 )
+from rollouts.trajectory.media_reference import MediaOfParts, media_counts
 from rollouts.trajectory.storable import copied_mapping, plain_copy
-from rollouts.trajectory.token_node import MediaOfParts, media_counts
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import whole_number
 

@@ -16,8 +16,11 @@ from rollouts.models.architecture import (
     forward_parameters,
     token_type_argument,
 )
-from rollouts.models.placed_rows import PlacedRows, packed_masks, row_positions
-from rollouts.models.placeholders import base_for, base_for_text, media_inputs
+from rollouts.models.media_inputs import media_inputs
+from rollouts.models.packed_masks import packed_masks
+from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.placeholders import base_for, base_for_text
+from rollouts.models.positions import row_positions
 from rollouts.models.sounds_by_range import encodes_alone
 
 

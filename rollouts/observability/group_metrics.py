@@ -15,8 +15,9 @@ from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import CommandFileError, NoJsonFormError
 from rollouts.runner.group import Group
 from rollouts.terminal.table import shortened
+from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.plain_json import plain
-from rollouts.trajectory.token_node import TEACHER_KL, media_counts
+from rollouts.trajectory.token_node import TEACHER_KL
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
 from transport.wire.arrays import is_tensor

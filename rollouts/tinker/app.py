@@ -126,11 +126,11 @@ class _Routes:
             "save_weights_for_sampler": self._with(types.SaveWeightsForSamplerRequest, self._save_for_sampler),
             "create_sampling_session": self._with(
                 types.CreateSamplingSessionRequest,
-                lambda body: service.create_sampling_session(
+                lambda body: service.sampling.create_session(
                     body.session_id, body.sampling_session_seq_id, body.base_model, body.model_path
                 ),
             ),
-            "asample": self._with(types.SampleRequest, service.sample),
+            "asample": self._with(types.SampleRequest, service.sampling.sample),
             "retrieve_future": self._retrieve,
             "cancel_future": self._cancel,
         }
@@ -168,7 +168,7 @@ class _Routes:
         model_id, seq_id = getattr(body, "model_id", None), getattr(body, "seq_id", None)
         if error.status != 400 or model_id is None or seq_id is None:
             raise error
-        return self._service.refuse(model_id, seq_id, error)
+        return self._service.requests.refuse(model_id, seq_id, error)
 
     async def _capabilities(self, request: Request) -> Response:
         length = self._service.trainer.max_length
@@ -203,17 +203,17 @@ class _Routes:
         )
         if message.problem is not None:
             return JSONResponse(self._refused(message, message.problem))
-        return JSONResponse(self._service.train(message))
+        return JSONResponse(self._service.requests.train(message))
 
     def _optim_step(self, body: types.OptimStepRequest) -> Any:
         if not isinstance(body.optim_params, types.AdamParams):
             raise RequestError(400, "optim_params are not those of AdamW, which this server has")
-        return self._service.optim_step(body.model_id, body.seq_id, body.optim_params.model_dump())
+        return self._service.requests.optim_step(body.model_id, body.seq_id, body.optim_params.model_dump())
 
     # Checkpoints.
 
     def _save_weights(self, body: types.SaveWeightsRequest) -> Any:
-        return self._service.save_weights(
+        return self._service.requests.save_weights(
             body.model_id, body.seq_id, body.path, overwrite=body.overwrite,
             ttl_seconds=body.ttl_seconds, user_metadata=body.user_metadata,
         )  # fmt: skip
@@ -221,7 +221,7 @@ class _Routes:
     def _save_external(self, body: types.SaveWeightsExternalRequest) -> Any:
         if body.age_encryption_recipients:
             raise RequestError(400, "age_encryption_recipients: this server does not encrypt; leave them out")
-        return self._service.save_named(
+        return self._service.requests.save_named(
             body.model_id, body.seq_id, "external_weights", body.path, ttl_seconds=body.ttl_seconds
         )
 
@@ -229,7 +229,9 @@ class _Routes:
         if body.weights_access_token is not None:
             raise RequestError(400, "weights_access_token is not supported by this server")
         if body.model_id is not None:
-            return self._service.load_weights(body.model_id, body.seq_id, body.path, with_optimizer=body.optimizer)
+            return self._service.requests.load_weights(
+                body.model_id, body.seq_id, body.path, with_optimizer=body.optimizer
+            )
         if body.session_id is None or body.model_seq_id is None:
             raise RequestError(400, "load_weights needs a model_id, or a session_id and a model_seq_id")
         return self._service.create_model_from(
@@ -240,14 +242,14 @@ class _Routes:
 
     def _save_for_sampler(self, body: types.SaveWeightsForSamplerRequest) -> Any:
         if body.path is not None:
-            return self._service.save_named(
+            return self._service.requests.save_named(
                 body.model_id, body.seq_id, "sampler_weights", body.path,
                 ttl_seconds=body.ttl_seconds, user_metadata=body.user_metadata,
             )  # fmt: skip
         if body.sampling_session_seq_id is None or body.kind != "snapshot":
             text = "save_weights_for_sampler needs a path, or a sampling_session_seq_id and the kind 'snapshot'"
             raise RequestError(400, text)
-        return self._service.save_for_session(body.model_id, body.seq_id, body.sampling_session_seq_id)
+        return self._service.requests.save_for_session(body.model_id, body.seq_id, body.sampling_session_seq_id)
 
     # Sampling and results.
 
@@ -262,7 +264,7 @@ class _Routes:
         return JSONResponse(outcome)
 
     async def _cancel(self, request: Request) -> Response:
-        return JSONResponse(self._service.cancel(_request_id(await read_object(request))))
+        return JSONResponse(self._service.sampling.cancel(_request_id(await read_object(request))))
 
 
 def _request_id(body: dict[str, Any]) -> str:

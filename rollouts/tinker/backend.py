@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rollouts.errors import short_repr
+from rollouts.serve.errors import RequestError
 from rollouts.tinker.inputs import InputReader
 from rollouts.tinker.sampler import Sampler
 from rollouts.training.trainer import Trainer
@@ -62,6 +64,11 @@ class Backend:
                 return await loop.run_in_executor(self._training, lambda: call(*args, **options))
 
         return await asyncio.shield(awaited())  # a call that runs is not ended by whoever waits for it
+
+    def check_name(self, name: str) -> None:
+        """Raise `RequestError` (400) for the name of a base model that is not served."""
+        if name not in self.names:
+            raise RequestError(400, f"base_model {short_repr(name)} is not served; there is {', '.join(self.names)}")
 
     async def close(self) -> None:
         await self.sampler.close()

@@ -15,7 +15,6 @@ from renderers.expansion import placed_tokens
 from renderers.loading import load_media_reader
 from renderers.media.item import ExpansionPiece
 from renderers.media.sniffing import sniff
-from renderers.media.store import MediaStore
 from renderers.placement import PlacedItem
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.requests import Chunk, ImageChunk, ImagePointerChunk, ModelInput, TextChunk
@@ -30,15 +29,13 @@ class InputReader:
     edges (the line breaks of Gemma 3), or from the first feature to the last (InternVL without `<img>`, `</img>`).
     For Qwen-VL and Kimi K2.5 these are the same: the features alone.
 
-    Each distinct file is processed once while `media_store` holds it. Images at URLs and paths are read as far as
+    Each distinct file is processed once while the store of media holds it. Images at URLs and paths are read as far as
     `media_policy` allows, which by default is not at all.
     """
 
-    def __init__(
-        self, directory: Path, *, media_policy: MediaPolicy | None = None, media_store: MediaStore | None = None
-    ) -> None:
+    def __init__(self, directory: Path, *, media_policy: MediaPolicy | None = None) -> None:
         """Raises a `LoadError` for a directory whose tokenizer or image settings cannot be read."""
-        self.tokenizer, self._media = load_media_reader(directory, media_policy=media_policy, media_store=media_store)
+        self.tokenizer, self._media = load_media_reader(directory, media_policy=media_policy)
 
     def read(self, place: str, chunks: Sequence[Chunk]) -> ModelInput:
         """The input of chunks; errors name them `place[0]`, `place[1]`... May wait for images, so call it on a thread.

@@ -22,13 +22,13 @@ from rollouts.serve.errors import RequestError
 from rollouts.tinker.run_directory import Checkpoint, Kind, RunDirectory, TrainingRun
 
 if TYPE_CHECKING:
-    from rollouts.tinker.service import Service, Session
+    from rollouts.tinker.service import Service
+    from rollouts.tinker.sessions import Session
 
 _API: Final = "/api/v1"
 #: Requests below this path need no key: their URLs are signed.
 FILES_PATH: Final = f"{_API}/checkpoint_files/"
 _URL_LIFETIME: Final = timedelta(hours=1)
-_GIGABYTE: Final = 10**9
 _TYPES: Final[Mapping[Kind, str]] = {
     "weights": "training",
     "sampler_weights": "sampler",
@@ -41,6 +41,7 @@ _CHECKPOINT: Final = "/training_runs/{model_id}/checkpoints/{kind}/{name}"
 _REFUSED: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/audit"): "this server keeps no audit log; its own log has the requests",
     ("GET", "/billing/usage/events"): "this server counts no costs",
+    ("GET", "/billing/usage/checkpoints/current"): "this server counts no costs; list the checkpoints with their sizes",
     ("POST", "/copy_weights"): "this server has no projects to copy to; load the weights where they are",
     ("POST", "/sessions/search"): "this server does not search sessions; list them",
     ("PUT", "/sessions/{session_id}/project"): "this server has no projects",
@@ -52,6 +53,7 @@ _REFUSED: Final[Mapping[tuple[str, str], str]] = {
         "POST",
         f"{_CHECKPOINT}/publish",
     ): "this server publishes nothing: whoever has its key can load every checkpoint; download it to hand it on",
+    ("DELETE", f"{_CHECKPOINT}/publish"): "this server has published nothing",
 }
 
 
@@ -67,10 +69,8 @@ def rest_routes(directory: RunDirectory, service: Service) -> list[Route]:
         ("GET", "/training_runs/{model_id}"): runs.get,
         ("GET", "/training_runs/{model_id}/checkpoints"): runs.checkpoints,
         ("GET", "/checkpoints"): runs.all_checkpoints,
-        ("GET", "/billing/usage/checkpoints/current"): runs.storage,
         ("POST", "/weights_info"): runs.weights_info,
         ("DELETE", _CHECKPOINT): runs.delete,
-        ("DELETE", f"{_CHECKPOINT}/publish"): runs.unpublish,
         ("PUT", f"{_CHECKPOINT}/ttl"): runs.set_ttl,
         ("GET", f"{_CHECKPOINT}/external_weights_urls"): files.urls,
         ("GET", "/checkpoint_files/{model_id}/{kind}/{name}/{file:path}"): files.get,
@@ -111,12 +111,6 @@ class _Runs:
         shown = [_checkpoint_fields(each) for each in found[offset : offset + limit]]
         return JSONResponse({"checkpoints": shown, "cursor": _cursor(limit, offset, len(found))})
 
-    async def storage(self, request: Request) -> Response:
-        _page(request, limit=1)
-        sizes = [each.size_bytes for each in await run_in_threadpool(self._directory.all_checkpoints)]
-        size = {"size_bytes": sum(sizes), "size_gigabytes": sum(sizes) / _GIGABYTE}
-        return JSONResponse({"data": [{"checkpoint_count": len(sizes), **size}]})
-
     async def weights_info(self, request: Request) -> Response:
         uri = (await read_object(request)).get("tinker_path")
         if not isinstance(uri, str):
@@ -131,10 +125,6 @@ class _Runs:
 
     async def delete(self, request: Request) -> Response:
         await run_in_threadpool(lambda: self._directory.delete(self._directory.checkpoint(**request.path_params)))
-        return Response(status_code=204)
-
-    async def unpublish(self, request: Request) -> Response:
-        await run_in_threadpool(lambda: self._directory.checkpoint(**request.path_params))  # none is public
         return Response(status_code=204)
 
     async def set_ttl(self, request: Request) -> Response:
@@ -228,7 +218,7 @@ class _Sessions:
         session, run_ids = await self._find(request)
         fields: dict[str, Any] = {"training_run_ids": run_ids, "sampler_ids": []}
         if session is not None:
-            fields["sampler_ids"] = list(session.sampler_ids)
+            fields["sampler_ids"] = list(session.samplers)
             fields |= {"user_metadata": session.user_metadata, "display_name": session.display_name}
         return JSONResponse(fields)
 
@@ -240,7 +230,7 @@ class _Sessions:
 
     async def sampler(self, request: Request) -> Response:
         sampler_id = request.path_params["sampler_id"]
-        found = self._service.sampling_session(sampler_id)
+        found = self._service.sampling.session(sampler_id)
         if found is None:
             raise RequestError(404, f"there is no sampling session {sampler_id!r:.200} here; create one")
         return JSONResponse({"sampler_id": sampler_id, "base_model": found.base_model, "model_path": found.model_path})

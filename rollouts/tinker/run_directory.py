@@ -221,6 +221,14 @@ class RunDirectory:
         """The directory of a checkpoint, never outside of this one."""
         return self._path(checkpoint.model_id, checkpoint.kind, checkpoint.name)
 
+    def weights(self, uri: str, kind: Kind) -> Path:
+        """The directory of the checkpoint of a URI. Raises `RequestError` (400) for one of another kind than `kind`."""
+        found = self.find(uri)
+        if found.kind != kind:
+            cure = {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(kind, "")
+            raise RequestError(400, f"{uri} has {found.kind}; this needs {kind}, which {cure} saves")
+        return self.path(found)
+
     def files(self, checkpoint: Checkpoint) -> dict[str, Path]:
         """Path within the checkpoint, with `/` -> path."""
         return _files(self.path(checkpoint))

@@ -142,7 +142,6 @@ async def generated(
     max_length: int,
     adapter: str | None = None,
     extra: Mapping[str, Any] | None = None,
-    placeholder_token_ids: Mapping[str, int] | None = None,
 ) -> SampleResult:
     """Sample with an engine. `max_length`: the model's, of prompt and sequence together.
 
@@ -169,7 +168,6 @@ async def generated(
         prompt_logprobs=request.prompt_logprobs,
         prompt_top_logprobs=min(request.topk_prompt, most),
         adapter=adapter,
-        placeholder_token_ids=placeholder_token_ids or {},
     )
     result = await _with_texts(engine, asked, texts, endings)
     check_uninterrupted(asked, result.completions)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +13,7 @@ from rollouts.errors import ArgumentError, EngineClosedError, EngineError, Serve
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.requests import SampleRequest, SampleResult
 from rollouts.tinker.sampler import Endings, SavedWeights, generated
+from rollouts.tinker.sleeping_servers import SleepingServers
 
 T = TypeVar("T")
 
@@ -32,7 +31,7 @@ class VLLMSampler:
     and those after it wake the servers up. They need VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. Without it
     training and sampling do not wait for each other.
 
-    `placeholder_token_ids` are those of `GenerateRequest`, `options` those of `VLLMEngine`.
+    `options` are those of `VLLMEngine`.
     """
 
     def __init__(
@@ -42,12 +41,10 @@ class VLLMSampler:
         *,
         sleep: bool = False,
         max_adapters: int = 8,
-        placeholder_token_ids: Mapping[str, int] | None = None,
         **options: Any,
     ) -> None:
         self._urls = list(base_urls)
         self._options = options
-        self._placeholder_token_ids = placeholder_token_ids
         self._endings = Endings.of_model(directory)
         self._engine: VLLMEngine | EngineFleet | None = None
         self._adapters: BoundedPool[SavedWeights, str] = BoundedPool(
@@ -55,7 +52,7 @@ class VLLMSampler:
             self._load,
             lambda _, name: self._connected().unload_adapter(name),
         )
-        self._rest = _Rest(self._call_of_servers) if sleep else None
+        self._rest = SleepingServers(self._call_of_servers) if sleep else None
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest) -> SampleResult:
@@ -118,7 +115,6 @@ class VLLMSampler:
             max_length=0 if request.max_tokens is not None else await _max_model_len(engine),
             adapter=adapter,
             extra={"ignore_eos": True},  # the ids that end a sequence are named
-            placeholder_token_ids=self._placeholder_token_ids,
         )
 
     async def _load(self, saved: SavedWeights) -> str:
@@ -145,70 +141,3 @@ async def _max_model_len(engine: VLLMEngine | EngineFleet) -> int:
         with suppress(ServerUnreachableError, ServerTimeoutError):
             return int((await each.capabilities()).max_model_len)
     return int((await last.capabilities()).max_model_len)
-
-
-class _Rest:
-    """Puts servers to sleep for training steps, and wakes them up for requests. `call` makes a control call.
-
-    Steps and requests begin in the order of their arrival: a request waits for the steps before it, a step for the
-    requests. Servers stay asleep after a step until the next request, because the next step often follows at once.
-    Before the first call it is not known whether they sleep: a program that was killed may have left them so.
-    """
-
-    def __init__(self, call: Callable[[str], Awaitable[None]]) -> None:
-        self._call = call
-        self._changed = asyncio.Condition()
-        self._turns = itertools.count()
-        self._requests: set[int] = set()  # the turns of those that wait or run
-        self._steps: set[int] = set()
-        self._is_asleep: bool | None = None
-
-    @asynccontextmanager
-    async def awake(self) -> AsyncIterator[None]:
-        """A request runs inside the block."""
-        async with self._turn(self._requests, self._steps, self._wake_up):
-            yield
-
-    @asynccontextmanager
-    async def asleep(self) -> AsyncIterator[None]:
-        """A step runs inside the block."""
-        async with self._turn(self._steps, self._requests, self._fall_asleep):
-            yield
-
-    @asynccontextmanager
-    async def _turn(
-        self, own: set[int], others: set[int], prepare: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[None]:
-        turn = next(self._turns)
-        own.add(turn)
-        try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: min(others, default=turn) >= turn)
-                await prepare()
-            yield
-        finally:
-            own.remove(turn)
-            async with self._changed:
-                self._changed.notify_all()
-
-    async def end(self) -> None:
-        """Leave the servers awake."""
-        async with self._changed:
-            if self._is_asleep:
-                await self._wake_up()
-
-    async def _fall_asleep(self) -> None:
-        if self._is_asleep:
-            return
-        try:
-            if self._is_asleep is None:
-                await self._wake_up()
-            await self._call("sleep")
-        except ServerUnreachableError:  # a server that does not run has no memory
-            return
-        self._is_asleep = True
-
-    async def _wake_up(self) -> None:
-        if self._is_asleep is not False:
-            await self._call("wake_up")
-            self._is_asleep = False

@@ -11,17 +11,19 @@ except ImportError as error:
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
 from rollouts.training.batch import TrainingBatch, micro_batches
 from rollouts.training.checkpoints import save_checkpoint
+from rollouts.training.distillation import (
+    distillation_advantages,
+    forward_kl_loss,
+    generalised_jsd_loss,
+    reverse_kl_loss,
+)
 from rollouts.training.losses import (
     PolicyLoss,
     cispo_loss,
-    distillation_advantages,
     dro_loss,
-    forward_kl_loss,
-    generalised_jsd_loss,
     importance_sampling_loss,
     kl_loss,
     policy_gradient_loss,
-    reverse_kl_loss,
     sequence_ratio_loss,
     sft_loss,
 )
@@ -38,16 +40,10 @@ from rollouts.training.mismatch import (
     report_json,
     report_text,
 )
-from rollouts.training.packing import PackingPlan, Truncation, pack_samples, truncate_sample
-from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory, with_teacher
-from rollouts.training.sequence_logprobs import (
-    SequenceLogprobs,
-    candidate_logprobs,
-    model_inputs,
-    sequence_logprobs,
-    token_logprobs,
-    token_logprobs_and_entropy,
-)
+from rollouts.training.model_inputs import model_inputs
+from rollouts.training.packing import PackingPlan, pack_samples
+from rollouts.training.samples import TrainingSample, sample_from_rendered, with_teacher
+from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
 from rollouts.training.staleness import (
     Staleness,
     StalenessSplit,
@@ -57,6 +53,9 @@ from rollouts.training.staleness import (
     token_lags,
 )
 from rollouts.training.tensor_list import TensorList
+from rollouts.training.token_logprobs import candidate_logprobs, token_logprobs, token_logprobs_and_entropy
+from rollouts.training.trajectory_samples import samples_from_trajectory
+from rollouts.training.truncation import Truncation, truncate_sample
 
 __all__ = [
     "DegenerateGroup",

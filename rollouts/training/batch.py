@@ -11,31 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from renderers import MediaItem
-from renderers.errors import MediaError
-from renderers.media.item import PackedArray
 from renderers.placement import PlacedItem
-from renderers.vision.batching import combine
-from renderers.vision.patches import StillPatches
 from rollouts.errors import BatchError, SampleError, short_repr
 from rollouts.files import replaced_path
-from rollouts.training.rows import (
-    Layout,
-    Side,
-    check_layout,
-    padding_bounds,
-    place_samples,
-    token_numbers,
-)
+from rollouts.training.media_tensors import combined
+from rollouts.training.rows import Layout, Side, check_layout, padding_bounds, place_samples, token_numbers
 from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
-from rollouts.training.tensor_list import (
-    RowIndex,
-    TensorList,
-    equal_tensors,
-    own_storage,
-    row_numbers,
-)
-from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_LOGPROBS, TEACHER_TOP_IDS
+from rollouts.training.tensor_list import RowIndex, TensorList, equal_tensors, own_storage, row_numbers
+from rollouts.training.token_extras import rows_of_tokens, split_by_sample, teacher_rows
+from rollouts.trajectory.token_node import TEACHER_COLUMNS
 from rollouts.values import check_integer
 from transport import RecordReader, RecordWriter, wire_type
 
@@ -101,124 +85,6 @@ def check_trained(
 
 #: What a `pad_id` must be.
 _PAD_RULE = "pass a token id, for example 0: padding is masked"
-
-
-# Extra tensors of the samples of a batch, with one row for each token: split by sample, and laid out again.
-
-
-def split_by_sample(
-    name: str, values: object, starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]
-) -> TensorList:
-    """The tokens of each sample in `values` (B, T, ...), as views.
-
-    Raises `BatchError`, which names the extra `name`, for other values.
-    """
-    if not isinstance(values, torch.Tensor) or tuple(values.shape[:2]) != shape:
-        found = f"of shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else short_repr(values)
-        raise BatchError(f"extra {name!r} is {found}; pass a tensor {(*shape, '...')}")
-    return TensorList(
-        values[row, column : column + length]
-        for (row, column), length in zip(starts.tolist(), lengths.tolist(), strict=True)
-    )
-
-
-def rows_of_tokens(name: str, extra: TensorList, samples: Sequence[TrainingSample]) -> torch.Tensor:
-    """All rows of an extra with one row for each token of each of `samples`, (number of tokens, ...).
-
-    Raises `BatchError`, which names the extra `name` and the sample, for a sample with another number of rows.
-    """
-    present = [tensor for tensor in extra if tensor is not None]
-    for sample, tensor in zip(samples, extra, strict=True):
-        if tensor is None or tensor.shape[:1] != (len(sample),) or tensor.shape[1:] != present[0].shape[1:]:
-            found = "no values" if tensor is None else f"values of shape {tuple(tensor.shape)}"
-            raise BatchError(f"extra {name!r}: sample {sample.name:.80} of {len(sample)} tokens has {found}")
-    return torch.cat(present) if present else torch.zeros(0)
-
-
-def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> TensorList:
-    """One tensor for each sample: its column `name` of `TEACHER_COLUMNS`, ids as int64.
-
-    Raises `BatchError`, which names the sample, for one that trains tokens and has no such column, and for columns of
-    several widths.
-    """
-    columns = [getattr(sample, name) for sample in samples]
-    shapes = {column.shape[1:] for column in columns if column is not None}
-    if len(shapes) > 1:
-        widths = " and ".join(str(shape[0]) for shape in sorted(shapes))
-        raise BatchError(f"the {name} of the samples have {widths} tokens a row; score all samples with one top_k")
-    shape = next(iter(shapes), () if name == TEACHER_LOGPROBS else (0,))
-    dtype = np.dtype(np.int64 if name == TEACHER_TOP_IDS else np.float32)
-    for index, (sample, column) in enumerate(zip(samples, columns, strict=True)):
-        if column is None:
-            if sample.loss_mask.any():
-                raise BatchError(
-                    f"sample {sample.name:.80} has no {name}; add it: with_teacher(samples, await score(samples, ...))"
-                )
-            columns[index] = np.full((len(sample), *shape), 0 if dtype.kind == "i" else np.nan, dtype)
-    return TensorList(torch.from_numpy(column.astype(dtype)) for column in columns)
-
-
-# Tensors of the media of samples: arrays of several items in one tensor, each pixel copied once.
-
-
-def combined(items: Sequence[MediaItem], name: str) -> torch.Tensor | None:
-    """The arrays `name` of items in one tensor: rows concatenated, or stacked and padded where `fields` says
-    batched; an array of one axis, such as the grid of an image, is one row. None if there are none.
-
-    Raises `BatchError`, which names the tensor, for arrays that differ in dtype or in the shape of their rows.
-    """
-    if not items:
-        return None
-    field = items[0].fields.get(name)
-    if field is not None and field.kind == "batched":
-        try:
-            return torch.from_numpy(combine([item[name] for item in items], field))
-        except MediaError as error:
-            raise BatchError(f"{name}: {error.reason}; take the arrays of each item from sample.media") from error
-    arrays = [item.tensors[name] for item in items]
-    parts = [array if isinstance(array, StillPatches) else _rows_of(array) for array in arrays]
-    kinds = {(np.dtype(np.uint8) if isinstance(part, StillPatches) else part.dtype, part.shape[1:]) for part in parts}
-    if len(kinds) > 1:
-        found = " and ".join(f"{dtype} rows of shape {shape}" for dtype, shape in sorted(kinds, key=str))
-        raise BatchError(f"{name} has {found}; take the arrays of each item from sample.media")
-    ((dtype, row_shape),) = kinds
-    out: np.ndarray = np.empty((sum(part.shape[0] for part in parts), *row_shape), dtype=dtype)
-    start = 0
-    for part in parts:
-        rows = out[start : start + part.shape[0]]
-        if isinstance(part, StillPatches):
-            part.unpack_into(rows)
-        else:
-            rows[:] = part
-        start += part.shape[0]
-    return torch.from_numpy(out)
-
-
-def equal_media(one: Sequence[PlacedItem], other: Sequence[PlacedItem]) -> bool:
-    """Whether the items have the same hashes, ranges and tensors, dtypes included."""
-    if len(one) != len(other):
-        return False
-    for (item, placeholder), (other_item, other_placeholder) in zip(one, other, strict=True):
-        if placeholder != other_placeholder or item.mm_hash != other_item.mm_hash:
-            return False
-        if item is not other_item and not (
-            item.keys() == other_item.keys() and all(_equal_arrays(item[name], other_item[name]) for name in item)
-        ):
-            return False
-    return True
-
-
-def _equal_arrays(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-
-
-def _rows_of(array: np.ndarray | PackedArray) -> np.ndarray:
-    return np.atleast_2d(array if isinstance(array, np.ndarray) else array.unpack())
-
-
-# Training batches: samples in padded rows, or packed into one row.
 
 
 @wire_type("rollouts.TrainingBatch")
@@ -479,6 +345,26 @@ class TrainingBatch:
         return batch
 
 
+def equal_media(one: Sequence[PlacedItem], other: Sequence[PlacedItem]) -> bool:
+    """Whether the items have the same hashes, ranges and tensors, dtypes included."""
+    if len(one) != len(other):
+        return False
+    for (item, placeholder), (other_item, other_placeholder) in zip(one, other, strict=True):
+        if placeholder != other_placeholder or item.mm_hash != other_item.mm_hash:
+            return False
+        if item is not other_item and not (
+            item.keys() == other_item.keys() and all(_equal_arrays(item[name], other_item[name]) for name in item)
+        ):
+            return False
+    return True
+
+
+def _equal_arrays(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
 def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
     """Whether two samples have one name, the same weight versions and optional columns, and equal media."""
     return one is other or (
@@ -487,9 +373,6 @@ def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
         and all(_equal_arrays(getattr(one, name), getattr(other, name)) for name in OPTIONAL_COLUMNS)
         and all(map(_equal_arrays, one.top_logprobs or (None, None), other.top_logprobs or (None, None)))
     )
-
-
-# The rows of new batches made of others.
 
 
 def first_tokens(batch: TrainingBatch) -> np.ndarray:

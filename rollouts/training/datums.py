@@ -14,8 +14,8 @@ from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import TokenSequence, padded_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.training.named_losses import CANDIDATES, NamedLoss, named_loss
-from rollouts.training.packing import tower_rows
 from rollouts.training.samples import TrainingSample
+from rollouts.training.truncation import tower_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

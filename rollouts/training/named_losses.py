@@ -16,13 +16,11 @@ import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError, short_repr
+from rollouts.training.distillation import distillation_advantages, forward_kl_loss, generalised_jsd_loss
 from rollouts.training.losses import (
     PolicyLoss,
     cispo_loss,
-    distillation_advantages,
     dro_loss,
-    forward_kl_loss,
-    generalised_jsd_loss,
     importance_sampling_loss,
     policy_gradient_loss,
     sequence_ratio_loss,

@@ -4,220 +4,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from renderers import MediaItem
-from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.training.batch import TrainingBatch
-from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample, neutral_sample, without_training
+from rollouts.training.bins import Bins
+from rollouts.training.samples import TrainingSample
+from rollouts.training.truncation import Truncation, sample_rows, truncate_sample
 from rollouts.values import check_choice, check_integer, whole_number
-
-
-class Bins:
-    """Bins with a budget of tokens and one of patches; the members of a bin are numbers of items.
-
-    `tokens` and `patches` are int64 (n,), the sizes of all items; `empty` is the largest number of bins that `open`
-    adds.
-    """
-
-    def __init__(
-        self, tokens: np.ndarray, patches: np.ndarray, max_tokens: int, max_patches: int | None, empty: int = 0
-    ) -> None:
-        self.members: list[list[int]] = []
-        self._tokens, self._patches = tokens, patches
-        self._max_tokens = max_tokens
-        self._max_patches = int(patches.sum()) if max_patches is None else max_patches
-        self.free_tokens = np.empty(len(tokens) + empty, dtype=np.int64)  # by bin; others have members
-        self._free_patches = np.empty(len(tokens) + empty, dtype=np.int64)
-
-    def add(self, items: np.ndarray, first_bin: int = 0) -> None:
-        """Put each item, the largest share of a budget first, into the first bin from `first_bin` on with room for it.
-
-        Where none has room, a bin is added. Every item must fit an empty bin.
-        """
-        share = np.maximum(self._tokens[items] / self._max_tokens, self._patches[items] / max(1, self._max_patches))
-        for item in items[np.argsort(-share, kind="stable")].tolist():
-            self.put(item, self._first_with_room(item, first_bin))
-
-    def put(self, item: int, bin_number: int) -> None:
-        """Put an item into a bin that has room for it."""
-        self.members[bin_number].append(item)
-        self.free_tokens[bin_number] -= self._tokens[item]
-        self._free_patches[bin_number] -= self._patches[item]
-
-    def split(self, bin_number: int, costs: np.ndarray) -> None:
-        """Move members of a bin with several members into a new bin, so that both have a similar sum of `costs`."""
-        halves: tuple[list[int], list[int]] = ([], [])
-        sums = [0.0, 0.0]
-        for item in sorted(self.members[bin_number], key=lambda item: -costs[item]):
-            lighter = int(sums[1] < sums[0])
-            halves[lighter].append(item)
-            sums[lighter] += float(costs[item])
-        new = self.open()
-        self.members[bin_number], self.members[new] = halves
-        for number, half in zip((bin_number, new), halves, strict=True):
-            self.free_tokens[number] = self._max_tokens - int(self._tokens[half].sum())
-            self._free_patches[number] = self._max_patches - int(self._patches[half].sum())
-
-    def even_out(self, bins: range, costs: np.ndarray) -> None:
-        """Put the members of `bins` anew, the most expensive first, each into the one of lowest cost with room for it.
-
-        Nothing changes if an item then has no room.
-        """
-        items = sorted((item for number in bins for item in self.members[number]), key=lambda item: -costs[item])
-        members: list[list[int]] = [[] for _ in bins]
-        sums = np.zeros(len(bins))
-        tokens, patches = np.full(len(bins), self._max_tokens), np.full(len(bins), self._max_patches)
-        for item in items:
-            has_room = (tokens >= self._tokens[item]) & (patches >= self._patches[item])
-            lowest = int(np.where(has_room, sums, np.inf).argmin())
-            if not has_room[lowest]:
-                return
-            members[lowest].append(item)
-            sums[lowest] += costs[item]
-            tokens[lowest] -= self._tokens[item]
-            patches[lowest] -= self._patches[item]
-        self.members[bins.start : bins.stop] = members
-        self.free_tokens[bins.start : bins.stop] = tokens
-        self._free_patches[bins.start : bins.stop] = patches
-
-    def _first_with_room(self, item: int, first_bin: int) -> int:
-        bins = slice(first_bin, len(self.members))
-        has_tokens = self.free_tokens[bins] >= self._tokens[item]
-        found = np.flatnonzero(has_tokens & (self._free_patches[bins] >= self._patches[item]))
-        return first_bin + int(found[0]) if len(found) else self.open()
-
-    def open(self) -> int:
-        """Add an empty bin and return its number."""
-        number = len(self.members)
-        self.members.append([])
-        self.free_tokens[number] = self._max_tokens
-        self._free_patches[number] = self._max_patches
-        return number
-
-
-def token_cost(lengths: np.ndarray, hidden_size: int) -> np.ndarray:
-    """float64 (n,): the cost of samples of `lengths` tokens, proportional to the FLOPs of a transformer layer.
-
-    A layer of width h takes 24 s h^2 FLOPs for its matrices and 4 s^2 h for attention (Narayanan et al. 2021,
-    arXiv:2104.04473), and half of the latter where the attention is causal: 2 h s (12 h + s) in all.
-    """
-    return lengths * (12.0 * hidden_size + lengths)
-
-
-def assign_ranks(steps: Sequence[Sequence[int]], costs: Sequence[float]) -> list[list[int]]:
-    """Each step with its rows reordered: position r is for rank r, and the ranks' total costs are about equal.
-
-    The largest differencing method of Karmarkar and Karp, in its form for parts of equal size (Michiels et al. 2003,
-    "Performance ratios for the differencing method applied to the balanced number partitioning problem"): the two
-    partial assignments in which the ranks differ most are joined, the most expensive rank of one with the cheapest of
-    the other, until one is left.
-    """
-    if not steps:
-        return []
-    numbers = itertools.count()  # decides between partial assignments of equal spread
-    heap = []
-    for step in steps:
-        totals = [costs[row] for row in step]
-        heap.append((min(totals) - max(totals), next(numbers), totals, [[row] for row in step]))
-    heapq.heapify(heap)
-    while len(heap) > 1:
-        _, _, totals, rows = heapq.heappop(heap)
-        _, _, other_totals, other_rows = heapq.heappop(heap)
-        descending = sorted(range(len(totals)), key=lambda rank: -totals[rank])
-        ascending = sorted(range(len(totals)), key=lambda rank: other_totals[rank])
-        pairs = list(zip(descending, ascending, strict=True))
-        sums = [totals[one] + other_totals[other] for one, other in pairs]
-        joined = [rows[one] + other_rows[other] for one, other in pairs]
-        heapq.heappush(heap, (min(sums) - max(sums), next(numbers), sums, joined))
-    rank_of = {row: rank for rank, of_rank in enumerate(heap[0][3]) for row in of_rank}
-    return [sorted(step, key=rank_of.__getitem__) for step in steps]
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """What was cut off a sample: its tokens, trained tokens and media before and after.
-
-    `lost_last_trained` says whether its last trained token is gone, usually the stop token of the last turn: the sample
-    then no longer teaches where a completion ends.
-    """
-
-    name: str
-    tokens: tuple[int, int]
-    trained: tuple[int, int]
-    media: tuple[int, int]
-
-    @property
-    def lost_last_trained(self) -> bool:
-        return self.trained[1] < self.trained[0]
-
-
-def tower_rows(item: MediaItem) -> int:
-    """What the tower of an item's modality processes: patches of an image or video, t * h * w of its grid
-    (Qwen-VL); frames of a sound, with the padding that its processor added; of a video with its sound both.
-
-    For an item of pixels without a grid, the number of tokens that stand for its features.
-    """
-    if item.modality == "audio":
-        shapes = {name: item[name].shape for name in item}
-        masks = [math.prod(shape) for name, shape in shapes.items() if name.endswith("mask")]
-        # Without a mask: an axis is that of the frequencies, of which there are fewer than frames.
-        return int(max(masks or [math.prod(shape) // min(shape[-2:]) for shape in shapes.values() if len(shape) > 1]))
-    grid = item.tensors.get(f"{item.modality}_grid_thw")
-    if grid is None:
-        return item.num_tokens
-    array = grid if isinstance(grid, np.ndarray) else grid.unpack()
-    frames = [item[name].size for name in item if item.has_sound and name.endswith("mask")]
-    return int(math.prod(array.tolist()) + max(frames, default=0))
-
-
-def sample_rows(sample: TrainingSample) -> int:
-    """The patches and frames of all media of a sample."""
-    return sum(tower_rows(item) for item, _ in sample.media)
-
-
-def truncate_sample(
-    sample: TrainingSample, max_tokens: int, max_patches: int | None = None
-) -> tuple[TrainingSample, Truncation]:
-    """The longest beginning of `sample` with at most `max_tokens` tokens and `max_patches` patches and frames.
-
-    It ends before an image, video or sound that does not fit as a whole. Weight spans are cut to the trained
-    tokens that are left. The `Truncation` says what was lost.
-
-    Raises `ArgumentError` for `max_tokens` below 1 and `max_patches` below 0.
-    """
-    if max_patches is not None:
-        check_integer("max_patches", max_patches, least=0, rule="pass an integer of at least 0, or None for no limit")
-    end, patches = min(check_integer("max_tokens", max_tokens), len(sample)), 0
-    for item, placeholder in sample.media:
-        patches += tower_rows(item)
-        if placeholder.offset < end and (placeholder.end > end or (max_patches is not None and patches > max_patches)):
-            end = placeholder.offset
-    media = tuple((item, placeholder) for item, placeholder in sample.media if placeholder.end <= end)
-    kept, all_trained = int(sample.loss_mask[:end].sum()), int(sample.loss_mask.sum())
-    spans = [span for span in sample.weight_spans if span.start < kept]
-    top = sample.top_logprobs
-    columns = {name: getattr(sample, name) for name in OPTIONAL_COLUMNS}
-    optional: dict[str, Any] = {name: None if column is None else column[:end] for name, column in columns.items()}
-    truncated = replace(
-        sample,
-        token_ids=sample.token_ids[:end],
-        loss_mask=sample.loss_mask[:end],
-        logprobs=sample.logprobs[:end],
-        advantages=sample.advantages[:end],
-        media=media,
-        weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
-        **optional,
-        top_logprobs=None if top is None else top.rows(slice(end)),
-    )
-    return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))
-
 
 TooLong = Literal["error", "drop", "truncate"]
 """What becomes of a sample that does not fit a row: an error, left out, or cut to the row."""
@@ -233,6 +31,8 @@ class LeftOut:
 
 #: The free fraction of rows above which their costs are evened out.
 _ROOM = 0.02
+#: The name of samples that train nothing: they fill up the rows of ranks and steps.
+_PADDING = "padding"
 
 Row = tuple[TrainingSample, ...]
 
@@ -429,3 +229,67 @@ def _fitting_samples(
         kept.append(shorter)
         truncations.append(truncation)
     return kept, truncations, left_out
+
+
+def neutral_sample(token_id: int) -> TrainingSample:
+    """A sample of one token `token_id` without loss and without media."""
+    return TrainingSample(
+        token_ids=np.array([token_id], dtype=np.int32),
+        loss_mask=np.zeros(1, dtype=bool),
+        logprobs=np.zeros(1, dtype=np.float32),
+        advantages=np.zeros(1, dtype=np.float32),
+        name=_PADDING,
+    )
+
+
+def without_training(sample: TrainingSample) -> TrainingSample:
+    """`sample` with the same tokens and the same media objects, but no trained token."""
+    count = len(sample)
+    return replace(
+        sample,
+        loss_mask=np.zeros(count, dtype=bool),
+        logprobs=np.zeros(count, dtype=np.float32),
+        advantages=np.zeros(count, dtype=np.float32),
+        weight_spans=(),
+        name=_PADDING,
+        routed_experts=None,
+        top_logprobs=None,
+    )
+
+
+def token_cost(lengths: np.ndarray, hidden_size: int) -> np.ndarray:
+    """float64 (n,): the cost of samples of `lengths` tokens, proportional to the FLOPs of a transformer layer.
+
+    A layer of width h takes 24 s h^2 FLOPs for its matrices and 4 s^2 h for attention (Narayanan et al. 2021,
+    arXiv:2104.04473), and half of the latter where the attention is causal: 2 h s (12 h + s) in all.
+    """
+    return lengths * (12.0 * hidden_size + lengths)
+
+
+def assign_ranks(steps: Sequence[Sequence[int]], costs: Sequence[float]) -> list[list[int]]:
+    """Each step with its rows reordered: position r is for rank r, and the ranks' total costs are about equal.
+
+    The largest differencing method of Karmarkar and Karp, in its form for parts of equal size (Michiels et al. 2003,
+    "Performance ratios for the differencing method applied to the balanced number partitioning problem"): the two
+    partial assignments in which the ranks differ most are joined, the most expensive rank of one with the cheapest of
+    the other, until one is left.
+    """
+    if not steps:
+        return []
+    numbers = itertools.count()  # decides between partial assignments of equal spread
+    heap = []
+    for step in steps:
+        totals = [costs[row] for row in step]
+        heap.append((min(totals) - max(totals), next(numbers), totals, [[row] for row in step]))
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        _, _, totals, rows = heapq.heappop(heap)
+        _, _, other_totals, other_rows = heapq.heappop(heap)
+        descending = sorted(range(len(totals)), key=lambda rank: -totals[rank])
+        ascending = sorted(range(len(totals)), key=lambda rank: other_totals[rank])
+        pairs = list(zip(descending, ascending, strict=True))
+        sums = [totals[one] + other_totals[other] for one, other in pairs]
+        joined = [rows[one] + other_rows[other] for one, other in pairs]
+        heapq.heappush(heap, (min(sums) - max(sums), next(numbers), sums, joined))
+    rank_of = {row: rank for rank, of_rank in enumerate(heap[0][3]) for row in of_rank}
+    return [sorted(step, key=rank_of.__getitem__) for step in steps]

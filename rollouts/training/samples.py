@@ -1,34 +1,19 @@
-"""Training samples, and how they are made from trajectories and rendered conversations."""
+"""Training samples, and how they are made from rendered conversations."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
 
 import numpy as np
 
 from renderers import MediaItem, PlaceholderRange, RenderedTokens, RenderedTrainingSample
-from renderers.messages import Modality
 from renderers.placement import item_placement_error
-from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import TopLogprobs, WeightSpan, weight_span_error
-from rollouts.errors import ArgumentError, SampleError, TrajectoryError
+from rollouts.errors import SampleError
 from rollouts.scoring import TokenScores
-from rollouts.trajectory.token_node import (
-    ROUTED_EXPERTS,
-    TEACHER_COLUMNS,
-    TokenNode,
-)
-from rollouts.trajectory.tree import Trajectory
-from rollouts.values import check_choice, finite_number
+from rollouts.trajectory.token_node import ROUTED_EXPERTS, TEACHER_COLUMNS
 from transport import wire_type
-
-SharedNodes = Literal["first_leaf", "weighted", "each"]
-
-#: One number for an episode; or for each turn a number, or an array with one number for each token that it sampled.
-Advantage = float | Sequence[float | np.ndarray] | np.ndarray
 
 
 @wire_type("rollouts.TrainingSample")
@@ -138,7 +123,6 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "logprobs": ("f", "floats (float32)"),
     "advantages": ("f", "floats (float32)"),
 }
-
 #: The columns that a sample may lack, arrays with one row for each token; `top_logprobs` is a pair of such arrays.
 OPTIONAL_COLUMNS = (ROUTED_EXPERTS, *TEACHER_COLUMNS)
 
@@ -190,148 +174,6 @@ def sample_from_rendered(
     )
 
 
-def samples_from_trajectory(
-    trajectory: Trajectory,
-    *,
-    advantage: Advantage,
-    processors: Mapping[Modality, MediaProcessor],
-    shared: SharedNodes = "first_leaf",
-    agents: Collection[str] | None = None,
-) -> list[TrainingSample]:
-    """One sample per leaf of the tree.
-
-    `advantage` is one finite number for all trained tokens; or a list with one entry for each turn: a finite
-    number, or an array (n,) with one for each of the n tokens that the turn sampled.
-
-    `shared` says how a node that k leaves share is trained: "first_leaf", in the first of their samples only;
-    "weighted", in each of them with its advantage divided by k, so that the policy gradients sum to the
-    gradient of the node once; "each", in each of them, so that it counts k times.
-
-    With `agents`, only turns of these agents are trained ("" is the one that plays the environment), and leaves without
-    such a turn have no sample. For other advantages for each agent, pass a list made from the `agent` of each turn.
-
-    `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
-    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
-    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path, and for an
-    episode of a chat endpoint, of which no tokens are known.
-    """
-    if not trajectory.has_tokens:
-        raise TrajectoryError(
-            f"episode {trajectory.episode_id}: its engine gave messages without tokens, and nothing can be trained on "
-            "them; sample with an engine of tokens, such as VLLMEngine or LocalEngine"
-        )
-    if isinstance(agents, str) or (agents is not None and not isinstance(agents, Collection)):
-        raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")
-    others = {turn.node for turn in trajectory.turns if agents is not None and turn.agent not in agents}
-    check_choice("shared", shared, SharedNodes)
-    advantages = _node_advantages(trajectory, advantage)
-    paths = {leaf: trajectory.path(leaf) for leaf in trajectory.leaves()}
-    num_leaves = Counter(node for path in paths.values() for node in path)
-    trained_nodes: set[int] = set()
-    samples = []
-    for leaf, path in paths.items():
-        trained = [
-            index for index in path if index not in others and (shared != "first_leaf" or index not in trained_nodes)
-        ]
-        if others and not any(len(trajectory.nodes[index].logprobs) for index in trained):
-            continue
-        share = {index: 1 / num_leaves[index] if shared == "weighted" else 1.0 for index in trained}
-        media = tuple((reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf))
-        columns = _columns(trajectory, path, {index: advantages[index] * share[index] for index in trained})
-        samples.append(
-            TrainingSample(
-                **columns,
-                media=media,
-                weight_spans=_trained_spans([trajectory.nodes[index] for index in trained]),
-                name=f"{trajectory.episode_id}/{leaf}",
-                routed_experts=_routed_experts(trajectory, leaf, path),
-                **_teacher_columns(trajectory, leaf, path),
-                top_logprobs=trajectory.top_logprobs(leaf),
-            )
-        )
-        trained_nodes.update(path)
-    return samples
-
-
-def _columns(
-    trajectory: Trajectory, path: Sequence[int], advantages: Mapping[int, float | np.ndarray]
-) -> dict[str, np.ndarray]:
-    """The columns of the sample of a path, of which the nodes in `advantages` are trained."""
-    nodes = [(trajectory.nodes[index], index in advantages) for index in path]
-    token_ids = trajectory.token_ids(path[-1])
-    loss_mask = np.concatenate([node.sampled & is_trained for node, is_trained in nodes])
-    columns = {"logprobs": np.zeros(len(token_ids), np.float32), "advantages": np.zeros(len(token_ids), np.float32)}
-    if advantages:
-        columns["logprobs"][loss_mask] = np.concatenate([trajectory.nodes[index].logprobs for index in advantages])
-        columns["advantages"][loss_mask] = np.concatenate(
-            [np.broadcast_to(value, len(trajectory.nodes[index].logprobs)) for index, value in advantages.items()]
-        )
-    return {"token_ids": token_ids, "loss_mask": loss_mask, **columns}
-
-
-def _routed_experts(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> np.ndarray | None:
-    """The experts of the tokens of a path; None unless those of every token were reported."""
-    if any(ROUTED_EXPERTS not in trajectory.nodes[index].extras for index in path):
-        return None
-    return trajectory.extra(leaf, ROUTED_EXPERTS)  # noqa: S610 - the rule is about Django's querysets
-
-
-def _teacher_columns(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> dict[str, np.ndarray]:
-    """The columns of a teacher that every node of a path has."""
-    return {
-        name: trajectory.extra(leaf, name)  # noqa: S610 - the rule is about Django's querysets
-        for name in TEACHER_COLUMNS
-        if all(name in trajectory.nodes[index].extras for index in path)
-    }
-
-
-def _trained_spans(nodes: Sequence[TokenNode]) -> tuple[WeightSpan, ...]:
-    """The spans of the trained nodes of a path; they count the trained tokens of the path."""
-    spans: list[WeightSpan] = []
-    offset = 0
-    for node in nodes:
-        spans += [WeightSpan(span.version, span.start + offset, span.end + offset) for span in node.weight_spans]
-        offset += len(node.logprobs)
-    return tuple(spans)
-
-
-def _node_advantages(trajectory: Trajectory, advantage: Advantage) -> Mapping[int, float | np.ndarray]:
-    """The advantage of the sampled tokens of each node: one number, or an array with one number for each."""
-    if (number := finite_number(advantage)) is not None:
-        return dict.fromkeys(range(len(trajectory.nodes)), number)
-    turns = trajectory.turns
-    is_list = isinstance(advantage, list | tuple) or (isinstance(advantage, np.ndarray) and advantage.ndim > 0)
-    entries: list[Any] | None = list(cast(Sequence[Any], advantage)) if is_list else None
-    if entries is None or len(entries) != len(turns):
-        raise ArgumentError(
-            "advantage",
-            advantage,
-            f"pass one finite number for episode {trajectory.episode_id:.80}, or a list with one entry for each of its "
-            f"{len(turns)} turns: a finite number, or an array with one for each token that the turn sampled",
-        )
-    by_node: dict[int, float | np.ndarray] = dict.fromkeys(range(len(trajectory.nodes)), 0.0)
-    for index, (turn, entry) in enumerate(zip(turns, entries, strict=True)):
-        by_node[turn.node] = _turn_advantage(f"advantage[{index}]", entry, len(trajectory.nodes[turn.node].logprobs))
-    rewarded = {turn.node for turn in turns}
-    for index, node in enumerate(trajectory.nodes):
-        if len(node.logprobs) and index not in rewarded:
-            rule = (
-                f"node {index} of episode {trajectory.episode_id:.80} has sampled tokens and no turn: pass one number"
-            )
-            raise ArgumentError("advantage", advantage, rule)
-    return by_node
-
-
-def _turn_advantage(name: str, entry: float | np.ndarray, sampled: int) -> float | np.ndarray:
-    if (number := finite_number(entry)) is not None:
-        return number
-    array = np.asarray(entry) if isinstance(entry, np.ndarray | list | tuple) else None
-    if array is None or array.shape != (sampled,) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-        rule = f"pass a finite number, or an array with one for each of the {sampled} tokens that the turn sampled"
-        raise ArgumentError(name, entry, rule)
-    return array
-
-
 def with_teacher(samples: Sequence[TrainingSample], scores: Sequence[TokenScores]) -> list[TrainingSample]:
     """Samples with the columns of a teacher, from what `score(samples, teacher)` returned.
 
@@ -346,35 +188,3 @@ def with_teacher(samples: Sequence[TrainingSample], scores: Sequence[TokenScores
         )
         for sample, scored in zip(samples, scores, strict=True)
     ]
-
-
-# Samples that train nothing: they fill a batch up to the number of samples that all ranks need.
-
-
-_PADDING = "padding"
-
-
-def neutral_sample(token_id: int) -> TrainingSample:
-    """A sample of one token `token_id` without loss and without media."""
-    return TrainingSample(
-        token_ids=np.array([token_id], dtype=np.int32),
-        loss_mask=np.zeros(1, dtype=bool),
-        logprobs=np.zeros(1, dtype=np.float32),
-        advantages=np.zeros(1, dtype=np.float32),
-        name=_PADDING,
-    )
-
-
-def without_training(sample: TrainingSample) -> TrainingSample:
-    """`sample` with the same tokens and the same media objects, but no trained token."""
-    count = len(sample)
-    return replace(
-        sample,
-        loss_mask=np.zeros(count, dtype=bool),
-        logprobs=np.zeros(count, dtype=np.float32),
-        advantages=np.zeros(count, dtype=np.float32),
-        weight_spans=(),
-        name=_PADDING,
-        routed_experts=None,
-        top_logprobs=None,
-    )

@@ -32,15 +32,10 @@ from rollouts.models.lora_modules import (
 )
 from rollouts.models.placed_rows import beginning, padded_rows
 from rollouts.models.sounds_by_range import length_heard_otherwise
-from rollouts.training.checkpoints import (
-    ADAM_STATE,
-    Checkpoint,
-    read_checkpoint,
-    write_checkpoint,
-)
 from rollouts.training.datums import Datum, check_data, datum_from_sample, passes, sequence_of
 from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
 from rollouts.training.sequence_logprobs import sequence_logprobs
+from rollouts.training.trainer_checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
 from rollouts.values import check_choice, check_integer, check_positive, finite_number
 
 __all__ = ["AdamParams", "Datum", "LoraOptions", "LossResult", "Trainer", "datum_from_sample"]
@@ -272,24 +267,20 @@ class Trainer:
                 trained.optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": norm}
 
-    def save(self, model_id: str, directory: str | os.PathLike[str], *, with_optimizer: bool = True) -> None:
+    def save(self, model_id: str, directory: str | os.PathLike[str]) -> None:
         """Write the parameters, and the state of AdamW, to a file in `directory`, in place of one that is there.
 
         A process that is killed while it writes leaves the file of before. Gradients are not saved.
         """
         with self.lock:
             trained = self._find(model_id)
-            state: dict[str, dict[str, torch.Tensor]] | None = None
-            if with_optimizer:
-                by_parameter = trained.optimizer.state
-                state = {
-                    key: {
-                        name: by_parameter[each][key]
-                        for name, each in trained.parameters.items()
-                        if each in by_parameter
-                    }
-                    for key in ADAM_STATE
+            by_parameter = trained.optimizer.state
+            state = {
+                key: {
+                    name: by_parameter[each][key] for name, each in trained.parameters.items() if each in by_parameter
                 }
+                for key in ADAM_STATE
+            }
             checkpoint = Checkpoint(trained.parameters, state)
             write_checkpoint(directory, checkpoint, trained.lora, self.model_type)
 
@@ -305,10 +296,11 @@ class Trainer:
                 directory, trained.lora, self.model_type, trained.parameters, with_optimizer=with_optimizer
             )
             optimizer = torch.optim.AdamW(trained.parameters.values())
-            for name in (checkpoint.optimizer or {}).get("step", ()):
-                parameter, saved = trained.parameters[name], checkpoint.optimizer or {}
+            for name in checkpoint.optimizer["step"]:
+                parameter = trained.parameters[name]
                 optimizer.state[parameter] = {
-                    key: saved[key][name].to("cpu" if key == "step" else parameter.device) for key in ADAM_STATE
+                    key: checkpoint.optimizer[key][name].to("cpu" if key == "step" else parameter.device)
+                    for key in ADAM_STATE
                 }
             with torch.no_grad():
                 for name, value in checkpoint.parameters.items():

@@ -12,8 +12,9 @@ from renderers.messages import is_media_part
 from renderers.placement import placement_error
 from rollouts.engines.protocol import Completion, ending_error, logprobs_error
 from rollouts.errors import InvalidTurnError
+from rollouts.trajectory.media_reference import MediaOfParts, MediaReference
 from rollouts.trajectory.storable import copied_mapping, plain_copy
-from rollouts.trajectory.token_node import MediaOfParts, MediaReference, TokenNode, read_only, token_array
+from rollouts.trajectory.token_node import TokenNode, read_only, token_array
 
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:

@@ -25,7 +25,7 @@ from renderers.messages import Modality
 from renderers.vision.patches import StillPatches, float32_to_bfloat16, normalised
 from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError, PixelMismatchError, RolloutsError
-from rollouts.trajectory.token_node import MediaReference, processor_for
+from rollouts.trajectory.media_reference import MediaReference, processor_for
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import Bfloat16Array
 from transport import decode, encode, wire_type

@@ -15,8 +15,9 @@ import numpy as np
 from renderers import MediaSource
 from renderers.vision.patches import bfloat16_to_float32
 from rollouts.errors import NoJsonFormError
-from rollouts.trajectory.token_node import TokenNode, Turn
+from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory.turn import Turn
 from transport.wire.arrays import is_tensor, tensor_parts
 
 # Types whose `str` is complete and can be parsed.
@@ -113,8 +114,6 @@ def _object(value: Any) -> dict[str, Any]:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise NoJsonFormError(value)
 
-
-# An episode, whose media are entries that the caller makes.
 
 #: The JSON values of the media of a node, in prompt order.
 MediaEntries = Callable[[TokenNode], list[dict[str, Any]]]

@@ -9,10 +9,8 @@ introduced it. Branches, compacted histories and sub-agents need no further rule
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from types import NoneType
 from typing import Any, Final, NamedTuple, cast
 
@@ -21,13 +19,7 @@ import numpy as np
 from renderers import MediaSource, Message, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.messages import Modality, media_parts, media_value, part_kind
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import (
-    Completion,
-    FinishReason,
-    TopLogprobs,
-    logprobs_error,
-    token_ids_error,
-)
+from rollouts.engines.protocol import Completion, FinishReason, TopLogprobs, logprobs_error, token_ids_error
 from rollouts.errors import (
     ArgumentError,
     InvalidTurnError,
@@ -37,60 +29,16 @@ from rollouts.errors import (
     short_repr,
 )
 from rollouts.trajectory.added_nodes import completion_node, mask_of, media_of, prompt_node, with_sources
+from rollouts.trajectory.media_reference import MediaReference
+from rollouts.trajectory.prefixes import longest_prefixes
 from rollouts.trajectory.provenance import Provenance
+from rollouts.trajectory.reported_extras import reported_extras
 from rollouts.trajectory.storable import check_stored, stored_copy
-from rollouts.trajectory.token_node import (
-    TOP_IDS,
-    TOP_LOGPROBS,
-    MediaReference,
-    TokenNode,
-    Turn,
-    is_plain_number,
-    read_only,
-    reported_extras,
-    same_media,
-    token_array,
-)
+from rollouts.trajectory.token_node import TOP_IDS, TOP_LOGPROBS, TokenNode, read_only, token_array
+from rollouts.trajectory.turn import Turn, is_plain_number
 from rollouts.values import finite_number, whole_number
 from transport import wire_type
 from transport.errors import quoted
-
-_OFFSET: Final = attrgetter("placeholder.offset")
-
-
-def longest_prefixes(
-    nodes: Sequence[TokenNode], prompt: np.ndarray, references: Sequence[MediaReference], after: int | None
-) -> tuple[list[int], int]:
-    """The deepest nodes whose whole path is a prefix of the prompt, and the length of their paths.
-
-    `prompt` is int32 (n,), `references` are its media. Where the path to `after` is such a prefix, only `after` and the
-    nodes below it are considered. The nodes are in order of creation; -1, which is before all roots, is the first of
-    those without tokens.
-    """
-    tokens = prompt.tobytes()  # compared as bytes, because numpy takes ten times as long for few tokens
-    ends = {-1: 0}  # of the paths that are prefixes
-    for index, node in enumerate(nodes):
-        if node.parent in ends and _begins_with(tokens, references, node, ends[node.parent]):
-            ends[index] = ends[node.parent] + len(node.token_ids)
-    if after is not None and after in ends:
-        below = {after: ends[after]}
-        for index, end in ends.items():
-            if index > after and nodes[index].parent in below:
-                below[index] = end
-        ends = below
-    length = max(ends.values())
-    return [index for index, end in ends.items() if end == length], length
-
-
-def _begins_with(tokens: bytes, references: Sequence[MediaReference], node: TokenNode, start: int) -> bool:
-    """Whether a prompt has the tokens and the media of a node from token `start` on."""
-    ids = np.ascontiguousarray(node.token_ids, np.int32)
-    if not tokens.startswith(ids, 4 * start):  # type: ignore[arg-type]  # an array is a buffer
-        return False
-    if not references:
-        return not node.media
-    first, end = (bisect_left(references, place, key=_OFFSET) for place in (start, start + len(ids)))
-    return same_media(node.media, start, references[first:end])
 
 
 class Branch(NamedTuple):

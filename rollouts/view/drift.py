@@ -13,7 +13,7 @@ import numpy as np
 from renderers import RenderedTokens, Renderer, TemplateRenderer
 from renderers.errors import RendererError
 from rollouts.errors import PixelMismatchError, RolloutsError
-from rollouts.trajectory.token_node import MediaReference
+from rollouts.trajectory.media_reference import MediaReference
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.display_json import display_json
 

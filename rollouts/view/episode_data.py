@@ -19,16 +19,10 @@ import numpy as np
 from renderers import TemplateRenderer
 from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
-from rollouts.trajectory.token_node import (
-    TEACHER_TOP_IDS,
-    TEACHER_TOP_LOGPROBS,
-    TOP_IDS,
-    TOP_LOGPROBS,
-    MediaReference,
-    TokenNode,
-    Turn,
-)
+from rollouts.trajectory.media_reference import MediaReference
+from rollouts.trajectory.token_node import TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS, TOP_IDS, TOP_LOGPROBS, TokenNode
 from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory.turn import Turn
 from rollouts.values import finite_number
 from rollouts.view.display_json import display_json
 from rollouts.view.drift import ModelView, model_view
@@ -110,7 +104,6 @@ def _text(tokenizer: TemplateTokenizer, decoder: TokenDecoder, token_id: int) ->
 #: columns by their names.
 ENTROPY: Final = "entropy"
 TRAINER_LOGPROBS: Final = "trainer_logprobs"
-
 #: The extras with the likeliest tokens in the place of each, by whose they are on the page.
 LIKELIEST: Final = {"sampler": (TOP_IDS, TOP_LOGPROBS), "teacher": (TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS)}
 _MAX_LIKELIEST: Final = 20

@@ -15,7 +15,7 @@ from renderers import load_renderer
 from rollouts import GenerateRequest, LocalEngine, SamplingParams, TopLogprobs, VLLMEngine
 from rollouts.errors import InvalidRequestError
 from rollouts.training import TrainingBatch, TrainingSample
-from rollouts.training.sequence_logprobs import model_inputs
+from rollouts.training.model_inputs import model_inputs
 
 K = 5
 LONG = 2000

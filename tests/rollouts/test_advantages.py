@@ -62,12 +62,6 @@ def test_the_degenerate_groups_are_those_whose_advantages_are_all_0(episodes):
     assert len(reported) == len(expected)
 
 
-def test_a_degenerate_group_is_reported_with_its_size_and_reward():
-    equal, alone = degenerate_groups([1.0, 0.5, 2.0, 0.5, 0.0], ["a", "b", "c", "b", "a"])
-    assert (equal.group, equal.episodes, equal.reward) == ("b", 2, 0.5)
-    assert (alone.group, alone.episodes, alone.reward) == ("c", 1, 2.0)
-
-
 def test_rewards_that_differ_by_rounding_only_are_equal():
     rewards = [0.1 + 0.2, 0.3, 0.3]
     assert rewards[0] != rewards[1]

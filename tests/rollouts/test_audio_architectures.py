@@ -21,7 +21,8 @@ from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import LoraOptions, linear_layers
-from rollouts.models.placed_rows import TokenSequence, media_positions
+from rollouts.models.placed_rows import TokenSequence
+from rollouts.models.positions import media_positions
 from rollouts.training import TrainingBatch, TrainingSample, model_inputs, sample_from_rendered
 from rollouts.training.trainer import Trainer, datum_from_sample
 
@@ -35,27 +36,6 @@ def family(request):
 
 def families(*names):
     return pytest.mark.parametrize("family", names, indirect=True)
-
-
-@pytest.mark.slow
-@families(*EACH)
-def test_rows_with_and_without_sounds_have_the_log_probabilities_of_a_plain_forward_in_every_layout(family):
-    rows = family.rows_with_sounds()
-    samples = [row.sample for row in rows]
-    plain = [family.plain_logprobs(row) for row in rows]
-    with torch.no_grad():
-        assert close([of_samples(family.model, [sample])[0] for sample in samples], plain)
-        for layout in LAYOUTS.values():
-            assert close(of_samples(family.model, samples, **layout), plain)
-
-
-@pytest.mark.slow
-@families(*EACH)
-def test_another_sound_changes_the_log_probabilities(family):
-    """The planted fault of the comparison above."""
-    heard, other = (family.row("one", sounds=[family.sound(0.5)]).sample for _ in range(2))
-    with torch.no_grad():
-        assert not close(of_samples(family.model, [heard]), of_samples(family.model, [other]))
 
 
 @pytest.mark.slow
@@ -75,14 +55,6 @@ def test_a_sampled_placeholder_of_a_sound_is_the_text_token_that_its_embedding_s
             ours, _ = logprobs(model, [literal, beside], layout=layout)
             expected, _ = logprobs(model, [usual, beside], layout=layout)
             assert torch.allclose(ours[[0, 3, 4]], expected[[0, 3, 4]], atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-@families(*EACH)
-def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_audio_tower(family):
-    found = assert_same_gradients(family.model, [row.sample for row in family.rows_with_sounds()])
-    tower = [gradient for name, gradient in found.items() if "audio" in name or "encoder" in name]
-    assert any(gradient.abs().max() > 1e-6 for gradient in tower)
 
 
 @families(pytest.param("phi4_multimodal", marks=pytest.mark.slow), "qwen2_audio")

@@ -119,9 +119,6 @@ def test_a_plan_without_rows_has_no_batches_for_each_of_its_ranks(samples, optio
     assert plan.summary().startswith("0 steps; 0 samples truncated")
 
 
-# Arguments.
-
-
 # Random numbers.
 
 

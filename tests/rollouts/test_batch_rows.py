@@ -50,14 +50,6 @@ def test_a_slice_selects_what_it_selects_of_a_list(lengths, layout, part):
     assert names(batch_of(lengths, **layout)[part]) == [f"s{i}" for i in range(len(lengths))][part]
 
 
-def test_an_empty_selection_is_an_empty_batch_that_concatenates():
-    batch = batch_of([2, 3])
-    for empty in (batch[5:], batch[[]], batch[torch.zeros(2, dtype=torch.bool)]):
-        assert len(empty) == 0
-        assert empty.input_ids.shape == (0, 0)
-        assert TrainingBatch.concat([empty, batch]) == batch
-
-
 def test_a_mask_selects_the_samples_where_it_is_true():
     batch = batch_of([1, 2, 3])
     for mask in ([True, False, True], np.array([True, False, True]), torch.tensor([True, False, True])):
@@ -172,11 +164,6 @@ def test_batches_that_differ_are_not_equal(change):
     batch = mixed_batch()
     assert batch == mixed_batch()
     assert batch != change(batch)
-
-
-def test_nan_equals_nan_in_an_extra():
-    batch = batch_of([2]).with_extras(values=torch.full((1, 2), torch.nan))
-    assert batch == batch_of([2]).with_extras(values=torch.full((1, 2), torch.nan))
 
 
 # Copies and files.

@@ -13,7 +13,6 @@ from rollouts.errors import ArgumentError, SampleError
 from rollouts.training import (
     TrainingBatch,
     candidate_logprobs,
-    distillation_advantages,
     forward_kl_loss,
     generalised_jsd_loss,
     reverse_kl_loss,
@@ -95,24 +94,6 @@ def test_the_mass_of_the_rest_counts_and_a_mass_within_rounding_does_not():
     assert math.isfinite(forward_kl_loss(certain, spread, mask).item())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_student_that_equals_its_teacher_has_no_loss_and_no_gradient(dtype):
-    teacher, _, ids = teacher_and_student()
-    logits = torch.from_numpy(teacher.copy()).to(dtype).requires_grad_()
-    logprobs = torch.log_softmax(logits, -1)
-    top = logprobs.gather(-1, torch.from_numpy(ids))
-    for loss in (forward_kl_loss, generalised_jsd_loss):
-        value = loss(top, top.detach(), MASK)
-        (gradient,) = torch.autograd.grad(value, logits, retain_graph=True)
-        assert abs(value.item()) < 1e-6
-        assert gradient.abs().max() < 1e-6
-    sampled = logprobs[..., 0]
-    value = reverse_kl_loss(sampled, sampled.detach(), sampled.detach(), MASK).loss
-    (gradient,) = torch.autograd.grad(value, logits)
-    assert value.item() == 0
-    assert not gradient.any()
-
-
 # Reverse KL from sampled tokens.
 
 
@@ -121,13 +102,6 @@ def sampled_columns():
     random = np.random.default_rng(2)
     student = -random.random(SHAPE) * 3 - 0.1
     return student, student + random.normal(0, 0.1, SHAPE), student + random.normal(0, 1.0, SHAPE)
-
-
-def test_advantages_of_a_teacher_are_what_it_gives_more_to_each_sampled_token():
-    _, old, teacher = sampled_columns()
-    advantages = distillation_advantages(torch.from_numpy(old), torch.from_numpy(teacher), MASK, coefficient=0.3)
-    np.testing.assert_allclose(advantages.numpy(), np.where(MASK.numpy(), 0.3 * (teacher - old), 0), rtol=1e-12)
-    assert not advantages.requires_grad
 
 
 def test_reverse_kl_of_sampled_tokens_is_its_formula_and_has_its_derivative():
@@ -236,22 +210,6 @@ def test_a_trainer_mixes_a_loss_with_a_teacher_and_the_policy_gradient_by_a_coef
         mask = sample.loss_mask
         np.testing.assert_allclose(values[mask[1:]], row[: len(sample)][mask].numpy(), atol=1e-5)
     assert trainer.optim_step("policy", AdamParams())["grad_norm"] > 0
-
-
-@pytest.mark.slow
-def test_steps_on_the_divergence_bring_a_student_to_its_teacher(family):
-    trainer = Trainer.from_pretrained(family.directory, device="cpu")
-    trainer.create_model("student", lora=SMALL)
-    data = [datum_from_sample(_without_advantages(taught(family.row("one").sample)), "forward_kl")]
-    values = []
-    for _ in range(12):
-        values.append(trainer.forward_backward("student", data, "forward_kl").metrics["loss:sum"])
-        trainer.optim_step("student", AdamParams(learning_rate=0.02))
-    assert values[-1] < values[0] / 2
-
-
-def _without_advantages(sample):
-    return replace(sample, advantages=np.zeros(len(sample), np.float32))
 
 
 @pytest.mark.parametrize(

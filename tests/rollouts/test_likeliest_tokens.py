@@ -14,7 +14,7 @@ from rollouts.engines.protocol import check_result
 from rollouts.engines.stop_strings import cut_at_stop
 from rollouts.errors import InvalidRequestError
 from rollouts.training import TrainingBatch, TrainingSample
-from rollouts.training.sequence_logprobs import model_inputs
+from rollouts.training.model_inputs import model_inputs
 
 LENGTH = 6
 

@@ -9,7 +9,7 @@ from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, TopLogprobs, Trajectory, pack_episodes
 from rollouts.errors import InvalidTurnError, SampleError
 from rollouts.training import samples_from_trajectory
-from rollouts.training.packing import truncate_sample
+from rollouts.training.truncation import truncate_sample
 from rollouts.trajectory.plain_json import plain
 from transport import RecordReader, RecordWriter, decode, encode
 
@@ -57,7 +57,7 @@ def test_rows_from_root_to_leaf_are_those_of_the_completions_and_none_in_prompts
 def test_a_turn_without_them_has_rows_without_a_prediction_and_of_different_numbers_the_smallest_counts():
     trajectory = two_turns(then=0)
     assert trajectory.top_logprobs(trajectory.leaves()[0]).token_ids[-1].tolist() == [-1] * K
-    (sample,) = samples_from_trajectory(two_turns(then=4), advantage=1.0, processors={})
+    sample = sample_of(two_turns(then=4))
     assert_rows(TopLogprobs(*(column[sample.loss_mask] for column in sample.top_logprobs)), [3, 4, 6])
     assert sample.top_logprobs.token_ids.shape == (6, 4)
 
@@ -89,24 +89,18 @@ def test_messages_files_and_packed_episodes_keep_them(tmp_path):
     assert plain(trajectory.nodes[1].extras)["top_ids"]["shape"] == [2, K]
 
 
-def many():
-    """Samples of 3 lengths, whose trained tokens are those below 50; those of prompts are above."""
-    samples = []
-    for number, count in enumerate((4, 2, 7)):
-        trajectory = Trajectory(f"e{number}")
-        ids = list(range(number * 10, number * 10 + count))
-        trajectory.add_turn(RenderedTokens([60, 61]), completion(ids, top_of(ids)), SAID)
-        samples += samples_from_trajectory(trajectory, advantage=1.0, processors={})
-    return samples
+def sample_of(trajectory):
+    (sample,) = samples_from_trajectory(trajectory, advantage=1.0, processors={})
+    return sample
 
 
 def test_a_sample_refuses_another_number_of_rows():
     with pytest.raises(SampleError, match="top_logprobs"):
-        replace(many()[0], top_logprobs=top_of([1]))
+        replace(sample_of(two_turns()), top_logprobs=top_of([1]))
 
 
 def test_a_truncated_sample_keeps_the_rows_of_its_tokens():
-    sample = many()[2]
+    sample = sample_of(two_turns())
     truncated, _ = truncate_sample(sample, 5)
     for one, other in zip(truncated.top_logprobs, sample.top_logprobs, strict=True):
         np.testing.assert_array_equal(one, other[:5])

@@ -72,36 +72,46 @@ def normalised_by_clip(item):
     return with_pixels(item, ((by_channel - mean) / std).reshape(values.shape))
 
 
+def without_images(request):
+    ids = list(request.prompt_ids)
+    for _, at in reversed(request.media):
+        del ids[at.offset : at.end]
+    return with_prompt(request, ids, [])
+
+
+def without_first_token(request):
+    return with_prompt(request, request.prompt_ids[1:], [(item, at.shifted(-1)) for item, at in request.media])
+
+
+def of_items(change):
+    return lambda request: with_items(request, change)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("request_of", "cause", "name"),
     [
-        (normalised_by_clip, (Cause.OTHER_NORMALISATION, "images normalised with CLIP's image_mean and image_std")),
-        (normalised_twice, (Cause.DOUBLED_NORMALISATION, "images rescaled and normalised again")),
-        (not_normalised, (Cause.MISSING_NORMALISATION, "images rescaled but not normalised")),
-        (lambda item: None, (Cause.DROPPED_IMAGE, "images dropped, their placeholder tokens kept as text")),
+        (
+            of_items(normalised_by_clip),
+            Cause.OTHER_NORMALISATION,
+            "images normalised with CLIP's image_mean and image_std",
+        ),
+        (of_items(normalised_twice), Cause.DOUBLED_NORMALISATION, "images rescaled and normalised again"),
+        (of_items(not_normalised), Cause.MISSING_NORMALISATION, "images rescaled but not normalised"),
+        (of_items(lambda item: None), Cause.DROPPED_IMAGE, "images dropped, their placeholder tokens kept as text"),
+        (without_images, Cause.DROPPED_IMAGE, "images dropped with their placeholder tokens"),
+        (lambda request: after_tokens(request, [request.prompt_ids[0]]), Cause.WRONG_TEMPLATE, "the first token twice"),
+        (without_first_token, Cause.WRONG_TEMPLATE, "without the first token"),
     ],
 )
-def test_faults_of_all_images_are_told_apart(model, renderer, change, expected):
-    samples = sampled(model, renderer, request=lambda request: with_items(request, change), seeds=FEW)
-    diagnosis = diagnosed(model, samples)
-    assert confirmed(diagnosis) == [expected]
-    assert (diagnosis.side, diagnosis.affected) == ("sampler", 6)
+def test_faults_of_all_requests_are_told_apart(model, renderer, request_of, cause, name):
+    diagnosis = diagnosed(model, sampled(model, renderer, request=request_of, seeds=FEW))
+    affected = 9 if cause is Cause.WRONG_TEMPLATE else 6
+    assert confirmed(diagnosis) == [(cause, name)]
+    assert (diagnosis.side, diagnosis.affected) == ("sampler", affected)
     text = diagnosis_text(diagnosis)
-    assert f"{expected[0]}: {expected[1]}, in 6 samples" in text
-    assert f"cure: {expected[0].cure}" in text
-
-
-@pytest.mark.slow
-def test_images_dropped_with_their_placeholder_tokens_are_named(model, renderer):
-    def without_images(request):
-        ids = list(request.prompt_ids)
-        for _, at in reversed(request.media):
-            del ids[at.offset : at.end]
-        return with_prompt(request, ids, [])
-
-    diagnosis = diagnosed(model, sampled(model, renderer, request=without_images, seeds=FEW))
-    assert confirmed(diagnosis) == [(Cause.DROPPED_IMAGE, "images dropped with their placeholder tokens")]
+    assert f"{cause}: {name}, in {len(diagnosis.examined)} samples" in text
+    assert f"cure: {cause.cure}" in text
 
 
 @pytest.mark.slow
@@ -175,21 +185,6 @@ def test_one_dropped_image_of_two_is_named(model, renderer):
         environment=TwoImages,
     )
     assert [cause for cause, _ in confirmed(diagnosed(model, samples))] == [Cause.DROPPED_IMAGE]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("doubled", [True, False])
-def test_a_first_token_that_one_side_has_twice_or_not_at_all_is_named(model, renderer, doubled):
-    def change(request):
-        if doubled:
-            return after_tokens(request, [request.prompt_ids[0]])
-        shifted = [(item, at.shifted(-1)) for item, at in request.media]
-        return with_prompt(request, request.prompt_ids[1:], shifted)
-
-    diagnosis = diagnosed(model, sampled(model, renderer, request=change, seeds=FEW))
-    name = "the first token twice" if doubled else "without the first token"
-    assert confirmed(diagnosis) == [(Cause.WRONG_TEMPLATE, name)]
-    assert diagnosis.affected == len(FEW)
 
 
 @pytest.mark.slow
@@ -286,14 +281,24 @@ def test_arguments_that_cannot_be_meant_are_refused(model, exact, options, reaso
         diagnosed(model, exact[:1], **options)
 
 
-def test_a_hypothesis_that_changes_the_trained_tokens_is_refused_by_name(model, exact):
-    def without_training(sample, items):
-        return [replace(sample, loss_mask=np.zeros_like(sample.loss_mask), weight_spans=())]
-
+@pytest.mark.parametrize(
+    ("variants", "reason"),
+    [
+        (lambda sample, items: sample, r"what the variants of 'mine' returned for sample .*; return a list"),
+        (lambda sample, items: [1, 2], r"what the variants of 'mine' returned for sample .*; return a list"),
+        (
+            lambda sample, items: [replace(sample, loss_mask=np.zeros_like(sample.loss_mask), weight_spans=())],
+            r"a variant of 'mine' is .*; keep the 24 trained tokens",
+        ),
+    ],
+    ids=["a sample", "a list of ids", "nothing is trained"],
+)
+def test_a_hypothesis_whose_variants_are_no_samples_of_the_same_tokens_is_refused_by_name(
+    model, exact, variants, reason
+):
     shifted = [replace(exact[0], logprobs=exact[0].logprobs - exact[0].loss_mask.astype(np.float32))]
-    wrong = Hypothesis("nothing is trained", Cause.WRONG_TEMPLATE, without_training)
-    with pytest.raises(ArgumentError, match=r"a variant of 'nothing is trained' is .*; keep the 24 trained tokens"):
-        diagnosed(model, shifted, hypotheses=[wrong])
+    with pytest.raises(ArgumentError, match=reason):
+        diagnosed(model, shifted, hypotheses=[Hypothesis("mine", Cause.WRONG_TEMPLATE, variants)])
 
 
 def test_replaced_tokens_move_what_is_after_them_and_nothing_else_changes(exact):
@@ -314,14 +319,3 @@ def test_replaced_tokens_move_what_is_after_them_and_nothing_else_changes(exact)
     ]:
         with pytest.raises(ArgumentError, match=reason):
             replace_tokens(sample, *bounds)
-
-
-@pytest.mark.parametrize("returned", ["the sample", "a list of ids"])
-def test_a_hypothesis_that_returns_no_list_of_samples_is_refused_by_name(model, exact, returned):
-    def variants(sample, items):
-        return sample if returned == "the sample" else [1, 2]
-
-    batch = TrainingBatch.from_samples(exact, pad_id=0)
-    batch.logprobs.sub_(1.0)
-    with pytest.raises(ArgumentError, match=r"^what the variants of 'mine' returned for sample .*; return a list"):
-        diagnose_mismatch(model, batch, hypotheses=[Hypothesis("mine", Cause.WRONG_TEMPLATE, variants)])

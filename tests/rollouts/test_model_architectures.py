@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from audio_models import AUDIO_MODELS
 from family_rows import loaded_family
 from model_families import MEDIA_FAMILIES, TEXT_MODELS, text_config, with_seed
 from transformers import AutoModelForCausalLM
@@ -25,6 +26,13 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def family(request):
     return loaded_family(request.param)
+
+
+HEARING = [pytest.param(name, marks=pytest.mark.slow) for name in AUDIO_MODELS]
+
+
+def rows_of(family):
+    return family.rows_with_sounds() if family.name in AUDIO_MODELS else family.rows()
 
 
 def families(*names):
@@ -60,9 +68,9 @@ def close(one, other):
 # Values.
 
 
-@families(*MEDIA_FAMILIES)
+@families(*MEDIA_FAMILIES, *HEARING)
 def test_rows_with_and_without_media_have_the_log_probabilities_of_a_plain_forward_in_every_layout(family):
-    rows = family.rows()
+    rows = rows_of(family)
     samples = [row.sample for row in rows]
     # GLM-4V has one token id for images and videos; its own forward cannot tell them apart in one row.
     plain = [family.plain_logprobs(row) for row in rows if family.name != "glm4v" or not (row.images and row.videos)]
@@ -73,12 +81,15 @@ def test_rows_with_and_without_media_have_the_log_probabilities_of_a_plain_forwa
             assert close(of_samples(family.model, samples, **layout), alone)
 
 
-@families("qwen2_5_vl", "gemma3", "idefics3")
-def test_another_image_changes_the_log_probabilities(family):
+@families("qwen2_5_vl", "gemma3", "idefics3", *HEARING)
+def test_another_image_or_sound_changes_the_log_probabilities(family):
     """The planted fault of the comparisons above."""
-    shown, other = (family.row("one", [family.pixels(32, 48)]).sample for _ in range(2))
+    if family.name in AUDIO_MODELS:
+        given, other = (family.row("one", sounds=[family.sound(0.5)]).sample for _ in range(2))
+    else:
+        given, other = (family.row("one", [family.pixels(32, 48)]).sample for _ in range(2))
     with torch.no_grad():
-        assert not close(of_samples(family.model, [shown]), of_samples(family.model, [other]))
+        assert not close(of_samples(family.model, [given]), of_samples(family.model, [other]))
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)
@@ -156,11 +167,11 @@ def assert_same_gradients(model, samples):
     return together
 
 
-@families("qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3")
-def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_vision_tower(family):
-    found = assert_same_gradients(family.model, [row.sample for row in family.rows()])
-    tower = [gradient for name, gradient in found.items() if "visual" in name or "vision" in name]
-    assert tower
+@families("qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", *HEARING)
+def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_tower(family):
+    found = assert_same_gradients(family.model, [row.sample for row in rows_of(family)])
+    parts = ("audio", "encoder") if family.name in AUDIO_MODELS else ("visual", "vision")
+    tower = [gradient for name, gradient in found.items() if any(part in name for part in parts)]
     assert any(gradient.abs().max() > 1e-6 for gradient in tower)
 
 

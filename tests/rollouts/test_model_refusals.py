@@ -9,14 +9,16 @@ from family_rows import loaded_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import text_config, with_seed
+from training_samples import Block
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, OPTConfig
 
 from renderers import PlaceholderRange
 from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
+from rollouts.models.mrope import mrope_positions
 from rollouts.models.output_head import output_head
-from rollouts.models.placed_rows import TokenSequence, media_positions
-from rollouts.models.qwen3_vl import mrope_positions
+from rollouts.models.placed_rows import TokenSequence
+from rollouts.models.positions import media_positions
 from rollouts.training import TrainingBatch, TrainingSample, diagnose_mismatch, model_inputs, token_logprobs
 
 
@@ -97,13 +99,6 @@ def test_a_range_over_tokens_that_are_no_placeholders_is_refused(each_qwen):
     assert f"the placeholder ids of {qwen.name} are: " in text
 
 
-def test_a_batch_without_samples_has_no_log_probabilities_and_no_inputs(qwen):
-    empty = TrainingBatch.from_samples([qwen.row("x").sample], pad_id=0)[:0]
-    assert token_logprobs(qwen.model, empty).numel() == 0
-    with pytest.raises(SampleError, match="without samples"):
-        model_inputs(empty, qwen.model)
-
-
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_the_padding_id_may_be_that_of_a_placeholder(qwen, layout):
     samples = [qwen.row("x", [qwen.pixels(32, 48)]).sample, qwen.row("a longer text").sample]
@@ -113,17 +108,6 @@ def test_the_padding_id_may_be_that_of_a_placeholder(qwen, layout):
         for pad in (0, placeholder)
     )
     assert torch.allclose(usual, unusual, atol=1e-6)
-
-
-def test_media_for_a_text_model_are_refused(qwen):
-    sample = qwen.row("x", [qwen.pixels(32, 48)]).sample
-    model = with_seed(lambda: AutoModelForCausalLM.from_config(_larger(text_config("llama"))))
-    assert "the placeholder ids of llama are: none" in refusal(model, sample)
-
-
-def _larger(config):
-    config.vocab_size = 400
-    return config
 
 
 # Models.
@@ -152,23 +136,6 @@ def test_the_output_layer_has_the_softcap_that_the_model_applies_and_not_the_one
     assert output_head(architecture(text_model("gemma2"))).softcap == 3.0
     assert output_head(architecture(text_model("cohere"))).scale == 0.25
     assert output_head(architecture(text_model("granite"))).scale == 0.25
-
-
-def test_a_forward_that_fails_says_what_was_tried(monkeypatch):
-    model = text_model()
-    token_logprobs(model, text_batch())
-
-    def fail(*args, **kwargs):
-        raise ValueError("cannot")
-
-    monkeypatch.setattr(type(model.model.layers[0]), "forward", fail)
-    with pytest.raises(
-        UnsupportedModelError, match=r"LlamaModel\.forward failed for the rows r with ValueError: cannot"
-    ) as caught:
-        token_logprobs(model, text_batch())
-    assert "Tried: input_ids int64 (1, 4), attention_mask int64 (1, 4), position_ids int64 (1, 4); padded rows" in str(
-        caught.value
-    )
 
 
 def test_a_model_whose_own_forward_fails_is_refused_at_once():
@@ -245,25 +212,6 @@ def test_a_model_whose_forward_does_not_call_its_base_model_is_refused():
 # Positions.
 
 
-class Block:
-    """As much of a media item as positions need."""
-
-    modality = "image"
-
-    def __init__(self, height, width):
-        self.grid = np.array([1, 2 * height, 2 * width])
-        self.num_tokens = height * width
-
-    def __getitem__(self, name):
-        return self.grid
-
-    def __contains__(self, name):
-        return name == "image_grid_thw"
-
-    def __iter__(self):
-        return iter(["image_grid_thw"])
-
-
 BLOCKS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=4)
 
 
@@ -273,7 +221,7 @@ def test_positions_of_adjacent_images_are_those_of_separate_images(qwen, blocks,
     """`get_rope_index` alone would take two adjacent images for one."""
     placed, length = [], 0
     for gap, height, width in blocks:
-        item = Block(height, width)
+        item = Block(2 * height, 2 * width)
         placed.append((item, PlaceholderRange(length + gap, item.num_tokens)))
         length += gap + item.num_tokens
     length += tail

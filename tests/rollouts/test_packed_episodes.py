@@ -136,31 +136,12 @@ def test_pixels_travel_without_their_sources_and_train_without_a_processor(
         np.testing.assert_array_equal(item["image_grid_thw"], original["image_grid_thw"])
 
 
-def test_uint8_sends_half_a_byte_a_value_bfloat16_two_and_float32_four(
-    episode: Trajectory, renderer: TemplateRenderer
-) -> None:
-    """Still images fill two time slots with the same pixels; uint8 sends them once."""
-    sizes = {
-        form: len(encode(pack_episodes([episode], pixels=form, processors=renderer.processors))) for form in ARRAYS
-    }
-    values = sum(renderer.processors["image"].process(one.source)["pixel_values"].size for one in episode.all_media())
-    assert values / 2 < sizes["uint8"] < values / 2 + 8000
-    assert 2 * values < sizes["bfloat16"] < 2 * values + 8000
-    assert 4 * values < sizes["float32"] < 4 * values + 8000
-
-
 def test_none_sends_neither_sources_nor_pixels(episode: Trajectory, renderer: TemplateRenderer) -> None:
     packed = decode(encode(pack_episodes([episode], pixels="none")))
     assert len(encode(packed)) < 6000
     assert packed.episodes[0].token_ids(3).tolist() == episode.token_ids(3).tolist()
     with pytest.raises(RolloutsError, match='"none"'):
         packed.processors(renderer.processors)
-
-
-def test_sources_in_messages_do_not_travel_either(episode: Trajectory) -> None:
-    assert sources_in([encode(pack_episodes([episode], pixels="none"))]) == 0
-    source = pack_episodes([episode], pixels="none").episodes[0].nodes[0].messages[0]["content"][0]["image"]  # type: ignore
-    assert isinstance(source, AbsentSource)
 
 
 def test_a_source_by_name_only_says_so_and_survives_copies_pickle_and_files(tmp_path: Path) -> None:

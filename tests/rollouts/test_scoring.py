@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from family_rows import loaded_family
-from make_adapter import make_adapter, merged_checkpoint
 
 from renderers import load_renderer
 from rollouts import Completion, FinishReason, GenerateResult, LocalEngine, Trajectory
@@ -24,7 +23,7 @@ from rollouts.training import (
     truncate_sample,
     with_teacher,
 )
-from rollouts.training.samples import neutral_sample
+from rollouts.training.packing import neutral_sample
 from transport import decode, encode
 
 FAMILIES = ("qwen3_vl", "gemma3", "llava_next", "internvl", "qwen2_audio")
@@ -200,29 +199,6 @@ def test_scores_have_the_version_of_the_weights_that_gave_them(renderer, tmp_pat
     assert unknown.provenance.teacher_versions == ()
 
 
-def test_each_adapter_scores_as_the_model_that_it_is_merged_into(renderer, tiny_model_dir, tmp_path):
-    trajectory = forked(renderer)
-
-    async def scores_of(directory, adapters):
-        engine = LocalEngine.from_pretrained(directory)
-        try:
-            for name in filter(None, adapters):
-                await engine.load_adapter(name, tmp_path / name)
-            return [await score(trajectory, engine, renderer=renderer, adapter=name) for name in adapters]
-        finally:
-            await engine.close()
-
-    for seed, name in enumerate("ab"):
-        make_adapter(tmp_path / name, tiny_model_dir, seed=seed)
-    found = asyncio.run(scores_of(tiny_model_dir, ["a", "b", None]))
-    for name, scores in zip("ab", found, strict=False):
-        merged = merged_checkpoint(tmp_path / f"merged-{name}", tiny_model_dir, tmp_path / name)
-        (expected,) = asyncio.run(scores_of(merged, [None]))
-        assert [each.version for each in scores] == [name, name]
-        np.testing.assert_allclose(scores[0].logprobs, expected[0].logprobs, atol=1e-4)
-    assert all(np.abs(scores[0].logprobs - found[2][0].logprobs)[1:].max() > 0.01 for scores in found[:2])
-
-
 def test_a_trajectory_with_media_needs_its_renderer(renderer, model):
     with pytest.raises(ArgumentError, match="renderer is None; episode forked has media"):
         scored(forked(renderer), model)
@@ -371,9 +347,10 @@ class AnsweringEngine:
     """Answers each request with given log-probabilities of its prompt."""
 
     def __init__(self, logprobs):
-        self.logprobs = logprobs
+        self.logprobs, self.adapters = logprobs, []
 
     async def generate(self, request):
+        self.adapters.append(request.adapter)
         return GenerateResult(request.request_id, [completion([1])], self.logprobs)
 
     async def close(self):
@@ -394,6 +371,12 @@ def test_scores_that_a_teacher_cannot_have_given_are_refused(logprobs, error):
     engine = AnsweringEngine(np.array(logprobs, np.float32))
     with pytest.raises((MissingLogProbsError, MalformedResultError), match=error):
         asyncio.run(score([text_row([65, 66, 67])], engine))
+
+
+def test_an_adapter_is_that_of_each_request():
+    engine = AnsweringEngine(np.array([np.nan, -1.0], np.float32))
+    asyncio.run(score([text_row([65, 66]), text_row([65, 67])], engine, adapter="a"))
+    assert engine.adapters == ["a", "a"]
 
 
 def test_an_address_is_no_engine():

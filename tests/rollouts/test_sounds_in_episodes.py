@@ -21,7 +21,7 @@ from rollouts.errors import PixelMismatchError
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.runner.events import TurnFinished
 from rollouts.testing import ScriptedEngine
-from rollouts.training.samples import samples_from_trajectory
+from rollouts.training.trajectory_samples import samples_from_trajectory
 from rollouts.trajectory.packed_episodes import AbsentSource, pack_episodes
 from transport import RecordReader, decode_frames, encode_frames
 

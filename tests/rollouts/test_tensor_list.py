@@ -1,14 +1,11 @@
 """Lists of one tensor per row."""
 
-import pickle
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts.training import TensorList
-from transport import decode, encode
 
 
 def rows(*sizes):
@@ -40,12 +37,3 @@ def test_a_slice_is_a_tensor_list_of_what_the_slice_selects(lengths, part):
 def test_lists_that_differ_in_dtype_shape_value_or_presence_are_not_equal(other):
     assert TensorList([torch.ones(2)]) == TensorList([torch.ones(2)])
     assert TensorList([torch.ones(2)]) != other
-
-
-@pytest.mark.parametrize("copied", [lambda t: pickle.loads(pickle.dumps(t)), lambda t: decode(encode(t))])
-def test_a_copy_has_the_elements_of_a_view_and_not_its_storage(copied):
-    whole = torch.rand(1000, 64)
-    part = TensorList([whole[3:5], None, whole[:1].T, torch.tensor(1.0)])
-    assert copied(part) == part
-    assert len(pickle.dumps(part)) < 10_000
-    assert copied(part)[0].untyped_storage().nbytes() < 10_000

@@ -59,14 +59,6 @@ def test_tokenizer_model_and_processor_agree_on_the_control_tokens(tiny_model_di
     assert processor.merge_size == config.vision_config.spatial_merge_size
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve café", "日本", "\x00\x7f", "a\r\n\tb"])
-def test_every_byte_is_a_token(tiny_model_dir, text):
-    renderer = load_renderer(tiny_model_dir)
-    run = renderer.tokenizer.encode_run(text)
-    assert len(run.ids) == len(text.encode())
-    assert renderer.tokenizer.decode(run.ids) == text
-
-
 def test_weights_without_torch_are_an_error_that_names_the_extra_and_writes_no_file(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=re.escape(install_command("torch"))):

@@ -79,7 +79,7 @@ def test_gradients_of_an_adapter_are_those_of_a_plain_loop_over_text_and_media(n
     data = [random_weights(sample, seed) for seed, sample in enumerate(samples)]
     trainer = Trainer.from_pretrained(family.directory, device="cpu", tokens_per_pass=150)
     with_nonzero_adapter(trainer, "a", data, lora)
-    trainer.save("a", tmp_path / "checkpoint", with_optimizer=False)
+    trainer.save("a", tmp_path / "checkpoint")
     trainer.save_for_sampler("a", tmp_path / "adapter")
     model = peft_model(family.directory, tmp_path / "adapter")
 
@@ -325,10 +325,6 @@ def test_full_training_needs_float32_and_adapters_are_float32_over_any_base(tiny
 # What is refused, and changes nothing.
 
 
-def changed(datum, **fields):
-    return replace(datum, **fields)
-
-
 def with_input(datum, name, value):
     return replace(datum, inputs={**datum.inputs, name: value})
 
@@ -345,19 +341,15 @@ def larger_image(datum):
 
 
 WRONG_ROWS = {
-    "no tokens": (lambda datum: changed(datum, token_ids=datum.token_ids[:0]), "at least one integer"),
+    "no tokens": (lambda datum: replace(datum, token_ids=datum.token_ids[:0]), "at least one integer"),
     "fewer targets": (
-        lambda datum: changed(datum, target_ids=datum.target_ids[1:]),
+        lambda datum: replace(datum, target_ids=datum.target_ids[1:]),
         "the targets have 15 values for 16",
     ),
-    "a list of ids": (lambda datum: changed(datum, token_ids=[1, 2]), "the token ids are"),
+    "a list of ids": (lambda datum: replace(datum, token_ids=[1, 2]), "the token ids are"),
     "an id beyond the vocabulary": (
-        lambda datum: changed(datum, target_ids=np.full(len(datum), 10**6)),
+        lambda datum: replace(datum, target_ids=np.full(len(datum), 10**6)),
         "target 0 is 1000000",
-    ),
-    "a token without embedding": (
-        lambda datum: changed(datum, token_ids=np.full(len(datum), 10**6)),
-        "the embeddings of qwen3_vl have ids",
     ),
     "more tokens than the model reads": (
         lambda datum: Datum(np.full(10**5, 5), np.full(10**5, 5)),
@@ -368,7 +360,6 @@ WRONG_ROWS = {
         r"weights is float32 \(15,\); pass numbers \(16,\)",
     ),
     "a weight that is not a number": (not_a_number, r"weights\[3\] is nan"),
-    "an unknown input": (lambda datum: with_input(datum, "rewards", datum.inputs["weights"]), "no input 'rewards'"),
 }
 
 
@@ -394,9 +385,6 @@ def test_an_image_of_another_number_of_tokens_is_an_error_with_the_index_of_its_
     trainer.create_model("a", lora=SMALL)
     with pytest.raises(SampleError, match=r"data\[1\].*has \d+ tokens, but \d+ feature tokens"):
         trainer.forward_backward("a", [datum, larger_image(datum)], "cross_entropy")
-    elsewhere = replace(datum, media=[(datum.media[0][0], replace(datum.media[0][1], offset=0))])
-    with pytest.raises(SampleError, match=r"data\[0\].*in the range of an image"):
-        trainer.forward_backward("a", [elsewhere], "cross_entropy")
 
 
 def test_a_failure_in_the_middle_leaves_the_gradients_as_they_were(tiny_model_dir, text_data, tmp_path, monkeypatch):

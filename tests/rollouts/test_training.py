@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training_samples import Block
 from transformers import AutoModelForImageTextToText
 
 from renderers import PlaceholderRange, build_training_samples, load_renderer
-from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
-from rollouts.errors import PixelMismatchError, SampleError
-from rollouts.models.qwen3_vl import mrope_positions
+from rollouts.errors import SampleError
+from rollouts.models.mrope import mrope_positions
 from rollouts.training import (
     TrainingBatch,
     TrainingSample,
@@ -55,12 +55,6 @@ def row(ids, mask, **columns):
 # Samples.
 
 
-def test_trained_messages_can_be_chosen(renderer):
-    messages = [*conversation("a", answer="wrong"), *conversation("b", answer="right")]
-    drawn = sample_from_rendered(renderer.render(messages), trained_messages={3})
-    assert renderer.tokenizer.decode(drawn.token_ids[drawn.loss_mask].tolist()) == "right<|im_end|>"
-
-
 def test_a_supervised_sample_has_the_loss_mask_of_a_training_sample_of_the_renderer(renderer):
     grey = np.full((32, 32, 3), 90, np.uint8)
     messages = [*conversation("a", [grey], answer="wrong"), *conversation("b", answer="right")]
@@ -75,6 +69,12 @@ def test_a_supervised_sample_has_the_loss_mask_of_a_training_sample_of_the_rende
     assert drawn.name == "row 1"
 
 
+def test_trained_messages_can_be_chosen(renderer):
+    messages = [*conversation("a", answer="wrong"), *conversation("b", answer="right")]
+    drawn = sample_from_rendered(renderer.render(messages), trained_messages={3})
+    assert renderer.tokenizer.decode(drawn.token_ids[drawn.loss_mask].tolist()) == "right<|im_end|>"
+
+
 def test_an_image_that_does_not_fit_its_range_is_refused(renderer):
     rendered = renderer.render(conversation("x", [random_image(1)]))
     ((item, where),) = rendered.multi_modal_data.items_with_ranges()
@@ -83,23 +83,7 @@ def test_an_image_that_does_not_fit_its_range_is_refused(renderer):
             row(rendered.token_ids, np.zeros(len(rendered), bool), media=((item, bad),))
 
 
-# Batches.
-
-
 # Positions.
-
-
-class Block:
-    """As much of a media item as positions need."""
-
-    modality = "image"
-
-    def __init__(self, time, height, width):
-        self.grid = np.array([time, height, width])
-        self.num_tokens = time * height * width // 4
-
-    def __getitem__(self, name):
-        return self.grid
 
 
 LAYOUTS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4)), min_size=0, max_size=4).flatmap(
@@ -115,7 +99,7 @@ def test_positions_are_those_of_transformers(model, layout):
     placed, length = [], 0
     types: list[int] = []
     for gap, height, width in blocks:
-        item = Block(1, 2 * height, 2 * width)
+        item = Block(2 * height, 2 * width)
         placed.append((item, PlaceholderRange(length + gap, item.num_tokens)))
         types += [0] * gap + [1] * item.num_tokens
         length += gap + item.num_tokens
@@ -225,11 +209,3 @@ def test_swapped_images_show_in_the_mismatch(model, renderer, episodes):
     assert report.max_abs > 1e-3
     assert {group.label for group in report.by_modality} == {"image"}
     assert report.worst == first.name
-
-
-@pytest.mark.slow
-def test_pixels_derived_by_another_processor_are_refused(renderer, episodes):
-    ours = renderer.processors["image"]
-    other = QwenVLProcessor(replace(ours.config, min_pixels=4096), policy=ours.policy, store=ours.store)
-    with pytest.raises(PixelMismatchError, match="fingerprint"):
-        samples_from_trajectory(episodes[0], advantage=1.0, processors={"image": other})

@@ -87,17 +87,6 @@ def test_equal_tokens_with_another_image_are_another_branch():
     assert trajectory.forks == 1
 
 
-def test_rewards_belong_to_turns_and_sum_to_the_episode():
-    trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([1]), completion(2), say("x"))
-    trajectory.record_reward(0.25, {"right": False})
-    trajectory.add_turn(prompted([1, 2, 3]), completion(4), say("y"))
-    trajectory.record_reward(0.5, {"right": True})
-
-    assert trajectory.reward == 0.75
-    assert [turn.info for turn in trajectory.turns] == [{"right": False}, {"right": True}]
-
-
 TURNS = st.lists(
     st.tuples(st.integers(-1, 5), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 3)),
     min_size=1,

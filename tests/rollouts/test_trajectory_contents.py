@@ -21,8 +21,6 @@ from rollouts.engines.local import LocalEngine
 from rollouts.errors import (
     ArgumentError,
     InvalidTurnError,
-    PixelMismatchError,
-    RolloutsError,
     TrajectoryError,
     TrajectoryFinishedError,
 )
@@ -91,6 +89,7 @@ async def test_messages_come_back_along_a_branch_with_the_sources_of_their_image
     trajectory = decode(encode(await played(engine, renderer, environment)))
     conversation = environment.shown[:-1]  # the last one was never shown to the model
     leaf = trajectory.turns[-1].node
+    assert [branch.leaf for branch in trajectory.branches()] == trajectory.leaves()
     back = trajectory.to_messages(leaf)
     assert texts(back) == texts(conversation)
     held = [part["image"] for m in back if isinstance(m["content"], list) for part in m["content"] if "image" in part]
@@ -99,17 +98,6 @@ async def test_messages_come_back_along_a_branch_with_the_sources_of_their_image
     if trajectory.forks == 0:
         again = renderer.render(back[:-1], add_generation_prompt=True)
         assert again.multi_modal_data.mm_hashes["image"] == [r.mm_hash for r in trajectory.media(leaf)]
-
-
-async def test_a_rendering_of_the_messages_given_back_is_the_prompt(engine, renderer):
-    trajectory = await played(engine, renderer, Gallery(1))
-    (turn,) = trajectory.turns
-    prompt = renderer.render(trajectory.to_messages(turn.node)[:-1], add_generation_prompt=True)
-    (branch,) = trajectory.branches()
-    assert branch.nodes == (0, 1)
-    assert branch.leaf == turn.node
-    assert trajectory.nodes[0].token_ids.tolist() == prompt.token_ids
-    assert trajectory.nodes[0].content.tolist() == prompt.is_content
 
 
 async def test_pixels_are_made_again_with_absolute_ranges(engine, renderer):
@@ -121,22 +109,6 @@ async def test_pixels_are_made_again_with_absolute_ranges(engine, renderer):
         for item, where in data.items_with_ranges():
             assert np.isin(ids[where.offset : where.end], markers).all()
             assert item.num_tokens == where.length
-    other = {"image": _Other(renderer.processors["image"])}
-    with pytest.raises(PixelMismatchError):
-        trajectory.multi_modal_data(trajectory.leaves()[0], other)
-
-
-class _Other:
-    """A processor with other numbers: the same source gets another name."""
-
-    def __init__(self, processor):
-        from dataclasses import replace
-
-        from renderers import MediaStore
-        from renderers.vision.qwen_vl import QwenVLProcessor
-
-        config = replace(processor.config, min_pixels=4096)
-        self.process = QwenVLProcessor(config, policy=processor.policy, store=MediaStore()).process
 
 
 async def test_an_episode_says_what_made_it_and_how_long_it_took(engine, renderer):
@@ -313,14 +285,10 @@ def no_turn(ids=(1, 2), sampled=(3,), logprobs=(0.0,), spans=(), extras=None, fi
     [
         ({"ids": (1, -5)}, "no token ids"),
         ({"ids": (1, 2**31)}, "no token ids"),
-        ({"ids": (1, 2**70)}, "no token ids"),
         ({"ids": (1, 2.5)}, "no token ids"),
-        ({"sampled": (2**40,)}, "no token ids"),
-        ({"sampled": (0.5,)}, "no token ids"),
         ({"sampled": (True,)}, "no token ids"),
         ({"sampled": ((3,),)}, "no token ids"),
         ({"logprobs": ()}, "1 tokens and 0 log-probabilities"),
-        ({"logprobs": (0.0, 0.0)}, "1 tokens and 2 log-probabilities"),
         ({"logprobs": ((0.0,),)}, "log-probabilities"),
         ({"logprobs": (float("nan"),)}, "token 0 has log-probability nan"),
         ({"logprobs": (float("-inf"),)}, "token 0 has log-probability -inf"),
@@ -354,13 +322,6 @@ def test_an_image_without_tokens_of_the_prompt_is_refused(where):
     data = MultiModalData.from_items([(item, PlaceholderRange(*where))])
     with pytest.raises(InvalidTurnError, match="image hash-a has a placeholder"):
         Trajectory("e").add_turn(RenderedTokens([1, 0, 0], multi_modal_data=data), completion(3), say("a"))
-
-
-def test_two_images_over_the_same_tokens_are_refused():
-    items = [MediaItem("image", name, MediaSource.of(name.encode()), {}, 2, None) for name in "ab"]
-    data = MultiModalData.from_items((item, PlaceholderRange(at, 2)) for at, item in enumerate(items))
-    with pytest.raises(InvalidTurnError, match="image b has a placeholder at 1:3"):
-        Trajectory("e").add_turn(RenderedTokens([0, 0, 0], multi_modal_data=data), completion(3), say("a"))
 
 
 @pytest.mark.parametrize("parents", [(0,), (1, 0), (7,), (-2,), ("0",), (None,)])
@@ -397,14 +358,6 @@ def test_an_index_without_a_node_is_refused():
     for leaf in (-1, 2):
         with pytest.raises(ArgumentError, match="episode e has 2 nodes; pass one of leaves"):
             trajectory.path(leaf)
-
-
-def test_pixels_without_a_processor_are_refused(renderer):
-    messages = [{"role": "user", "content": [image(1)]}]
-    trajectory = Trajectory("e")
-    trajectory.add_turn(renderer.render(messages, add_generation_prompt=True), completion(5), say("a"))
-    with pytest.raises(RolloutsError, match="processor for images"):
-        trajectory.multi_modal_data(1, {})
 
 
 @pytest.mark.parametrize("dtypes", [("int32", "uint64"), ("uint64", "int64"), ("uint8", "int16"), ("int64", "int64")])

@@ -38,13 +38,6 @@ def test_messages_of_an_environment_are_refused_or_can_be_stored(messages):
         encode(checked)
 
 
-def test_the_list_of_an_environment_is_copied():
-    own = [{"role": "user", "content": "Go on."}]
-    checked = outcome(own)
-    assert checked == own
-    assert checked is not own
-
-
 def test_messages_with_texts_of_a_subclass_are_refused():
     assert "Quiz.step: messages" in outcome([{"role": "user", "content": Text("Go on.")}])
 

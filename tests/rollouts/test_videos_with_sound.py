@@ -18,7 +18,8 @@ from renderers import load_renderer
 from rollouts import LocalEngine, SamplingParams, StepResult, run_episode
 from rollouts.errors import PixelMismatchError, SampleError
 from rollouts.models.architecture import architecture
-from rollouts.models.placed_rows import TokenSequence, media_positions
+from rollouts.models.placed_rows import TokenSequence
+from rollouts.models.positions import media_positions
 from rollouts.training import (
     TrainingBatch,
     TrainingSample,
@@ -28,7 +29,8 @@ from rollouts.training import (
     token_logprobs,
 )
 from rollouts.training.adapters import AdapterError, trl_sft_batch
-from rollouts.training.packing import pack_samples, sample_rows, truncate_sample
+from rollouts.training.packing import pack_samples
+from rollouts.training.truncation import sample_rows, truncate_sample
 from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import RecordReader, decode, encode
 

@@ -61,3 +61,22 @@ LAYOUTS = st.sampled_from(
         for multiple in (1, 4)
     ]
 )
+
+
+class Block:
+    """As much of an image as positions need: a grid of patches, and a token for each four of them."""
+
+    modality = "image"
+
+    def __init__(self, height, width):
+        self.grid = np.array([1, height, width])
+        self.num_tokens = height * width // 4
+
+    def __getitem__(self, name):
+        return self.grid
+
+    def __contains__(self, name):
+        return name == "image_grid_thw"
+
+    def __iter__(self):
+        return iter(["image_grid_thw"])

@@ -15,9 +15,10 @@ from rollouts.cli.traj.media_files import export_medium
 from rollouts.cli.traj.table_file import imported_pyarrow, write_table
 from rollouts.errors import ExportError
 from rollouts.files import made_directory
+from rollouts.trajectory.media_reference import MediaReference
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.plain_json import plain, trajectory_json
-from rollouts.trajectory.token_node import MediaReference, TokenNode
+from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory_files import Episode
 from transport.wire.arrays import array_bytes
 

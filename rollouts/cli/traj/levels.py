@@ -22,9 +22,10 @@ from rollouts.errors import ExportError, NoJsonFormError
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.report.run_files import RunFiles
 from rollouts.rewards import episode_reward_parts
+from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.plain_json import plain
-from rollouts.trajectory.token_node import TokenNode, media_counts
+from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode, open_reader, read_episodes
 

@@ -17,15 +17,16 @@ from itertools import groupby
 from typing import Any
 
 from rollouts.terminal.table import Column, counted, print_line, print_table, printable_line
-from rollouts.trajectory.token_node import TokenNode, Turn, media_counts
+from rollouts.trajectory.media_reference import media_counts
+from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory.turn import Turn
 from rollouts.trajectory_files import Episode
 from rollouts.values import mean_and_spread
 from rollouts.view.episode_data import status
 
 _SNIPPET = 72
 _DIGITS = 16
-
 # The columns of counts, each with its place in the order in which a narrow table leaves columns out.
 _COUNTS = {"turns": 4, "branches": 1, "tokens": 6, "sampled": 5, "images": 3, "sounds": 3}
 

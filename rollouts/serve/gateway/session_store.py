@@ -87,12 +87,10 @@ def session_object(session: Session, now: float) -> dict[str, Any]:
 
 
 _log = logging.getLogger("rollouts")
-
 #: Clients and proxies remove "." and ".." from paths.
 _SESSION_ID: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._:@-]{1,128}")
 #: Ids of sessions that are gone, remembered so that a late request gets the reason.
 _REMEMBERED_IDS: Final = 65536
-
 #: Called with the trajectory of every session that ends, is deleted or is evicted; again after it has raised.
 OnSessionEnd = Callable[[Trajectory], object]
 

@@ -1,47 +1,21 @@
-"""Arguments of all adapters: checks of what a trainer's type can hold, media tensors, padding."""
+"""What all adapters check of their samples, and the columns that they take, as rows of one length."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import ExifTags, Image
 
-from renderers import MediaSource
-from renderers.errors import MediaError
-from renderers.media.decoding import PILLOW_ERRORS, decode_image
-from renderers.media.policy import MediaPolicy
-from renderers.media.sniffing import sniff
-from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.patches import StillPatches
-from rollouts.errors import ArgumentError, RolloutsError, SampleError
-from rollouts.models.placeholders import item_tensors
+from rollouts.errors import ArgumentError, SampleError
+from rollouts.training.adapters.errors import LEAVE_OUT, AdapterError
+from rollouts.training.adapters.media_arguments import mm_token_type_ids
 from rollouts.training.samples import TrainingSample
-
-_LEAVE_OUT: Final = "Leave the sample out (the `index` of this error)"
-
-
-class AdapterError(RolloutsError):
-    """A sample that a trainer's type cannot hold, or an object of such a type that no sample can be made of.
-
-    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit; `index`
-    is the place of the sample in the list that was given, None where no single one is at fault.
-
-    Cure: change the part of the sample that the text names, as the text says.
-    """
-
-    def __init__(self, target: str, row: str | TrainingSample, part: str, reason: str) -> None:
-        self.target = target
-        self.row = row if isinstance(row, str) else f"sample {row.name}"
-        self.part = part
-        self.index: int | None = None
-        super().__init__(f"{target}: {self.row}: {part}: {reason}")
 
 
 def trainer_module(name: str, given: ModuleType | None = None) -> Any:
@@ -57,91 +31,6 @@ def trainer_module(name: str, given: ModuleType | None = None) -> Any:
         ) from error
 
 
-def padded(rows: Sequence[np.ndarray], fill: Any, dtype: npt.DTypeLike, side: Literal["left", "right"]) -> torch.Tensor:
-    """Rows (n_i,) as one tensor (rows, largest n_i) of `dtype`, padded on `side` with `fill`."""
-    width = max(len(row) for row in rows)
-    table = np.full((len(rows), width), fill, dtype=dtype)
-    for line, row in zip(table, rows, strict=True):
-        if side == "left":
-            line[width - len(row) :] = row
-        else:
-            line[: len(row)] = row
-    return torch.from_numpy(table)
-
-
-def presence(lengths: Sequence[int], side: Literal["left", "right"]) -> torch.Tensor:
-    """Int64 (rows, longest): 1 on the tokens of rows padded on `side`, 0 on padding."""
-    return padded([np.ones(length, dtype=np.int64) for length in lengths], 0, np.int64, side)
-
-
-ImageFormat = Literal["png", "jpeg"]
-_FORMATS: dict[str, ImageFormat] = {"image/png": "png", "image/jpeg": "jpeg"}
-
-
-def image_file(source: MediaSource) -> tuple[bytes, ImageFormat]:
-    """The bytes of a PNG or JPEG, and its format.
-
-    A PNG or JPEG of plain RGB or grey pixels is returned as it is. One that is turned by EXIF data or has transparent
-    pixels, other formats and raw pixels become a PNG of the RGB pixels that `decode_image` makes: readers differ in
-    what they do with such files. Raises `MediaError` for a source that cannot be decoded.
-    """
-    image_format = _FORMATS.get(sniff(source.data) or "")
-    if image_format is not None and _is_plain(source.data):
-        return bytes(source.data), image_format
-    file = io.BytesIO()
-    decode_image(source, MediaPolicy()).save(file, format="PNG")
-    return file.getvalue(), "png"
-
-
-def _is_plain(data: bytes | memoryview) -> bool:
-    """Whether the file has RGB or grey pixels of 8 bits, upright and opaque."""
-    try:
-        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
-            upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-            return image.mode in ("L", "RGB") and upright and "transparency" not in image.info
-    except PILLOW_ERRORS:
-        return False
-
-
-def media_arguments(target: str, samples: Sequence[TrainingSample], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The tensors of the samples' media by the names of the model's arguments; empty without media.
-
-    Uint8 pixels are normalised; floats have `dtype`, integers (grids) keep theirs. Several items are combined in order,
-    as their `fields` describe. Raises `AdapterError` where they cannot be combined or normalised.
-    """
-    for sample in samples:
-        _refuse_pixels_without_scale(target, sample)
-    try:
-        return item_tensors([item for sample in samples for item, _ in sample.media], dtype)
-    except MediaError as error:
-        names = ", ".join(sample.name for sample in samples if sample.media)
-        raise AdapterError(
-            target, f"{names:.200}", "media", f"{error!s}. Process their media with the processors of one renderer"
-        ) from error
-
-
-def refuse_other_arguments(target: str, sample: TrainingSample, supported: Collection[str]) -> None:
-    """Raise `AdapterError` for a tensor of the media that the target has no field for."""
-    for name in (name for item, _ in sample.media for name in item):
-        if name not in supported:
-            raise AdapterError(
-                target,
-                sample,
-                "media",
-                f"its media have the tensor {name}; the type has fields for {', '.join(supported)} only. {_LEAVE_OUT}",
-            )
-
-
-def mm_token_type_ids(sample: TrainingSample) -> np.ndarray:
-    """Int64 (n,): 1 on the feature tokens of images, 2 on those of videos, 3 on those of sounds, 0 elsewhere;
-    by range, not by token id."""
-    types = np.zeros(len(sample), dtype=np.int64)
-    for item, placeholder in sample.media:
-        for modality, start, end in placeholder.runs_of(item):
-            types[start:end] = TOKEN_TYPE_IDS[modality]
-    return types
-
-
 def _refuse_sound_of_video(target: str, sample: TrainingSample) -> None:
     """Raise `AdapterError` for a video with its sound: trainers call the forward without use_audio_in_video."""
     for item, _ in sample.media:
@@ -151,7 +40,7 @@ def _refuse_sound_of_video(target: str, sample: TrainingSample) -> None:
                 sample,
                 "media",
                 f"video {item.mm_hash[:12]} has the tokens of its sound among its own (use_audio_in_video), of which "
-                f"the trainer would compute other positions. {_LEAVE_OUT}, or train it with "
+                f"the trainer would compute other positions. {LEAVE_OUT}, or train it with "
                 "rollouts.training.token_logprobs",
             )
 
@@ -170,9 +59,6 @@ def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
                     f"{name}: raw uint8 pixels without a scale that makes floats of them. "
                     "Pass ServerRenderer(scale=PixelScale(...)) with the numbers of preprocessor_config.json",
                 )
-
-
-# What all adapters check: the list of samples, parts that a type cannot hold, literal placeholder tokens.
 
 
 def checked_samples(samples: Sequence[TrainingSample], *, takes_teacher: bool = False) -> tuple[TrainingSample, ...]:
@@ -251,7 +137,7 @@ def _refuse_literal_placeholders(target: str, sample: TrainingSample, ids: np.nd
             "token_ids",
             f"the token at position {position} has id {int(sample.token_ids[position])}, a placeholder token "
             "outside of all media (the policy sampled it), and this trainer finds media by token id. "
-            f"{_LEAVE_OUT}, or train it with rollouts.training.token_logprobs, which finds media by range",
+            f"{LEAVE_OUT}, or train it with rollouts.training.token_logprobs, which finds media by range",
         )
 
 
@@ -264,7 +150,7 @@ def first_trained(target: str, sample: TrainingSample) -> int:
     """The index of the first trained token, where the response begins. Raises `AdapterError` if there is none."""
     trained = np.flatnonzero(sample.loss_mask)
     if not len(trained):
-        raise AdapterError(target, sample, "loss_mask", f"no token is trained, so no response begins. {_LEAVE_OUT}")
+        raise AdapterError(target, sample, "loss_mask", f"no token is trained, so no response begins. {LEAVE_OUT}")
     return int(trained[0])
 
 
@@ -285,3 +171,20 @@ def optional_columns(samples: Sequence[TrainingSample]) -> dict[str, list[np.nda
         "top_logprobs": [None if sample.top_logprobs is None else sample.top_logprobs.logprobs for sample in samples],
     }
     return {name: rows for name, rows in columns.items() if any(row is not None for row in rows)}
+
+
+def padded(rows: Sequence[np.ndarray], fill: Any, dtype: npt.DTypeLike, side: Literal["left", "right"]) -> torch.Tensor:
+    """Rows (n_i,) as one tensor (rows, largest n_i) of `dtype`, padded on `side` with `fill`."""
+    width = max(len(row) for row in rows)
+    table = np.full((len(rows), width), fill, dtype=dtype)
+    for line, row in zip(table, rows, strict=True):
+        if side == "left":
+            line[width - len(row) :] = row
+        else:
+            line[: len(row)] = row
+    return torch.from_numpy(table)
+
+
+def presence(lengths: Sequence[int], side: Literal["left", "right"]) -> torch.Tensor:
+    """Int64 (rows, longest): 1 on the tokens of rows padded on `side`, 0 on padding."""
+    return padded([np.ones(length, dtype=np.int64) for length in lengths], 0, np.int64, side)

@@ -16,9 +16,13 @@ from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.errors import ArgumentError, short_repr
-from rollouts.training.adapters.arguments import AdapterError, checked_samples, image_file, trainer_module
-from rollouts.training.samples import Advantage, TrainingSample, samples_from_trajectory
-from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_TOP_IDS, MediaReference
+from rollouts.training.adapters.arguments import checked_samples, trainer_module
+from rollouts.training.adapters.errors import AdapterError
+from rollouts.training.adapters.image_files import image_file
+from rollouts.training.samples import TrainingSample
+from rollouts.training.trajectory_samples import Advantage, samples_from_trajectory
+from rollouts.trajectory.media_reference import MediaReference
+from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_TOP_IDS
 from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 

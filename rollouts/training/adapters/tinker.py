@@ -16,16 +16,11 @@ from renderers import MediaItem, PlaceholderRange, TemplateRenderer
 from renderers.errors import MediaError
 from renderers.media.reference import load_source
 from renderers.placement import PlacedItem
-from rollouts.training.adapters.arguments import (
-    AdapterError,
-    checked_samples,
-    image_file,
-    refuse_parts,
-    trained_values,
-    trainer_module,
-)
+from rollouts.training.adapters.arguments import checked_samples, refuse_parts, trained_values, trainer_module
+from rollouts.training.adapters.errors import AdapterError
+from rollouts.training.adapters.image_files import image_file
 from rollouts.training.samples import TrainingSample
-from rollouts.trajectory.token_node import processor_for
+from rollouts.trajectory.media_reference import processor_for
 from rollouts.values import check_choice
 
 TinkerLoss = Literal["policy", "cross_entropy"]

@@ -3,6 +3,7 @@
 from rollouts.training.mismatch.compared import ComparedTokens
 from rollouts.training.mismatch.diagnosis import Diagnosis, HypothesisResult, diagnose_mismatch, diagnosis_text
 from rollouts.training.mismatch.hypotheses import Cause, Hypothesis, replace_tokens
+from rollouts.training.mismatch.plot import plot_mismatch
 from rollouts.training.mismatch.report import (
     DifferenceStatistics,
     MismatchGroup,
@@ -12,10 +13,8 @@ from rollouts.training.mismatch.report import (
     check_mismatch,
     merge_reports,
     mismatch_report,
-    plot_mismatch,
-    report_json,
-    report_text,
 )
+from rollouts.training.mismatch.report_text import report_json, report_text
 
 __all__ = [
     "Cause",

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from rollouts.errors import ArgumentError
-from rollouts.models.expert_routing import replayed_experts
-from rollouts.models.forward_pass import ForwardPass
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
-from rollouts.training.sequence_logprobs import token_logprobs, token_logprobs_and_entropy
 from rollouts.values import VersionOrder
 from transport import wire_type
 
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 Entry = TypeVar("Entry", bound=Hashable)
-
 
 _no_floats, _no_integers = partial(np.empty, 0, np.float32), partial(np.empty, 0, np.int32)
 
@@ -206,64 +202,3 @@ def _token_versions(
         for span in sample.weight_spans:  # they count the trained tokens of the sample
             version[tokens[span.start : span.end]] = indices.setdefault(span.version, len(indices))
     return version, tuple(indices)
-
-
-class ReplayedRouting(NamedTuple):
-    """`logprobs` of the trained tokens, float64 (n,), with the sampler's experts.
-
-    `choices`: the experts of a token in a layer, counted over all; `different`: those for which the model chose others.
-    """
-
-    logprobs: np.ndarray
-    choices: int
-    different: int
-
-
-def replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> ReplayedRouting:
-    """The log-probabilities of a sample, which has `routed_experts`, in one forward pass with these experts.
-
-    Raises the errors of `replayed_experts` and `token_logprobs`.
-    """
-    experts = sample.routed_experts
-    assert experts is not None
-    batch = TrainingBatch.from_samples([sample], pad_id=pad_id)
-    forward = ForwardPass(model)  # the first one of a model runs a pass of its own
-    with replayed_experts(forward.architecture, experts[1:]) as comparison:
-        tokens = compare_tokens(batch, token_logprobs(model, batch))
-    return ReplayedRouting(tokens.trainer.astype(np.float64), comparison.choices, comparison.different)
-
-
-_STEPS = 8
-_LARGEST = 20.0
-
-
-class FittedTemperature(NamedTuple):
-    """`temperature`, and the log-probabilities of the trained tokens at it, float64 (n,)."""
-
-    temperature: float
-    logprobs: np.ndarray
-
-
-def fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) -> FittedTemperature:
-    """The temperature T that brings log softmax(z / T) of the trained tokens closest to `reported` float64 (n,).
-
-    Least squares over b = 1 / T by Gauss-Newton: the derivative of log softmax(b z) at the token y is z_y minus the
-    mean of z, which is (log-probability + entropy) / b. One forward pass a step, at most 8, between T = 0.05 and 20.
-    """
-    inverse, best = 1.0, FittedTemperature(1.0, np.empty(0))
-    least = np.inf
-    for _ in range(_STEPS):
-        scored = token_logprobs_and_entropy(model, batch, temperature=1 / inverse)
-        logprobs = compare_tokens(batch, scored.logprobs).trainer.astype(np.float64)
-        entropy = compare_tokens(batch, scored.entropy).trainer
-        rest = reported - logprobs
-        if (error := float(rest @ rest)) < least:
-            least, best = error, FittedTemperature(1 / inverse, logprobs)
-        slope = (logprobs + entropy) / inverse
-        if not (curvature := float(slope @ slope)):
-            return best
-        step = float(slope @ rest) / curvature
-        inverse = float(np.clip(inverse + step, max(inverse / 4, 1 / _LARGEST), min(4 * inverse, _LARGEST)))
-        if abs(step) < 1e-5 * inverse:
-            return best
-    return best

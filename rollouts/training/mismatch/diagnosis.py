@@ -17,13 +17,14 @@ from renderers import MediaItem
 from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
-from rollouts.models.expert_routing import num_experts
+from rollouts.models.expert_routing import num_experts, replayed_experts
+from rollouts.models.forward_pass import ForwardPass
 from rollouts.training.batch import TrainingBatch
-from rollouts.training.mismatch.compared import compare_tokens, fitted_temperature, replayed_routing
+from rollouts.training.mismatch.compared import compare_tokens
 from rollouts.training.mismatch.hypotheses import Cause, Hypothesis, built_in_hypotheses
 from rollouts.training.mismatch.report import MismatchReport, mismatch_report
 from rollouts.training.samples import TrainingSample
-from rollouts.training.sequence_logprobs import token_logprobs
+from rollouts.training.token_logprobs import token_logprobs, token_logprobs_and_entropy
 from rollouts.values import check_integer, check_positive
 
 Side = Literal["sampler", "trainer"]
@@ -317,3 +318,66 @@ def _variants(hypothesis: Hypothesis, sample: TrainingSample, items: Sequence[Me
             rule = f"keep the {len(trained)} trained tokens of sample {sample.name} (replace_tokens does)"
             raise ArgumentError(f"a variant of {hypothesis.name!r}", f"{len(theirs)} trained tokens", rule)
     return variants
+
+
+class ReplayedRouting(NamedTuple):
+    """`logprobs` of the trained tokens, float64 (n,), with the sampler's experts.
+
+    `choices`: the experts of a token in a layer, counted over all; `different`: those for which the model chose others.
+    """
+
+    logprobs: np.ndarray
+    choices: int
+    different: int
+
+
+def replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> ReplayedRouting:
+    """The log-probabilities of a sample, which has `routed_experts`, in one forward pass with these experts.
+
+    Raises the errors of `replayed_experts` and `token_logprobs`.
+    """
+    experts = sample.routed_experts
+    assert experts is not None
+    batch = TrainingBatch.from_samples([sample], pad_id=pad_id)
+    forward = ForwardPass(model)  # the first one of a model runs a pass of its own
+    with replayed_experts(forward.architecture, experts[1:]) as comparison:
+        tokens = compare_tokens(batch, token_logprobs(model, batch))
+    return ReplayedRouting(tokens.trainer.astype(np.float64), comparison.choices, comparison.different)
+
+
+_FIT_STEPS = 8
+_LARGEST_TEMPERATURE = 20.0
+
+
+class FittedTemperature(NamedTuple):
+    """`temperature`, and the log-probabilities of the trained tokens at it, float64 (n,)."""
+
+    temperature: float
+    logprobs: np.ndarray
+
+
+def fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) -> FittedTemperature:
+    """The temperature T that brings log softmax(z / T) of the trained tokens closest to `reported` float64 (n,).
+
+    Least squares over b = 1 / T by Gauss-Newton: the derivative of log softmax(b z) at the token y is z_y minus the
+    mean of z, which is (log-probability + entropy) / b. One forward pass a step, at most 8, between T = 0.05 and 20.
+    """
+    inverse, best = 1.0, FittedTemperature(1.0, np.empty(0))
+    least = np.inf
+    for _ in range(_FIT_STEPS):
+        scored = token_logprobs_and_entropy(model, batch, temperature=1 / inverse)
+        logprobs = compare_tokens(batch, scored.logprobs).trainer.astype(np.float64)
+        entropy = compare_tokens(batch, scored.entropy).trainer
+        rest = reported - logprobs
+        if (error := float(rest @ rest)) < least:
+            least, best = error, FittedTemperature(1 / inverse, logprobs)
+        slope = (logprobs + entropy) / inverse
+        if not (curvature := float(slope @ slope)):
+            return best
+        step = float(slope @ rest) / curvature
+        inverse = float(
+            np.clip(inverse + step, max(inverse / 4, 1 / _LARGEST_TEMPERATURE), min(4 * inverse, _LARGEST_TEMPERATURE))
+        )
+        if abs(step) < 1e-5 * inverse:
+            return best
+    return best

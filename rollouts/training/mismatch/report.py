@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from rollouts.errors import ArgumentError, MismatchError, MissingExtraError
+from rollouts.errors import ArgumentError, MismatchError
 from rollouts.training.mismatch.compared import ComparedTokens, compare_tokens, concat_tokens
 from rollouts.values import check_choice, check_positive
 from transport import wire_type
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.axes import Axes
 
     from rollouts.training.batch import TrainingBatch
 
@@ -40,13 +35,6 @@ class DifferenceStatistics(NamedTuple):
     k3: float = 0.0
 
 
-class MismatchGroup(NamedTuple):
-    """The statistics of the tokens that `label` names."""
-
-    label: str
-    statistics: DifferenceStatistics
-
-
 def difference_statistics(difference: np.ndarray) -> DifferenceStatistics:
     """The figures of `difference`, trainer - sampler, float64 (n,); all 0 for no tokens."""
     if not len(difference):
@@ -62,6 +50,13 @@ def difference_statistics(difference: np.ndarray) -> DifferenceStatistics:
         k1=float(k1) + 0.0,  # + 0.0: never -0.0
         k3=float(np.where(np.isnan(k3), np.inf, k3).mean()),
     )
+
+
+class MismatchGroup(NamedTuple):
+    """The statistics of the tokens that `label` names."""
+
+    label: str
+    statistics: DifferenceStatistics
 
 
 def _groups(tokens: ComparedTokens, number: np.ndarray, labels: Sequence[str]) -> tuple[MismatchGroup, ...]:
@@ -246,193 +241,6 @@ def _outlier(batch: TrainingBatch, compared: ComparedTokens, token: int) -> Mism
         before=sample.token_ids[max(0, position - _TOKENS_BEFORE) : position].copy(),
         after=sample.token_ids[position + 1 : position + 1 + _TOKENS_AFTER].copy(),
     )
-
-
-#: Token ids to text, for example `renderer.tokenizer.decode`.
-Decode = Callable[[list[int]], str]
-
-_GROUPS_SHOWN = 12
-_LABEL_WIDTH = {"image": 12, "sample": 40}
-_REPEATS_SHOWN = 2
-
-
-def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
-    """The report for people: figures, groups and outliers, one a line.
-
-    `decode` turns token ids into text (`renderer.tokenizer.decode`); without it outliers show ids. Of images the 12
-    with the largest mean are listed.
-    """
-    lines = [f"mismatch over {report.tokens} sampled tokens, in nats", *_table("all tokens", report)]
-    if report.outliers:
-        lines += ["", "largest differences (the token is in [[ ]])"]
-        for outlier in report.outliers:
-            lines.append(
-                f"  {outlier.difference:.1e}  sampler {outlier.sampler:.3f}  trainer {outlier.trainer:.3f}  sample "
-                f"{outlier.sample}, turn {outlier.turn}, token {outlier.position}: {_context(outlier, decode)}"
-            )
-    return "\n".join(lines)
-
-
-def report_json(report: MismatchReport, *, decode: Decode | None = None, indent: int | None = None) -> str:
-    """The report as strict JSON: an object with the figures, the groups and the outliers.
-
-    A number that is not finite is the text "Infinity", "-Infinity" or "NaN". `decode` adds `text` to the outliers.
-    """
-    content = {
-        **_figures(report.statistics),
-        "groups": {
-            name: [{"label": group.label, **_figures(group.statistics)} for group in groups]
-            for name, groups in _group_lines(report)
-        },
-        "outliers": [_outlier_object(outlier, decode) for outlier in report.outliers],
-    }
-    return json.dumps(content, indent=indent, allow_nan=False)
-
-
-def _group_lines(report: MismatchReport) -> list[tuple[str, tuple[MismatchGroup, ...]]]:
-    return [
-        ("turn", report.by_turn),
-        ("modality", report.by_modality),
-        ("lag", report.by_lag),
-        ("image", report.by_image),
-        ("sample", report.by_sample),
-    ]
-
-
-def _table(title: str, report: MismatchReport) -> list[str]:
-    groups = [MismatchGroup(title, report.statistics)]
-    for name, members in _group_lines(report):
-        if name in ("image", "sample"):
-            worst = sorted(members, key=lambda group: -group.statistics.mean_abs)[:_GROUPS_SHOWN]
-            members = tuple(MismatchGroup(f"{name} {label:.{_LABEL_WIDTH[name]}}", figures) for label, figures in worst)
-        groups += [MismatchGroup(f"  {label}", figures) for label, figures in members]
-    width = max(len(group.label) for group in groups)
-    heading = f"{'':{width}}  {'tokens':>8}  {'mean':>8}  {'max':>8}  {'k1':>8}  {'k3':>8}"
-    return [
-        heading,
-        *(
-            f"{group.label:{width}}  {group.statistics.tokens:>8}  "
-            + "  ".join(f"{value:>8.1e}" for value in group.statistics[1:])
-            for group in groups
-        ),
-    ]
-
-
-def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:
-    before, after = _readable(outlier.before.tolist(), decode), _readable(outlier.after.tolist(), decode)
-    return f"{before}[[{_readable([outlier.token_id], decode)}]]{after}"
-
-
-def _readable(ids: Sequence[int], decode: Decode | None) -> str:
-    """The ids as text in which a longer run of one id, such as the placeholder tokens of an image, is written once."""
-    if decode is None:
-        return f" {' '.join(map(str, ids))} "
-    pieces: list[str] = []
-    for run in _runs(ids):
-        text = decode(run if len(run) <= _REPEATS_SHOWN or len(set(run)) > 1 else run[:1])
-        pieces.append(text if len(set(run)) > 1 or len(run) <= _REPEATS_SHOWN else f"{text}(x{len(run)})")
-    return repr("".join(pieces))[1:-1]
-
-
-def _runs(ids: Iterable[int]) -> list[list[int]]:
-    """The ids cut at runs of more than two equal ids: these are lists of their own."""
-    runs: list[list[int]] = []
-    open_ended = False
-    for _, equal in itertools.groupby(ids):
-        run = list(equal)
-        if len(run) <= _REPEATS_SHOWN and open_ended:
-            runs[-1] += run
-        else:
-            runs.append(run)
-        open_ended = len(run) <= _REPEATS_SHOWN
-    return runs
-
-
-def _figures(statistics: DifferenceStatistics) -> dict[str, Any]:
-    return {name: _json_number(value) for name, value in statistics._asdict().items()}
-
-
-def _outlier_object(outlier: MismatchOutlier, decode: Decode | None) -> dict[str, Any]:
-    return {
-        "sample": outlier.sample,
-        "position": outlier.position,
-        "turn": outlier.turn,
-        "sampler": _json_number(outlier.sampler),
-        "trainer": _json_number(outlier.trainer),
-        "before": outlier.before.tolist(),
-        "token_id": outlier.token_id,
-        "after": outlier.after.tolist(),
-        **({} if decode is None else {"text": _context(outlier, decode)}),
-    }
-
-
-def _json_number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-#: Differences of 0 are drawn at this value, because the axis is logarithmic.
-_SMALLEST = 1e-8
-_MODALITY_COLOURS = {"text": "tab:blue", "image": "tab:orange", "video": "tab:green", "audio": "tab:purple"}
-_IMAGES_SHOWN = 12
-
-
-def plot_mismatch(report: MismatchReport, path: str | Path) -> None:
-    """Write a figure of the report to `path`; its ending selects the format (PNG, SVG, PDF).
-
-    Four plots: the trainer's against the sampler's log-probabilities, by modality; |difference| by position in the
-    turn; the mean |difference| by turn, modality and version lag; the mean |difference| of the 12 worst images. Raises
-    `MissingExtraError` without matplotlib.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("plot_mismatch", "plot", "matplotlib") from error
-    figure = Figure(figsize=(12, 9))
-    FigureCanvasAgg(figure)
-    (scatter, position), (groups, images) = figure.subplots(2, 2)
-    _plot_scatter(scatter, report)
-    _plot_positions(position, report)
-    _plot_bars(groups, [*report.by_turn, *report.by_modality, *report.by_lag], "mean |difference| (nats)")
-    worst = sorted(report.by_image, key=lambda group: -group.statistics.mean_abs)[:_IMAGES_SHOWN]
-    _plot_bars(images, worst, "mean |difference| after an image (nats)")
-    figure.suptitle(f"{report!r:.100}".replace("<", "").replace(">", ""))
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def _plot_scatter(axes: Axes, report: MismatchReport) -> None:
-    compared = report.compared
-    modality = compared.modality()
-    for name, colour in _MODALITY_COLOURS.items():
-        chosen = modality == name
-        if chosen.any():
-            axes.scatter(compared.sampler[chosen], compared.trainer[chosen], s=4, color=colour, label=name)
-    finite = compared.sampler[np.isfinite(compared.sampler)]
-    lowest = float(finite.min(initial=-1.0))
-    axes.plot([lowest, 0], [lowest, 0], color="0.7", linewidth=1)
-    axes.set(xlabel="log p(sampler)", ylabel="log p(trainer)")
-    if report.tokens:
-        axes.legend(loc="upper left")
-
-
-def _plot_positions(axes: Axes, report: MismatchReport) -> None:
-    compared = report.compared
-    finite = np.isfinite(compared.difference)
-    absolute = np.maximum(np.abs(compared.difference[finite]), _SMALLEST)
-    axes.scatter(compared.turn_position[finite], absolute, s=4, color="0.6")
-    axes.set(yscale="log", xlabel="position in the turn", ylabel="|difference| (nats)")
-
-
-def _plot_bars(axes: Axes, groups: list[MismatchGroup], label: str) -> None:
-    labels = [f"{group.label:.12}" for group in groups]
-    values: Any = [min(max(group.statistics.mean_abs, _SMALLEST), 1e6) for group in groups]
-    axes.barh(range(len(groups)), values, color="0.6")
-    axes.set_yticks(range(len(groups)), labels)
-    axes.set(xscale="log", xlabel=label)
-    axes.invert_yaxis()
 
 
 Action = Literal["error", "warning"]

@@ -14,7 +14,7 @@ from rollouts.training import (
     samples_from_trajectory,
     with_scores,
 )
-from rollouts.training.adapters import AdapterError, dataset_row, record_dataset, row_features, sample_from_row
+from rollouts.training.adapters import AdapterError, dataset_row, record_dataset, sample_from_row
 from rollouts.trajectory.token_node import TEACHER_COLUMNS
 from transport import RecordWriter
 
@@ -68,13 +68,6 @@ def record_files(renderer, tmp_path):
             for record in [pair] if number == 2 else pair:
                 out.append(record)
     return paths
-
-
-def test_samples_come_back_from_a_dataset_in_arrow(renderer, make_sample):
-    samples = [make_sample(seed, images=seed % 3) for seed in range(1, 6)]
-    rows = datasets.Dataset.from_list([dataset_row(sample) for sample in samples], features=row_features())
-    for row, sample in zip(rows, samples, strict=True):
-        assert_equal(sample_from_row(row, renderer.processors), sample)
 
 
 def test_record_files_stream_the_samples_of_their_trajectories(renderer, record_files):

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from renderers.vision.patches import normalised
-from rollouts.errors import ArgumentError
 from rollouts.training.adapters import AdapterError, prime_rl_micro_batch, prime_rl_sample
 
 msgspec = pytest.importorskip("msgspec")
@@ -95,20 +94,3 @@ def test_a_micro_batch_of_one_sample_with_media_has_its_arguments(make_sample):
     assert batch.mm_kwargs["pixel_values"].shape[0] == 16
     with pytest.raises(AdapterError, match="episode-4/0: media: it is packed with 1 other samples"):
         prime_rl_micro_batch([make_sample(4, images=1), make_sample(1)], **OMIT)
-
-
-def test_weight_versions_and_experts_are_left_out_only_where_this_is_said(make_sample):
-    with pytest.raises(
-        AdapterError, match=r"episode-1/0: weight_spans: the type has no field .* omit=\('weight_spans',\)"
-    ):
-        prime_rl_sample(make_sample(1), **{**OMIT, "omit": ()})
-    experts = np.zeros((len(make_sample(1)), 2, 1), np.uint8)
-    with pytest.raises(AdapterError, match=r"episode-1/0: routed_experts: the type has no field"):
-        prime_rl_sample(make_sample(1, routed_experts=experts), **OMIT)
-    with pytest.raises(ArgumentError, match="omit is 'weight_spans'; pass a tuple of names"):
-        prime_rl_sample(make_sample(1), **{**OMIT, "omit": "weight_spans"})
-
-
-def test_a_temperature_that_is_no_positive_number_is_refused(make_sample):
-    with pytest.raises(ArgumentError, match=r"temperature is 0.0"):
-        prime_rl_sample(make_sample(1), **{**OMIT, "temperature": 0.0})

@@ -7,6 +7,7 @@ import pytest
 from test_prime_rl import published
 
 from rollouts import Completion, FinishReason, Trajectory
+from rollouts.errors import ArgumentError
 from rollouts.training import sample_from_rendered
 from rollouts.training.adapters import (
     AdapterError,
@@ -73,6 +74,7 @@ def test_what_concerns_the_batch_has_no_index(make_sample):
 
 
 def test_a_function_of_one_sample_refuses_what_its_row_cannot_hold(make_sample, literal_placeholder, renderer):
+    with_experts = make_sample(1, routed_experts=np.zeros((len(make_sample(1)), 2, 1), np.uint8))
     small_video = sample_from_rendered(renderer.render([*FILM, {"role": "assistant", "content": "A"}]), name="film")
     refused = {
         "media": [
@@ -81,13 +83,30 @@ def test_a_function_of_one_sample_refuses_what_its_row_cannot_hold(make_sample, 
             lambda: dataset_row(small_video),
         ],
         "token_ids": [lambda: prime_rl_sample(literal_placeholder, **PRIME)],
-        "weight_spans": [lambda: tinker_datum(make_sample(1))],
+        "weight_spans": [
+            lambda: tinker_datum(make_sample(1)),
+            lambda: prime_rl_sample(make_sample(1), **{**PRIME, "omit": ()}),
+        ],
+        "routed_experts": [lambda: prime_rl_sample(with_experts, **{**PRIME, "omit": ("weight_spans",)})],
+        "logprobs": [
+            lambda: tinker_datum(make_sample(1), loss="cross_entropy", omit=OMITTED),
+            lambda: trl_sft_row(make_sample(1)),
+        ],
+        "advantages": [lambda: trl_sft_row(make_sample(1), omit=("logprobs",))],
     }
     for part, calls in refused.items():
         for call in calls:
             with pytest.raises(AdapterError) as caught:
                 call()
             assert caught.value.part == part
+    with pytest.raises(ArgumentError, match="omit is 'weight_spans'; pass a tuple of names"):
+        prime_rl_sample(make_sample(1), **{**PRIME, "omit": "weight_spans"})
+    with pytest.raises(ArgumentError, match=r"temperature is 0.0"):
+        prime_rl_sample(make_sample(1), **{**PRIME, "temperature": 0.0})
+    with pytest.raises(ArgumentError, match="loss is 'ppo'"):
+        tinker_datum(make_sample(1), loss="ppo", omit=OMITTED)
+    omit = ("logprobs", "advantages", "weight_spans")
+    assert trl_sft_row(make_sample(1), omit=omit)["input_ids"] == make_sample(1).token_ids.tolist()
 
 
 def test_a_streamed_dataset_refuses_a_sample_that_a_row_cannot_hold(tmp_path, renderer):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from renderers import MediaPolicy, load_renderer
-from rollouts.errors import ArgumentError
 from rollouts.training import TrainingSample
 from rollouts.training.adapters import (
     AdapterError,
@@ -97,15 +96,6 @@ def test_a_sampled_placeholder_token_stays_text(renderer, literal_placeholder):
     again = sample_from_tinker_datum(datum, renderer)
     assert again.token_ids.tolist() == literal_placeholder.token_ids.tolist()
     assert len(again.media) == 1
-
-
-def test_weights_of_cross_entropy_have_no_place_for_log_probabilities(make_sample):
-    with pytest.raises(AdapterError, match="episode-1/0: logprobs: the type has no field for it"):
-        tinker_datum(make_sample(1), loss="cross_entropy", omit=OMIT)
-    with pytest.raises(AdapterError, match="weight_spans"):
-        tinker_datum(make_sample(1))
-    with pytest.raises(ArgumentError, match="loss is 'ppo'"):
-        tinker_datum(make_sample(1), loss="ppo", omit=OMIT)
 
 
 def test_an_image_at_the_end_cannot_be_cut(make_sample):

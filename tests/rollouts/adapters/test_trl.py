@@ -17,7 +17,7 @@ from rollouts.training import (
     sft_loss,
     token_logprobs,
 )
-from rollouts.training.adapters import AdapterError, trl_grpo_inputs, trl_sft_batch, trl_sft_row
+from rollouts.training.adapters import trl_grpo_inputs, trl_sft_batch, trl_sft_row
 
 datasets = pytest.importorskip("datasets")
 
@@ -153,18 +153,6 @@ def test_rows_of_text_go_through_its_data_collator(trl, make_sample):
     assert collated.keys() == ours.keys()
     for name, tensor in collated.items():
         assert torch.equal(tensor, ours[name])
-
-
-def test_what_labels_do_not_say_is_left_out_only_where_this_is_said(make_sample):
-    sample = make_sample(1)
-    with pytest.raises(AdapterError, match="episode-1/0: logprobs: the type has no field"):
-        trl_sft_row(sample)
-    with pytest.raises(AdapterError, match="advantages"):
-        trl_sft_row(sample, omit=("logprobs",))
-    omit = ("logprobs", "advantages", "weight_spans")
-    assert trl_sft_row(sample, omit=omit)["input_ids"] == sample.token_ids.tolist()
-    with pytest.raises(AdapterError, match="Use trl_sft_batch"):
-        trl_sft_row(make_sample(1, images=1), omit=omit)
 
 
 def test_the_argument_for_media_tokens_has_the_name_that_the_model_has_for_it(make_sample):

@@ -5,7 +5,6 @@ import io
 import os
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,7 @@ from model_families import MEDIA_FAMILIES, save_family, text_config
 from PIL import Image
 
 from renderers import MediaPolicy, load_renderer
-from renderers.media.item import MediaSource
 from renderers.placement import item_placement_error
-from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.inputs import InputReader
 from rollouts.tinker.requests import ImageChunk, ImagePointerChunk, TextChunk
@@ -259,25 +256,6 @@ def test_a_text_model_reads_text_and_refuses_images(text_directory):
 
 
 # One processing for each file, and images by range.
-
-
-def test_each_distinct_file_is_processed_once(monkeypatch):
-    processed = []
-    make_item = QwenVLProcessor.make_item
-    monkeypatch.setattr(
-        QwenVLProcessor, "make_item", lambda self, source: processed.append(source.digest) or make_item(self, source)
-    )
-    reader = InputReader(directory_of("qwen3_vl"))
-    files = [file_of(seed, 64, 64) for seed in range(3)]
-
-    def read(number):
-        copies = [image(bytes(bytearray(data))) for data in files]  # other objects, as of another request
-        return reader.read("prompt", [*copies, text(number), *copies])
-
-    with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(read, range(24)))
-    assert sorted(processed) == sorted(MediaSource.of(data).digest for data in files)
-    assert all(item is other for row in found for (item, _), (other, _) in zip(row.media, found[0].media, strict=True))
 
 
 def test_an_image_token_in_text_is_text_for_the_trainer(tmp_path):

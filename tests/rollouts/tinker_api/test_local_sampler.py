@@ -82,22 +82,6 @@ async def mismatch(trainer, model_id, sampler, weights, family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES, indirect=True)
-async def test_sampled_log_probabilities_are_those_of_the_trainer_for_the_base_model_and_every_adapter(
-    family, data, trainer, sampler, tmp_path
-):
-    trainer.create_model("new", lora=EVERYWHERE)  # changes nothing yet: the base model
-    assert await mismatch(trainer, "new", sampler, None, family) < 1e-4
-    for name, part in (("a", data[::2]), ("b", data[1:])):
-        with_nonzero_adapter(trainer, name, part, EVERYWHERE)
-        trainer.save_for_sampler(name, tmp_path / name)
-    for name in ("a", "b"):
-        assert await mismatch(trainer, name, sampler, tmp_path / name, family) < 1e-4
-    assert await mismatch(trainer, "a", sampler, tmp_path / "b", family) > 1e-2, "the detector"
-    assert await mismatch(trainer, "a", sampler, None, family) > 1e-2, "the detector"
-
-
-@pytest.mark.slow
 async def test_the_base_model_and_saved_weights_are_sampled_while_the_model_of_the_trainer_is_trained_as_a_whole(
     family, data, trainer, tmp_path
 ):

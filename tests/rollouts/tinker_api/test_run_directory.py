@@ -51,16 +51,6 @@ def save(directory, name, *, kind="weights", content=b"12345", model_id=RUN.mode
     return directory.checkpoint(model_id, kind, name)
 
 
-def test_a_directory_that_is_opened_again_has_the_same_runs_and_checkpoints(directory, clock):
-    saved = save(directory, "0001", ttl_seconds=60, user_metadata={"step": "1"})
-    again = RunDirectory(directory.directory, now=clock)
-    assert again.training_run(RUN.model_id) == RUN
-    assert again.checkpoints(RUN.model_id) == [saved]
-    assert (saved.size_bytes, saved.created) == (5, START)
-    assert saved.user_metadata == {"step": "1"}
-    assert saved.expires_at == START + timedelta(seconds=60)
-
-
 @pytest.mark.parametrize("name", ESCAPES)
 def test_a_name_that_is_no_plain_name_is_refused_before_anything_is_written(directory, name):
     before = sorted(directory.directory.rglob("*"))
@@ -92,16 +82,6 @@ def test_links_are_not_followed(directory, tmp_path, linked):
         save(directory, "a", overwrite=True)
     assert directory.has_run(RUN.model_id) == (linked != "")
     assert list(elsewhere.rglob("file")) != []
-
-
-def test_a_name_is_taken_until_its_checkpoint_is_deleted(directory):
-    first = save(directory, "a", content=b"old")
-    with pytest.raises(ArgumentError, match="overwrite=True"):
-        save(directory, "a", content=b"new")
-    assert (path_of(directory, first.uri) / "file").read_bytes() == b"old"
-    directory.delete(first)
-    assert not directory.path(first).exists()
-    assert save(directory, "a", content=b"longer").size_bytes == 6
 
 
 def test_overwriting_replaces_weights_and_only_those(directory, clock):

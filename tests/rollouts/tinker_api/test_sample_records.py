@@ -1,20 +1,14 @@
 """Sampled sequences in a trajectory file: prompts that extend each other are one tree, and memory is bounded."""
 
-import base64
-import gzip
-import json
 import logging
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from training_samples import image
-from typer.testing import CliRunner
 
-from renderers import PlaceholderRange, load_renderer
+from renderers import PlaceholderRange
 from rollouts import FinishReason
-from rollouts.cli.main import app
 from rollouts.tinker import sample_records
 from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult
 from rollouts.tinker.sample_records import SampleRecords
@@ -210,22 +204,3 @@ def test_a_file_in_use_is_refused(path):
     with pytest.raises(FileLockedError):
         SampleRecords(path)
     records.close()
-
-
-def test_the_viewer_shows_recorded_trees_with_their_images_and_texts(path, tiny_model_dir, tmp_path):
-    renderer = load_renderer(tiny_model_dir)
-    pixels = np.full((32, 32, 3), (255, 0, 0), np.uint8)
-    question = [{"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": "Which?"}]}]
-    rendered = renderer.render(question, add_generation_prompt=True)
-    prompt = ModelInput(np.array(rendered.token_ids), rendered.multi_modal_data.items_with_ranges())
-    answer = renderer.tokenizer.encode_scaffold("Vermilion.")
-    records = SampleRecords(path, decode=lambda ids: "Vermilion.")
-    records.sampled("s", SampleRequest(prompt, num_samples=2), result(answer, answer[:1]), "0")
-    records.close()
-    page = tmp_path / "page.html"
-    shown = CliRunner().invoke(app, ["view", str(path), "--model", str(tiny_model_dir), "--out", str(page)])
-    assert shown.exit_code == 0, shown.output
-    (block,) = re.findall(r'id="episode-0">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
-    payload = gzip.decompress(base64.b64decode(block))
-    header = json.loads(payload[4 : 4 + int.from_bytes(payload[:4], "little")])
-    assert [turn["message"]["content"] for turn in header["turns"]] == ["Vermilion.", "Vermilion."]

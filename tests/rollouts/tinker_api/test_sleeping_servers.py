@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollouts.errors import EngineError, ServerUnreachableError
-from rollouts.tinker.vllm_sampler import _Rest
+from rollouts.tinker.sleeping_servers import SleepingServers
 
 
 class Servers:
@@ -37,7 +37,7 @@ async def in_block(block, name, log, release):
 
 async def test_steps_and_requests_begin_in_the_order_of_their_arrival():
     servers, log, release = Servers(), [], asyncio.Event()
-    rest = _Rest(servers.call)
+    rest = SleepingServers(servers.call)
     running = []
     for name in ("request 1", "request 2", "step 3", "step 4", "request 5", "step 6"):
         block = rest.awake() if name.startswith("request") else rest.asleep()
@@ -57,7 +57,7 @@ async def test_steps_and_requests_begin_in_the_order_of_their_arrival():
 
 async def test_steps_that_follow_each_other_leave_the_servers_asleep():
     servers = Servers()
-    rest = _Rest(servers.call)
+    rest = SleepingServers(servers.call)
     for _ in range(3):
         async with rest.asleep():
             pass
@@ -71,7 +71,7 @@ async def test_steps_that_follow_each_other_leave_the_servers_asleep():
 
 async def test_a_step_runs_without_a_server_and_fails_with_one_that_refuses_to_sleep():
     servers = Servers()
-    rest = _Rest(servers.call)
+    rest = SleepingServers(servers.call)
     servers.fails = ServerUnreachableError("sleep", "nobody there")
     async with rest.asleep():
         pass
@@ -86,7 +86,7 @@ async def test_a_step_runs_without_a_server_and_fails_with_one_that_refuses_to_s
 
 async def test_one_that_is_cancelled_while_it_waits_holds_up_nobody():
     servers, log, release = Servers(), [], asyncio.Event()
-    rest = _Rest(servers.call)
+    rest = SleepingServers(servers.call)
     running = [asyncio.ensure_future(in_block(rest.awake(), "request", log, release))]
     await rounds()
     waiting = asyncio.ensure_future(in_block(rest.asleep(), "step", log, release))

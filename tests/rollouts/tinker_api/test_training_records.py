@@ -42,6 +42,15 @@ class Sink:
         self.closed = True
 
 
+STEP = {"learning_rate": 1.0, "grad_norm": 1.0, "seconds": 0.0}
+
+
+def trained(records, logprob, model_id="m", **options):
+    """A call with one row of one token."""
+    result = LossResult([floats(logprob)], {"loss:sum": -float(logprob)})
+    records.trained(model_id, [datum(1)], "cross_entropy", result, 1.0, **options)
+
+
 SUPERVISED = [datum(3, weights=(0, 1, 1)), datum(2, weights=(0, 0.5))]
 SUPERVISED_RESULT = LossResult([floats(-9, -1, -2), floats(-np.inf, -4)], {"loss:sum": 5.0})
 
@@ -51,7 +60,7 @@ def test_the_line_of_a_step_sums_up_the_calls_since_the_step_before(tmp_path):
     records.trained("m", SUPERVISED, "cross_entropy", SUPERVISED_RESULT, 2.0)
     records.trained("m", [datum(2)], "cross_entropy", LossResult([floats(-1, -2)], {"loss:sum": 3.0}), 1.0)
     records.stepped("m", 1, learning_rate=0.25, grad_norm=0.5, seconds=0.5)
-    records.trained("m", [datum(1)], "cross_entropy", LossResult([floats(-7)], {"loss:sum": 7.0}), 1.0)
+    trained(records, -7)
     records.stepped("m", 2, learning_rate=0.125, grad_norm=0.25, seconds=1.0)
     records.close()
     first, second = lines(tmp_path / "m")
@@ -73,9 +82,9 @@ def test_weights_below_zero_are_those_of_a_loss_of_the_client_and_no_likelihood(
     records = TrainingRecords(tmp_path)
     result = LossResult([floats(-1, -2)], {"loss:sum": 1.0})
     records.trained("m", [datum(2, weights=(3, -1))], "cross_entropy", result, 1.0)
-    records.stepped("m", 1, learning_rate=1.0, grad_norm=1.0, seconds=1.0)
+    records.stepped("m", 1, **STEP)
     records.trained("m", [datum(2, weights=(0, 0))], "cross_entropy", result, 1.0)
-    records.stepped("m", 2, learning_rate=1.0, grad_norm=1.0, seconds=1.0)
+    records.stepped("m", 2, **STEP)
     records.close()
     assert ["nll" in line for line in lines(tmp_path / "m")] == [False, False]
 
@@ -93,7 +102,7 @@ def test_means_of_calls_count_by_their_tokens_and_losses_have_a_sum_each(tmp_pat
     call((0, 0, 1), "ppo", 2.0, 6.0, 0.125)
     call((0, 0), "ppo", 0.0, 100.0, 0.0)
     call((1, 1), "gspo", 8.0, 0.0, 0.0)
-    records.stepped("m", 1, learning_rate=1.0, grad_norm=1.0, seconds=0.0)
+    records.stepped("m", 1, **STEP)
     records.close()
     (line,) = lines(tmp_path / "m")
     assert (line["loss/ppo"], line["loss/gspo"]) == (3.0, 8.0)
@@ -105,13 +114,12 @@ def test_means_of_calls_count_by_their_tokens_and_losses_have_a_sum_each(tmp_pat
 
 def test_an_evaluation_has_lines_of_its_own_of_which_the_last_one_holds_for_all_batches(tmp_path):
     records = TrainingRecords(tmp_path)
-    records.trained("m", [datum(1)], "cross_entropy", LossResult([floats(-8)], {"loss:sum": 8.0}), 1.0)
-    records.stepped("m", 1, learning_rate=1.0, grad_norm=1.0, seconds=0.0)
+    trained(records, -8)
+    records.stepped("m", 1, **STEP)
     for value in (1, 4):
-        result = LossResult([floats(-value)], {"loss:sum": float(value)})
-        records.trained("m", [datum(1)], "cross_entropy", result, 1.0, forward_only=True)
-    records.trained("m", [datum(1)], "cross_entropy", LossResult([floats(-6)], {"loss:sum": 6.0}), 1.0)
-    records.stepped("m", 2, learning_rate=1.0, grad_norm=1.0, seconds=0.0)
+        trained(records, -value, forward_only=True)
+    trained(records, -6)
+    records.stepped("m", 2, **STEP)
     records.close()
     step, one, both, after = lines(tmp_path / "m")
     assert (one["step"], one["forward_nll"]) == (1, 1.0)
@@ -126,8 +134,8 @@ def test_gradients_that_were_forgotten_are_in_no_line(tmp_path):
     records.forgotten("m")
     records.trained("m", SUPERVISED, "cross_entropy", SUPERVISED_RESULT, 2.0)
     records.forgotten("m")
-    records.trained("m", [datum(1)], "cross_entropy", LossResult([floats(-3)], {"loss:sum": 3.0}), 1.0)
-    records.stepped("m", 1, learning_rate=1.0, grad_norm=1.0, seconds=0.0)
+    trained(records, -3)
+    records.stepped("m", 1, **STEP)
     records.close()
     assert [(line["rows"], line["nll"]) for line in lines(tmp_path / "m")] == [(1, 3.0)]
 
@@ -135,10 +143,9 @@ def test_gradients_that_were_forgotten_are_in_no_line(tmp_path):
 def test_a_model_that_is_continued_by_another_process_keeps_its_lines_and_its_step(tmp_path):
     for step in (4, 5):
         records = TrainingRecords(tmp_path)
-        result = LossResult([floats(-3)], {"loss:sum": 3.0})
-        records.trained("m", [datum(1)], "cross_entropy", result, 1.0, forward_only=True)
-        records.trained("m", [datum(1)], "cross_entropy", result, 1.0)
-        records.stepped("m", step, learning_rate=1.0, grad_norm=1.0, seconds=0.0)
+        trained(records, -3, forward_only=True)
+        trained(records, -3)
+        records.stepped("m", step, **STEP)
         records.close()
     assert [line["step"] for line in lines(tmp_path / "m")] == [0, 4, 4, 5]
 
@@ -158,7 +165,7 @@ def test_a_sink_or_a_disk_that_fails_does_not_end_training(tmp_path, caplog):
         for model_id in ("m", "unopened"):
             for step in (1, 2):
                 records.trained(model_id, SUPERVISED, "cross_entropy", SUPERVISED_RESULT, 2.0)
-                records.stepped(model_id, step, learning_rate=1.0, grad_norm=1.0, seconds=0.0)
+                records.stepped(model_id, step, **STEP)
         records.close()
     messages = [record.getMessage() for record in caplog.records]
     assert messages[:2] == ["step 1 of model m was not written", "step 2 of model m was not written"]
@@ -175,10 +182,9 @@ def test_a_report_shows_the_curves_of_a_model_and_of_all_models_of_a_directory(t
     records = TrainingRecords(tmp_path)
     for model_id in ("a", "b"):
         for step in (1, 2):
-            result = LossResult([floats(-3 / step)], {"loss:sum": 3.0})
-            records.trained(model_id, [datum(1)], "cross_entropy", result, 1.0, forward_only=True)
-            records.trained(model_id, [datum(1)], "cross_entropy", result, 1.0)
-            records.stepped(model_id, step, learning_rate=1.0, grad_norm=1.0, seconds=0.0)
+            trained(records, -3 / step, model_id, forward_only=True)
+            trained(records, -3 / step, model_id)
+            records.stepped(model_id, step, **STEP)
     records.close()
     (tmp_path / "empty").mkdir()
     assert report(tmp_path / "a").exit_code == 0

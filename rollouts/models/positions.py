@@ -1,0 +1,157 @@
+"""Position ids of rows, which for models with M-RoPE depend on their media."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from renderers import MediaItem, PlaceholderRange
+from renderers.rendered import TOKEN_TYPE_IDS
+from rollouts.errors import SampleError
+from rollouts.models.architecture import Architecture
+from rollouts.models.placed_rows import PlacedRows, TokenSequence
+
+# What processors of Omni models call `second_per_grids`, and the mask of the frames of a sound.
+_SECONDS = "video_second_per_grid"
+_FRAMES = "feature_attention_mask"
+
+
+def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndarray, np.ndarray]:
+    """Position ids of rows, and int64 (N,) the position of the token that would follow each sequence.
+
+    The position ids are int64 (B, T), counted from each sequence's first token, 0 on padding. For a model with M-RoPE
+    they are (3, B, T), time, row and column; for packed rows (4, B, T) with the text positions first, from which
+    transformers derives where a sequence begins.
+    """
+    lengths = np.array([len(sequence.ids) for sequence in rows.sequences], dtype=np.int64)
+    if not architecture.mrope:
+        return rows.position_ids, lengths
+    positions: np.ndarray = np.repeat(rows.position_ids[None], 3, axis=0)
+    following: np.ndarray = lengths
+    for index, (sequence, (row, column)) in enumerate(zip(rows.sequences, rows.starts, strict=True)):
+        if sequence.media:
+            own, next_position = media_positions(architecture, sequence)
+            if own.dtype != positions.dtype:  # fractions: a video of Qwen3-Omni
+                positions, following = positions.astype(own.dtype), following.astype(own.dtype)
+            following[index] = next_position
+            positions[:, row, column : column + len(sequence.ids)] = own
+    return (np.concatenate([rows.position_ids[None], positions]) if rows.packed else positions), following
+
+
+def media_positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, float]:
+    """M-RoPE positions (3, n) of a sequence with media, and the position of the token that would follow it.
+
+    They are int64, or float32 where Qwen3-Omni gives the frames of a video fractions. Raises `SampleError` for a video
+    with its sound that does not begin with the tokens that Omni models want there.
+    """
+    parts: list[tuple[np.ndarray, float]] = []
+    begin = 0
+    for item, placeholder in sequence.media:
+        if item.modality == "video" and item.has_sound:
+            parts.append(_positions(architecture, _part(sequence, begin, placeholder.offset - 1)))
+            parts.append(_positions_with_sound(architecture, sequence, item, placeholder))
+            begin = placeholder.end + 1
+    if not parts:
+        return _positions(architecture, sequence)
+    parts.append(_positions(architecture, _part(sequence, begin, len(sequence.ids))))
+    starts = np.cumsum([0, *(following for _, following in parts)])
+    positions = np.concatenate([own + start for (own, _), start in zip(parts, starts[:-1], strict=True)], axis=1)
+    return _whole_numbers(positions), starts[-1].item()
+
+
+def _part(sequence: TokenSequence, begin: int, end: int) -> TokenSequence:
+    """The tokens `begin:end` of a sequence, with the media in them; it cuts no range of an item."""
+    media = [(item, at.shifted(-begin)) for item, at in sequence.media if begin <= at.offset < end]
+    return TokenSequence(sequence.ids[begin:end], media, sequence.name)
+
+
+def _whole_numbers(positions: np.ndarray) -> np.ndarray:
+    """int64 if all positions are whole numbers, else float32."""
+    return positions.astype(np.int64 if (positions == np.floor(positions)).all() else np.float32)
+
+
+def _positions_with_sound(
+    architecture: Architecture, sequence: TokenSequence, item: MediaItem, placeholder: PlaceholderRange
+) -> tuple[np.ndarray, float]:
+    """`media_positions` of a video with its sound alone, from the start token before its range to the end token behind.
+
+    The two start tokens, of the video and of its sound, have one position in Qwen2.5-Omni, and so have the end tokens.
+    """
+    begin = placeholder.offset - 1
+    config = architecture.base.config
+    starts = [config.vision_start_token_id, config.audio_start_token_id]
+    if begin < 0 or sequence.ids[begin : begin + 2].tolist() != starts:
+        raise SampleError(
+            sequence.name,
+            f"the video with its sound at {placeholder.offset} does not begin with the tokens {starts}, by which "
+            f"{architecture.model_type} finds it. Render the row with the chat template of this model",
+        )
+    ids = np.append(sequence.ids[begin : placeholder.end + 1].astype(np.int64), architecture.neutral_id)
+    positions, _ = architecture.base.get_rope_index(
+        torch.from_numpy(ids)[None],
+        attention_mask=torch.ones((1, len(ids)), dtype=torch.int64),
+        use_audio_in_video=True,
+        audio_seqlens=torch.tensor([int(item[_FRAMES].sum())]),
+        **_grids(architecture, [item]),
+    )
+    own = _whole_numbers(positions[:, 0].numpy())
+    return own[:, :-1], own[0, -1].item()
+
+
+def _positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, float]:
+    """`media_positions` of a sequence without videos that have their sound.
+
+    `get_rope_index` of the model computes them. It reads token types and takes adjacent runs of one type for one image;
+    here a text token is inserted between such runs, and its position is taken out of the result again. A text token is
+    appended too: its position is the following one. Qwen's Omni models read token ids instead, and want a start token
+    before each image and video: here it is inserted. The tokens of a sound have the positions of text.
+    """
+    by_ids = "mm_token_type_ids" not in inspect.signature(architecture.base.get_rope_index).parameters
+    runs = [
+        (start, end, item.modality)
+        for item, placeholder in sequence.media
+        for start, end in placeholder.runs
+        if not (by_ids and item.modality == "audio")
+    ]
+    types = np.zeros(len(sequence.ids), dtype=np.int64)
+    for start, end, modality in runs:
+        types[start:end] = TOKEN_TYPE_IDS[modality]
+    if by_ids:
+        inserts = [edge for start, end, _ in runs for edge in (start, end)]
+    else:
+        inserts = [begin for (_, end, _), (begin, _, _) in itertools.pairwise(runs) if begin == end]
+    inserts.append(len(types))
+    inserted_at = np.array(inserts) + np.arange(len(inserts))
+    ids = np.insert(np.asarray(sequence.ids, dtype=np.int64), inserts, architecture.neutral_id)
+    types = np.insert(types, inserts, 0)
+    inserted = np.zeros(len(ids), dtype=bool)
+    inserted[inserted_at] = True
+    if by_ids:
+        config = architecture.base.config
+        ids[types == 0] = architecture.neutral_id
+        ids[inserted_at[:-1:2]] = config.vision_start_token_id
+        types = np.ones_like(types)
+    given = {"attention_mask" if by_ids else "mm_token_type_ids": torch.from_numpy(types)[None]}
+    # Device: the CPU, because the result is read there.
+    positions, _ = architecture.base.get_rope_index(
+        torch.from_numpy(ids)[None], **given, **_grids(architecture, [item for item, _ in sequence.media])
+    )
+    own = _whole_numbers(positions[:, 0].numpy() - (np.cumsum(inserted) - inserted))
+    return own[:, ~inserted], own[0, -1].item()
+
+
+def _grids(architecture: Architecture, items: Sequence[MediaItem]) -> Mapping[str, Any]:
+    """The tensors of the media that `get_rope_index` takes: grids, and for some models seconds per frame."""
+    takes = inspect.signature(architecture.base.get_rope_index).parameters
+    names = {name: name for item in items for name in item if name in takes}
+    if "second_per_grids" in takes and any(_SECONDS in item for item in items):
+        names["second_per_grids"] = _SECONDS
+    return {
+        name: torch.from_numpy(np.stack([item[tensor] for item in items if tensor in item]))
+        for name, tensor in names.items()
+    }

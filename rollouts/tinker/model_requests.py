@@ -1,0 +1,198 @@
+"""The requests of a model of the Tinker API, which run one after another: training, and its checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from rollouts.errors import ArgumentError, SampleError
+from rollouts.serve.errors import RequestError
+from rollouts.tinker.mismatch import mismatch
+from rollouts.tinker.run_directory import uri_of
+from rollouts.tinker.sessions import Json, Model, metadata_texts
+from rollouts.tinker.training_records import TrainingRecords
+from rollouts.tinker.wire import Row, TrainRequest, train_result
+from rollouts.training.datums import Datum
+from rollouts.training.trainer import AdamParams, LossResult
+
+if TYPE_CHECKING:
+    from rollouts.tinker.service import Service
+
+
+class ModelRequests:
+    """Each method accepts a request, and returns `{"request_id": ..., "model_id": ...}` while it waits for its turn.
+
+    They raise `RequestError`.
+    """
+
+    def __init__(self, service: Service, records: TrainingRecords) -> None:
+        self._service = service
+        self._backend = service.backend
+        self._trainer = service.backend.trainer
+        self._directory = service.directory
+        self._futures = service.futures
+        self._records = records
+
+    def train(self, request: TrainRequest) -> Json:
+        """`forward` and `forward_backward`: rows are read at once, and computed in the turn of the request."""
+        model = self._service.model(request.model_id)
+
+        async def read() -> list[Datum]:
+            return await asyncio.to_thread(self._data, request.rows)
+
+        def computed(data: list[Datum]) -> LossResult:
+            started = time.monotonic()
+            options = {name: _number(name, value) for name, value in request.options.items()}
+            compute = self._trainer.forward if request.forward_only else self._trainer.forward_backward
+            result = compute(model.model_id, data, request.loss, options)
+            if self._backend.check_mismatch:
+                result = result._replace(metrics=result.metrics | mismatch(data, result))
+            seconds, only = time.monotonic() - started, request.forward_only
+            self._records.trained(model.model_id, data, request.loss, result, seconds, forward_only=only)
+            return result
+
+        async def work(data: list[Datum]) -> bytes:
+            return train_result(*await self._backend.train(computed, data))
+
+        return self._in_turn(model, request.seq_id, work, read)
+
+    def optim_step(self, model_id: str, seq_id: int | None, params: Mapping[str, float]) -> Json:
+        model = self._service.model(model_id)
+        try:
+            adam = AdamParams(**params)
+        except (ArgumentError, TypeError) as error:
+            raise RequestError(400, f"adam_params: {error}") from error
+
+        def step() -> dict[str, float]:
+            started = time.monotonic()
+            try:
+                metrics = self._trainer.optim_step(model_id, adam)
+            except ArgumentError:
+                self._records.forgotten(model_id)
+                raise
+            model.steps += 1
+            figures = {"learning_rate": adam.learning_rate, "grad_norm": metrics["grad_norm"]}
+            self._records.stepped(model_id, model.steps, **figures, seconds=time.monotonic() - started)
+            return metrics
+
+        async def work() -> Json:
+            return {"type": "optim_step", "metrics": await self._backend.train(step)}
+
+        return self._in_turn(model, seq_id, work)
+
+    def _data(self, rows: Sequence[Row]) -> list[Datum]:
+        places = [f"data[{number}]" for number in range(len(rows))]
+        for place, row in zip(places, rows, strict=True):
+            if "target_tokens" not in row.inputs:
+                raise SampleError(place, "it has no target_tokens; send one target for each token")
+        inputs = self._backend.reader.read_rows(
+            [(f"{place}.model_input", row.chunks) for place, row in zip(places, rows, strict=True)]
+        )
+        data = []
+        for row, (token_ids, media) in zip(rows, inputs, strict=True):
+            others = {name: values for name, values in row.inputs.items() if name != "target_tokens"}
+            data.append(Datum(token_ids, row.inputs["target_tokens"], others, media))
+        return data
+
+    def save_weights(
+        self, model_id: str, seq_id: int | None, name: str | None, *, overwrite: bool, **options: Any
+    ) -> Json:
+        """Save what training goes on from. `options` are those of `RunDirectory.saving`."""
+        model = self._service.model(model_id)
+
+        async def work() -> Json:
+            named = name or f"step-{model.steps:06}"
+            with self._directory.saving(model_id, "weights", named, overwrite=overwrite, **_checked(options)) as path:
+                await self._backend.train(self._trainer.save, model_id, path)
+            return {"type": "save_weights", "path": uri_of(model_id, "weights", named)}
+
+        return self._in_turn(model, seq_id, work)
+
+    def load_weights(self, model_id: str, seq_id: int | None, uri: str, *, with_optimizer: bool) -> Json:
+        model = self._service.model(model_id)
+
+        async def work() -> Json:
+            path = self._directory.weights(uri, "weights")
+            await self._backend.train(self._trainer.load, model_id, path, with_optimizer=with_optimizer)
+            self._records.forgotten(model_id)
+            return {"type": "load_weights", "path": uri}
+
+        return self._in_turn(model, seq_id, work)
+
+    def save_named(
+        self, model_id: str, seq_id: int | None, kind: Literal["sampler_weights", "external_weights"], name: str,
+        **options: Any,
+    ) -> Json:  # fmt: skip
+        """Save what can be sampled from, or downloaded, as a checkpoint."""
+        model = self._service.model(model_id)
+
+        async def work() -> Json:
+            with self._directory.saving(model_id, kind, name, **_checked(options)) as path:
+                await self._backend.train(self._trainer.save_for_sampler, model_id, path)
+            request = "save_weights_external" if kind == "external_weights" else "save_weights_for_sampler"
+            return {"type": request, "path": uri_of(model_id, kind, name)}
+
+        return self._in_turn(model, seq_id, work)
+
+    def save_for_session(self, model_id: str, seq_id: int | None, sampling_seq_id: int) -> Json:
+        """Begin a sampling session from the weights as they are, which nothing else can name."""
+        model = self._service.model(model_id)
+
+        async def work() -> Json:
+            path = self._directory.unlisted(model_id, f"session-{sampling_seq_id}")
+            await self._backend.train(self._trainer.save_for_sampler, model_id, path)
+            uri = uri_of(model_id, "unlisted", path.name)
+            sampling = model.session.add_sampling(sampling_seq_id, model.base_model, uri, path)
+            return {"type": "save_weights_for_sampler", "path": None, "sampling_session_id": sampling}
+
+        return self._in_turn(model, seq_id, work)
+
+    def refuse(self, model_id: str, seq_id: int, error: RequestError) -> Json:
+        """Accept a request of a model that fails with this error in its turn."""
+
+        async def work() -> Json:
+            raise error
+
+        return self._in_turn(self._service.model(model_id), seq_id, work)
+
+    def _in_turn(
+        self,
+        model: Model,
+        seq_id: int | None,
+        work: Callable[..., Awaitable[Json | bytes]],
+        prepare: Callable[[], Awaitable[object]] | None = None,
+    ) -> Json:
+        """Accept a request of a model: `work` runs after those of smaller numbers, once, on what `prepare` has made."""
+        if seq_id is None or seq_id < 1:
+            raise RequestError(400, f"seq_id is {seq_id}; it counts the requests of a model from 1")
+        request_id = f"{model.model_id}/{seq_id}"
+        answer: Json = {"request_id": request_id, "model_id": model.model_id}
+        if request_id in self._futures:
+            return answer
+        if not model.turns.accept(seq_id):
+            raise RequestError(400, f"request {seq_id} of the model was done, and its result is no longer kept")
+
+        async def in_turn() -> Json | bytes:
+            try:
+                try:
+                    prepared = () if prepare is None else (await prepare(),)
+                finally:  # one that cannot be prepared has its turn, too: others wait for it
+                    await model.turns.take(seq_id)
+                return await work(*prepared)
+            finally:
+                model.turns.end(seq_id)
+
+        self._futures.submit(request_id, in_turn)
+        return answer
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**options, "user_metadata": metadata_texts(options.get("user_metadata")) or None}
+
+
+def _number(name: str, value: float | str) -> float:
+    if isinstance(value, str):
+        raise ArgumentError(f"loss_fn_config[{name!r}]", value, "pass a number")
+    return value

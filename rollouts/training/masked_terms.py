@@ -1,0 +1,103 @@
+"""Values of the trained tokens of a batch, limited to finite numbers, and the mean of a loss over them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from rollouts.errors import ArgumentError
+from rollouts.values import check_choice, check_positive
+
+MeanOver = Literal["tokens", "sequences"]
+
+#: The exponential of a log-ratio continues linearly above this: that of 89 is not finite in float32, and 0 * inf is no
+#: number.
+_MAX_LOG_RATIO = 20.0
+#: Log-probabilities below this count as this: a difference with -inf is not finite.
+_MIN_LOGPROB = -1e4
+
+
+def masked_values(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The masked values, (n,), on the device of `mask`; float32 where they are in half precision."""
+    selected = values.to(mask.device)[mask]
+    if not selected.is_floating_point():
+        return selected
+    return selected.to(torch.promote_types(selected.dtype, torch.float32))
+
+
+def masked_logprobs(logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The masked log-probabilities, (n,), each at least -1e4."""
+    return masked_values(logprobs, mask).clamp(min=_MIN_LOGPROB)
+
+
+def log_ratios(logprobs: torch.Tensor, others: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """logprobs - others on masked tokens, (n,), of log-probabilities of at least -1e4."""
+    return masked_logprobs(logprobs, mask) - masked_logprobs(others.detach(), mask)
+
+
+def limited_exp(log_ratio: torch.Tensor) -> torch.Tensor:
+    """exp(x) up to x = 20, above it exp(20) (1 + x - 20): value and slope are continuous, and the slope is never 0."""
+    limited = log_ratio.clamp(max=_MAX_LOG_RATIO)
+    return torch.exp(limited) * (1 + (log_ratio - limited))
+
+
+def limited_k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    """limited_exp(x) - 1 - x, without the rounding of that difference near 0, and at least 0."""
+    limited = log_ratio.clamp(max=_MAX_LOG_RATIO)
+    beyond = limited_exp(log_ratio) - torch.exp(limited)
+    return (torch.expm1(limited) + beyond - log_ratio).clamp(min=0)
+
+
+def sequence_means(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """For each token the mean of `values` (n,) over the tokens of its sequence; `ids` int64 (n,)."""
+    counts = torch.bincount(ids)
+    sums = torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add_(0, ids, values)
+    return (sums / counts)[ids]
+
+
+def masked_mean(
+    terms: torch.Tensor,
+    mask: torch.Tensor,
+    mean_over: MeanOver,
+    sequence_ids: torch.Tensor | None,
+    normaliser: float | None,
+) -> torch.Tensor:
+    """The terms (n,) of the masked tokens as one number, as `losses` explains it; 0 without a masked token."""
+    rule = "pass a number above 0, or None for the number of masked tokens or of their sequences"
+    number = None if normaliser is None else check_positive("normaliser", normaliser, rule)
+    check_choice("mean_over", mean_over, MeanOver)
+    if mean_over == "tokens":
+        return terms.sum() / (number or max(1, len(terms)))
+    if sequence_ids is None:
+        raise ArgumentError("sequence_ids", None, "pass batch.sequence_ids, which say what tokens are one sequence")
+    ids = trained_sequences(sequence_ids, mask)
+    counts = torch.bincount(ids)
+    return (terms / counts[ids]).sum() / (number or max(1, int(counts.count_nonzero())))
+
+
+def trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The sequence of each masked token, int64 (n,)."""
+    if sequence_ids.shape != mask.shape or sequence_ids.is_floating_point() or sequence_ids.dtype == torch.bool:
+        kind = f"{sequence_ids.dtype} {tuple(sequence_ids.shape)}"
+        raise ArgumentError("sequence_ids", kind, f"pass integers {tuple(mask.shape)}, such as batch.sequence_ids")
+    ids = masked_values(sequence_ids, mask).long()
+    if (ids < 0).any():
+        row, column = (mask & (sequence_ids.to(mask.device) < 0)).nonzero()[0].tolist()
+        rule = "the mask trains this position; pass the batch's own sequence_ids and loss_mask"
+        raise ArgumentError(f"sequence_ids[{row}, {column}]", -1, rule)
+    return ids
+
+
+def checked_mask(logprobs: torch.Tensor, mask: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+    """The mask on the device of `logprobs`, after a check of all shapes and dtypes."""
+    for name, tensor in {"logprobs": logprobs, **others, "mask": mask}.items():
+        if tensor.shape != logprobs.shape:
+            rule = f"pass the tensors of one batch, each {tuple(logprobs.shape)} like logprobs"
+            raise ArgumentError(f"the shape of {name}", tuple(tensor.shape), rule)
+    for name, tensor in {"logprobs": logprobs, **others}.items():
+        if not tensor.is_floating_point():
+            raise ArgumentError(f"the dtype of {name}", str(tensor.dtype), "pass float32")
+    if mask.dtype != torch.bool:
+        raise ArgumentError("the dtype of mask", str(mask.dtype), "pass torch.bool: integers would be used as indices")
+    return mask.to(logprobs.device)

@@ -1,0 +1,136 @@
+"""A report of the mismatch as text for people, and as JSON."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rollouts.training.mismatch.report import DifferenceStatistics, MismatchGroup, MismatchOutlier, MismatchReport
+
+#: Token ids to text, for example `renderer.tokenizer.decode`.
+Decode = Callable[[list[int]], str]
+
+_GROUPS_SHOWN = 12
+
+_LABEL_WIDTH = {"image": 12, "sample": 40}
+
+_REPEATS_SHOWN = 2
+
+
+def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
+    """The report for people: figures, groups and outliers, one a line.
+
+    `decode` turns token ids into text (`renderer.tokenizer.decode`); without it outliers show ids. Of images the 12
+    with the largest mean are listed.
+    """
+    lines = [f"mismatch over {report.tokens} sampled tokens, in nats", *_table("all tokens", report)]
+    if report.outliers:
+        lines += ["", "largest differences (the token is in [[ ]])"]
+        for outlier in report.outliers:
+            lines.append(
+                f"  {outlier.difference:.1e}  sampler {outlier.sampler:.3f}  trainer {outlier.trainer:.3f}  sample "
+                f"{outlier.sample}, turn {outlier.turn}, token {outlier.position}: {_context(outlier, decode)}"
+            )
+    return "\n".join(lines)
+
+
+def report_json(report: MismatchReport, *, decode: Decode | None = None, indent: int | None = None) -> str:
+    """The report as strict JSON: an object with the figures, the groups and the outliers.
+
+    A number that is not finite is the text "Infinity", "-Infinity" or "NaN". `decode` adds `text` to the outliers.
+    """
+    content = {
+        **_figures(report.statistics),
+        "groups": {
+            name: [{"label": group.label, **_figures(group.statistics)} for group in groups]
+            for name, groups in _group_lines(report)
+        },
+        "outliers": [_outlier_object(outlier, decode) for outlier in report.outliers],
+    }
+    return json.dumps(content, indent=indent, allow_nan=False)
+
+
+def _group_lines(report: MismatchReport) -> list[tuple[str, tuple[MismatchGroup, ...]]]:
+    return [
+        ("turn", report.by_turn),
+        ("modality", report.by_modality),
+        ("lag", report.by_lag),
+        ("image", report.by_image),
+        ("sample", report.by_sample),
+    ]
+
+
+def _table(title: str, report: MismatchReport) -> list[str]:
+    groups = [MismatchGroup(title, report.statistics)]
+    for name, members in _group_lines(report):
+        if name in ("image", "sample"):
+            worst = sorted(members, key=lambda group: -group.statistics.mean_abs)[:_GROUPS_SHOWN]
+            members = tuple(MismatchGroup(f"{name} {label:.{_LABEL_WIDTH[name]}}", figures) for label, figures in worst)
+        groups += [MismatchGroup(f"  {label}", figures) for label, figures in members]
+    width = max(len(group.label) for group in groups)
+    heading = f"{'':{width}}  {'tokens':>8}  {'mean':>8}  {'max':>8}  {'k1':>8}  {'k3':>8}"
+    return [
+        heading,
+        *(
+            f"{group.label:{width}}  {group.statistics.tokens:>8}  "
+            + "  ".join(f"{value:>8.1e}" for value in group.statistics[1:])
+            for group in groups
+        ),
+    ]
+
+
+def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:
+    before, after = _readable(outlier.before.tolist(), decode), _readable(outlier.after.tolist(), decode)
+    return f"{before}[[{_readable([outlier.token_id], decode)}]]{after}"
+
+
+def _readable(ids: Sequence[int], decode: Decode | None) -> str:
+    """The ids as text in which a longer run of one id, such as the placeholder tokens of an image, is written once."""
+    if decode is None:
+        return f" {' '.join(map(str, ids))} "
+    pieces: list[str] = []
+    for run in _runs(ids):
+        text = decode(run if len(run) <= _REPEATS_SHOWN or len(set(run)) > 1 else run[:1])
+        pieces.append(text if len(set(run)) > 1 or len(run) <= _REPEATS_SHOWN else f"{text}(x{len(run)})")
+    return repr("".join(pieces))[1:-1]
+
+
+def _runs(ids: Iterable[int]) -> list[list[int]]:
+    """The ids cut at runs of more than two equal ids: these are lists of their own."""
+    runs: list[list[int]] = []
+    open_ended = False
+    for _, equal in itertools.groupby(ids):
+        run = list(equal)
+        if len(run) <= _REPEATS_SHOWN and open_ended:
+            runs[-1] += run
+        else:
+            runs.append(run)
+        open_ended = len(run) <= _REPEATS_SHOWN
+    return runs
+
+
+def _figures(statistics: DifferenceStatistics) -> dict[str, Any]:
+    return {name: _json_number(value) for name, value in statistics._asdict().items()}
+
+
+def _outlier_object(outlier: MismatchOutlier, decode: Decode | None) -> dict[str, Any]:
+    return {
+        "sample": outlier.sample,
+        "position": outlier.position,
+        "turn": outlier.turn,
+        "sampler": _json_number(outlier.sampler),
+        "trainer": _json_number(outlier.trainer),
+        "before": outlier.before.tolist(),
+        "token_id": outlier.token_id,
+        "after": outlier.after.tolist(),
+        **({} if decode is None else {"text": _context(outlier, decode)}),
+    }
+
+
+def _json_number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

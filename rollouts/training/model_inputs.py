@@ -1,0 +1,72 @@
+"""The keyword arguments that the model's own forward takes for a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollouts.errors import SampleError, UnsupportedModelError
+from rollouts.models.architecture import architecture
+from rollouts.models.forward import forward_inputs
+from rollouts.models.packing_support import packing_of
+from rollouts.models.placed_rows import PlacedRows, TokenSequence, placed_rows
+from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
+from rollouts.models.positions import row_positions
+from rollouts.models.sounds_by_range import refuse_changed_sounds
+from rollouts.training.batch import TrainingBatch
+
+
+def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
+    """`input_ids` (B, T) and what else the model's forward takes, on the model's device; floats in its dtype.
+
+    `attention_mask` (B, T) for padded rows; packed rows have none, and transformers separates the samples of
+    a row where `position_ids` begin again (pass `use_cache=False`). Models that do not (gpt-oss; Gemma 3 and
+    4 with images) get masks (B, 1, T, T) in a dict by type of layer. `position_ids` (B, T), for models with
+    M-RoPE (3, B, T) and packed (4, B, T); `token_type_ids` or `mm_token_type_ids` (B, T); and the tensors of
+    the media by their names, of all rows, in order.
+
+    transformers finds media by token id, so it would take a sampled placeholder token for an image: a row with such a
+    token raises `SampleError`. So do sounds of other lengths where padding would change them.
+    `token_logprobs` finds media by range, each sound by itself, and accepts such rows. A packed batch for a model
+    that does not keep the samples of a row apart raises `UnsupportedModelError`.
+    """
+    known = architecture(model)
+    if not batch.lengths.any():
+        missing = "tokens" if batch.samples else "samples"
+        raise SampleError(None, f"a batch without {missing} has no model inputs; leave it out")
+    rows = batch_rows(batch)
+    check_placeholders(known, rows)
+    check_token_ids(known, rows)
+    refuse_literals(
+        known,
+        rows,
+        "transformers would take it for an image. Compute this row with token_logprobs",
+    )
+    refuse_changed_sounds(known, rows, batch.loss_mask.cpu().numpy())
+    with_media = any(sample.media for sample in batch.samples)
+    packing = packing_of(known, with_media=with_media) if rows.packed else None
+    if rows.packed and packing is None:
+        raise UnsupportedModelError(
+            known.model_type,
+            "in a packed row, its hidden states depend on the sample before (found with a probe of two sequences). Use "
+            'layout="padded", or token_logprobs, which computes packed batches of such a model in padded rows',
+        )
+    positions, _ = row_positions(known, rows)
+    return forward_inputs(known, rows, known.model, positions, explicit_masks=packing == "masks")
+
+
+def batch_rows(batch: TrainingBatch) -> PlacedRows:
+    """The samples of a batch with their media, in the rows and columns that the batch has for them."""
+    rows, columns = batch.input_ids.shape
+    starts = batch.starts.cpu().numpy()
+    packed = batch.layout == "packed"
+    return placed_rows(batch_sequences(batch), starts, (rows, columns), pad_id=batch.pad_id, packed=packed)
+
+
+def batch_sequences(batch: TrainingBatch) -> list[TokenSequence]:
+    """The samples of a batch with the token ids that the batch has, which may have been changed."""
+    ids = batch.input_ids.cpu().numpy()
+    spans = zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)
+    return [
+        TokenSequence(ids[row, column : column + length], sample.media, sample.name)
+        for sample, ((row, column), length) in zip(batch.samples, spans, strict=True)
+    ]
