@@ -21,7 +21,7 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from renderers import load_renderer
 from rollouts import SamplingParams, VLLMEngine
 from rollouts.environments import GymnasiumEnvironment
-from rollouts.episodes.deadlines import EpisodeLimits
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.rewards import GroupReward, rank_by
 from rollouts.runner import Runner, Task
 from rollouts.testing import ScriptedEngine, tiny_qwen3_vl

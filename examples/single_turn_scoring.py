@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 from renderers import MediaPolicy, load_renderer
 from rollouts import SamplingParams, VLLMEngine
 from rollouts.environments import ScoredPrompt
-from rollouts.episodes.deadlines import EpisodeLimits
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.rewards import GroupReward, Reward, rank_by
 from rollouts.runner import Runner, Task
 from rollouts.testing import ScriptedEngine, tiny_qwen3_vl

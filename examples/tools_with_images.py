@@ -21,7 +21,7 @@ from pydantic import Field
 from renderers import load_renderer
 from rollouts import SamplingParams, VLLMEngine
 from rollouts.environments import ToolEnvironment
-from rollouts.episodes.deadlines import EpisodeLimits
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.rewards import Reward
 from rollouts.runner import Runner, Task
 from rollouts.testing import ScriptedEngine, tiny_qwen3_vl

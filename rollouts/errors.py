@@ -13,8 +13,6 @@ from typing import Any, Self
 
 def is_unicode(text: str) -> bool:
     """Whether UTF-8 can encode the text. It cannot encode half of a surrogate pair."""
-    if text.isascii():
-        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -146,9 +144,6 @@ class InvalidTurnError(TrajectoryError, ValueError):
 
 # Engines.
 
-#: An error that concerns more servers has the commands that check these many.
-_CHECKED_SERVERS = 3
-
 
 class ServerRelatedError(RolloutsError):
     """Root of the errors that may concern servers.
@@ -166,7 +161,7 @@ class ServerRelatedError(RolloutsError):
         for server in servers:
             if server not in self.servers:
                 self.servers = (*self.servers, server)
-                if len(self.servers) <= _CHECKED_SERVERS:
+                if len(self.servers) <= 3:  # further ones have no command
                     self.add_note(f"to check the server: rollouts doctor {server} --model DIR")
         return self
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rollouts.calls import call_on_thread, gathered
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception, is_unicode, short_repr
-from rollouts.judge import Judge, JudgeUsage, Verdict
+from rollouts.judge.judge import Judge, JudgeUsage, Verdict
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
 
@@ -27,8 +27,6 @@ __all__ = [
     "reward_parts",
 ]
 
-#: What the function of a `GroupReward` may not return: `list` takes numbers from it that are not those of the episodes.
-_NOT_BY_EPISODE = (Mapping, Set, bytes, bytearray)
 #: The key in the info of a turn under which environments store their rewards by name.
 INFO_KEY = "rewards"
 
@@ -200,7 +198,8 @@ async def _number(reward: Reward, place: str, arguments: tuple[Any, ...]) -> flo
 
 async def _column(reward: GroupReward, place: str, episodes: Sequence[Trajectory]) -> np.ndarray:
     values, count = await _call(reward, place, (episodes,)), len(episodes)
-    is_list = isinstance(values, Iterable) and not isinstance(values, _NOT_BY_EPISODE)
+    # `list` would take numbers from these that are not those of the episodes.
+    is_list = isinstance(values, Iterable) and not isinstance(values, Mapping | Set | bytes | bytearray)
     numbers = [finite_number(value) for value in values] if is_list else []
     if len(numbers) != count or None in numbers:
         where = f", not finite at index {numbers.index(None)}" if None in numbers else ""

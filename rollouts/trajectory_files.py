@@ -26,7 +26,6 @@ from transport.errors import quoted
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 1 << 24
 MAX_BITS: Final = 1 << 13  # Python refuses to print an integer of more than about 14,000 bits
-_LEAF: Final = (1, 0)
 
 
 def limit_violation(value: Any) -> str | None:
@@ -39,7 +38,7 @@ def limit_violation(value: Any) -> str | None:
     while waiting:
         part, counted = waiting.pop()
         if counted:
-            inside = [sizes.get(id(one), _LEAF) for one in _parts(part)]
+            inside = [sizes.get(id(one), (1, 0)) for one in _parts(part)]
             known = [one for one in inside if one is not None]
             if len(known) < len(inside):
                 return "values that contain themselves"

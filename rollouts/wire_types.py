@@ -16,7 +16,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.ComparedTokens": "rollouts.training.mismatch.compared",
         "rollouts.EpisodeFailure": "rollouts.workers.episode_worker",
         "rollouts.EpisodeJob": "rollouts.workers.episode_worker",
-        "rollouts.EpisodeLimits": "rollouts.episodes.deadlines",
+        "rollouts.EpisodeLimits": "rollouts.episodes.limits",
         "rollouts.EpisodeOutcome": "rollouts.workers.episode_worker",
         "rollouts.FinishReason": "rollouts.engines.protocol",
         "rollouts.Group": "rollouts.runner.group",

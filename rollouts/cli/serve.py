@@ -100,7 +100,7 @@ def serve(
     from rollouts.engines.server_kinds import server_engine
     from rollouts.serve.app import create_app
     from rollouts.serve.errors import SessionNotDeliveredError
-    from rollouts.serve.gateway.chat_request import GatewayLimits
+    from rollouts.serve.gateway.limits import GatewayLimits
     from rollouts.serve.gateway.routes import Gateway
     from rollouts.serve.server import base_url as address
     from rollouts.serve.server import bound_socket, check_protection, read_api_key, run_server

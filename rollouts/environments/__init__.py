@@ -1,7 +1,8 @@
 """Environments: scored prompts, tools, MCP servers, Gymnasium; those of other libraries."""
 
-from rollouts.environments.gymnasium import GymnasiumEnvironment
-from rollouts.environments.mcp import HttpServer, McpTools, StdioServer
+from rollouts.environments.gymnasium.environment import GymnasiumEnvironment
+from rollouts.environments.mcp.servers import HttpServer, StdioServer
+from rollouts.environments.mcp.tools import McpTools
 from rollouts.environments.scored_prompt import ScoredPrompt, messages_of_row
 from rollouts.environments.tools import Tool, ToolEnvironment, ToolFailedError
 

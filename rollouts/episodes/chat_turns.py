@@ -21,17 +21,10 @@ from rollouts.engines.protocol import (
     SamplingParams,
     is_chat,
 )
-from rollouts.episodes.deadlines import EpisodeActivity, TurnCounts
+from rollouts.episodes.activity import EpisodeActivity, TurnCounts
 from rollouts.episodes.errors import raise_naming_origin, wrap_exceptions
-from rollouts.episodes.turns import (
-    EpisodeRecorder,
-    EpisodeSettings,
-    Prompt,
-    SampledTurn,
-    TurnRecorder,
-    own_messages,
-    own_tools,
-)
+from rollouts.episodes.own_messages import own_messages, own_tools
+from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, Prompt, SampledTurn, TurnRecorder
 from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError, describe_exception
 from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.prefixes import longest_prefixes
@@ -56,16 +49,13 @@ class ChatRecorder(EpisodeRecorder):
     data.
     """
 
+    engine: ChatEngine
     renderer = None
 
     def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
         super().__init__(trajectory, settings, activity)
-        self._engine = cast(ChatEngine, settings.engine)
-        self._policy: MediaPolicy = getattr(self._engine, "media_policy", None) or MediaPolicy()
-
-    @property
-    def engine(self) -> ChatEngine:
-        return self._engine
+        self.engine = cast(ChatEngine, settings.engine)
+        self._policy: MediaPolicy = getattr(self.engine, "media_policy", None) or MediaPolicy()
 
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
         began = time.perf_counter()
@@ -90,7 +80,7 @@ class ChatRecorder(EpisodeRecorder):
         sampling = replace(sampling, seed=None)
         with self._requesting(number):
             sent_at = time.perf_counter()
-            failed = f"{type(self._engine).__name__} raised"
+            failed = f"{type(self.engine).__name__} raised"
             with (
                 self.deadlines.requesting(),
                 wrap_exceptions(
@@ -98,7 +88,7 @@ class ChatRecorder(EpisodeRecorder):
                     unchanged=(RolloutsError,),
                 ),
             ):
-                answer = await self._engine.chat(prompt.conversation, tools=prompt.tools, sampling=sampling, seed=seed)
+                answer = await self.engine.chat(prompt.conversation, tools=prompt.tools, sampling=sampling, seed=seed)
             engine_seconds = time.perf_counter() - sent_at
             if answer.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                 raise GenerationInterruptedError(request_id, f"generation ended with {answer.finish_reason.value!r}")

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from renderers import Message, RendererPool
-from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
-from rollouts.episodes.deadlines import OVERLONG_ERRORS, max_turns_limit, overlong_limit
-from rollouts.episodes.environment import Environment, check_environment, close_environment
+from renderers import Message
+from rollouts.engines.protocol import SamplingParams
+from rollouts.episodes.environment import Environment
+from rollouts.episodes.environment_calls import check_environment, close_environment
 from rollouts.episodes.errors import EpisodeLimitError
+from rollouts.episodes.limits import OVERLONG_ERRORS, max_turns_limit, overlong_limit
 from rollouts.episodes.turns import EpisodeRecorder, Prompt, SampledTurn, check_sampling, derived_seed
 from rollouts.errors import ArgumentError, is_unicode
 from rollouts.values import check_integer, whole_number
@@ -78,27 +79,15 @@ class EpisodeContext:
         self, recorder: EpisodeRecorder, play: PlayEnvironment, *, seed: int, agent: str, path: tuple[int, ...]
     ) -> None:
         self.recorder = recorder
+        self.episode_id = recorder.trajectory.episode_id
+        self.engine = recorder.engine
+        self.renderer = recorder.renderer
+        self.sampling = recorder.sampling
         self.seed = seed
         self.agent = agent
         self.path = path
         self._play = play
         self._num_calls = 0
-
-    @property
-    def episode_id(self) -> str:
-        return self.recorder.trajectory.episode_id
-
-    @property
-    def engine(self) -> Engine | ChatEngine:
-        return self.recorder.engine
-
-    @property
-    def renderer(self) -> RendererPool | None:
-        return self.recorder.renderer
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.recorder.sampling
 
     async def generate_turn(
         self,

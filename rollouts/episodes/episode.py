@@ -14,18 +14,16 @@ from typing import Any, Literal
 
 from renderers import Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams, is_chat
+from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.chat_turns import new_recorder
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
-from rollouts.episodes.deadlines import OVERLONG_ERRORS, EpisodeActivity, EpisodeLimits, EpisodeObserver, overlong_limit
-from rollouts.episodes.environment import (
+from rollouts.episodes.environment import Environment, EnvironmentFactory, environment_name
+from rollouts.episodes.environment_calls import (
     CLOSE_SECONDS,
-    Environment,
-    EnvironmentFactory,
     attach_context,
     check_environment,
     close_environment,
-    environment_name,
     environment_tools,
     make_environment,
     reset_environment,
@@ -40,6 +38,7 @@ from rollouts.episodes.errors import (
     ends_process,
     ends_task,
 )
+from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, check_only_new, check_sampling
 from rollouts.errors import (
     ArgumentError,

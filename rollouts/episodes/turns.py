@@ -6,178 +6,24 @@ import asyncio
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
-from renderers import Message, ParsedResponse, ParsedToolCall, RenderedTokens, RendererError, RendererPool
+from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
 from renderers.errors import MediaError, MessageError
-from renderers.messages import is_media_part, with_medium
-from rollouts.engines.protocol import (
-    ChatEngine,
-    Completion,
-    Engine,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    TokenListener,
-    check_result,
-    is_streaming,
-)
+from rollouts.engines.protocol import ChatEngine, Completion, Engine, GenerateRequest, SamplingParams
+from rollouts.episodes.activity import EpisodeActivity, TurnCounts, TurnSeconds
 from rollouts.episodes.calls import RendererCalls
-from rollouts.episodes.deadlines import (
-    EpisodeActivity,
-    EpisodeDeadlines,
-    EpisodeLimits,
-    TurnCounts,
-    TurnSeconds,
-    UpdatePauses,
-    max_turns_limit,
-)
-from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, raise_naming_origin, wrap_exceptions
-from rollouts.errors import (
-    ArgumentError,
-    EngineFailedError,
-    GenerationInterruptedError,
-    RolloutsError,
-    TrajectoryFinishedError,
-    describe_exception,
-)
-from rollouts.trajectory.media_reference import MediaOfParts, media_counts
-from rollouts.trajectory.storable import copied_mapping, plain_copy
+from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
+from rollouts.episodes.engine_calls import expecting_request, generate_completions, known_vocab_size
+from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, raise_naming_origin
+from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
+from rollouts.episodes.own_messages import keep_media, own_messages, own_tools
+from rollouts.errors import ArgumentError, TrajectoryFinishedError
+from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import whole_number
-
-#: Models pad their embedding by fewer rows than this beyond the tokenizer's ids, and a policy may sample such a row.
-_MAX_PADDING = 4096
-
-
-async def generate_completions(
-    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
-) -> list[Completion]:
-    """The completions of a request, by index, none of which was interrupted. Raises as `generated`."""
-    completions = await generated(engine, request, vocab_size, listen)
-    check_uninterrupted(request, completions)
-    return completions
-
-
-async def generated(
-    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
-) -> list[Completion]:
-    """The completions of a request, by index. `listen` receives their tokens earlier, if the engine streams them.
-
-    Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
-    """
-    with wrap_exceptions(
-        lambda error: EngineFailedError(
-            request.request_id, f"{type(engine).__name__} raised {describe_exception(error)}"
-        ),
-        unchanged=(RolloutsError, RendererError),
-    ):
-        if listen is not None and is_streaming(engine):
-            result = await engine.generate_streamed(request, listen)
-        else:
-            result = await engine.generate(request)
-        check_result(request, result, vocab_size=vocab_size)
-    return sorted(result.completions, key=lambda completion: completion.index)
-
-
-def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completion]) -> None:
-    """Raises `GenerationInterruptedError` for a completion that the engine ended before its end."""
-    for completion in completions:
-        if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-            raise GenerationInterruptedError(
-                request.request_id, f"generation ended with {completion.finish_reason.value!r}"
-            )
-
-
-def known_vocab_size(engine: object, renderer: object) -> int | None:
-    """The number of token ids of the model: the engine's `vocab_size`, else the tokenizer's plus padding, else None."""
-    engine_size = whole_number(getattr(engine, "vocab_size", None))
-    if engine_size is not None:
-        return engine_size
-    tokenizer = getattr(getattr(renderer, "renderer", renderer), "tokenizer", None)
-    tokenizer_size = whole_number(getattr(tokenizer, "vocab_size", None))
-    return None if tokenizer_size is None else tokenizer_size + _MAX_PADDING
-
-
-def expecting_request(engine: Any) -> AbstractContextManager[None]:
-    """Announces a request that is being prepared to an engine that batches requests (see `Engine`)."""
-    announce = getattr(engine, "expecting_request", nullcontext)
-    announcement: AbstractContextManager[None] = announce()
-    return announcement
-
-
-# The messages of an episode as its prompts have them: what an environment changes afterwards has no effect on them.
-
-
-def own_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Copies of messages. Their media are shared, until `keep_media` replaces them.
-
-    What the renderer refuses is returned as it is.
-    """
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
-        return messages
-    return [_own_message(message) for message in messages]
-
-
-def keep_media(messages: Sequence[Message], prompt: RenderedTokens) -> None:
-    """Replace the media of messages, those of `own_messages`, by their sources.
-
-    `prompt` ends with the messages. A buffer that an environment uses for every picture may change from now on.
-    """
-    contents: list[list[Any]] = [
-        cast(list[Any], message["content"]) for message in messages if isinstance(message.get("content"), list)
-    ]
-    places = [(content, index) for content in contents for index, part in enumerate(content) if is_media_part(part)]
-    if not places:
-        return
-    media = [] if prompt.multi_modal_data is None else prompt.multi_modal_data.items_with_ranges()
-    items = MediaOfParts(item for item, _ in media[-len(places) :])
-    for content, index in places:
-        item = items.take(content[index])
-        if item is None:
-            return  # `Trajectory.add_turn` refuses messages with more media than the prompt
-        part = {key: value for key, value in content[index].items() if key != "fps"}  # a source has its own
-        content[index] = with_medium(part, item.source)
-
-
-def own_tools(tools: Any) -> Any:
-    """A copy of tools. What contains itself is returned as it is; the renderer refuses it."""
-    try:
-        return plain_copy(tools)
-    except RecursionError:
-        return tools
-
-
-def _own_message(message: Message) -> Message:
-    if not isinstance(message, Mapping):
-        return message
-    try:
-        return cast(Message, {key: _own_value(key, value) for key, value in message.items()})
-    except RecursionError:  # it contains itself; `Trajectory.add_turn` refuses it
-        return message
-
-
-def _own_value(key: str, value: Any) -> Any:
-    if key == "content" and isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
-        return [_own_part(part) for part in value]
-    if key == "tool_calls" and isinstance(value, (list, tuple)):
-        return [_own_call(call) for call in value]
-    return plain_copy(value)
-
-
-def _own_part(part: Any) -> Any:
-    if not isinstance(part, Mapping):
-        return part
-    return dict(part) if is_media_part(part) else copied_mapping(part)
-
-
-def _own_call(call: Any) -> Any:
-    if isinstance(call, ParsedToolCall):
-        call = {"id": call.id, "name": call.name, "arguments": call.arguments}
-    return copied_mapping(call) if isinstance(call, Mapping) else call
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +85,9 @@ class EpisodeRecorder(ABC):
     Made on the event loop of the episode, where the episode begins.
     """
 
+    engine: Engine | ChatEngine
+    renderer: RendererPool | None
+
     def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
         self.trajectory = trajectory
         self.sampling = settings.sampling
@@ -248,14 +97,6 @@ class EpisodeRecorder(ABC):
         self._in_flight = 0
         self._closed = False
         self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
-
-    @property
-    @abstractmethod
-    def engine(self) -> Engine | ChatEngine: ...
-
-    @property
-    @abstractmethod
-    def renderer(self) -> RendererPool | None: ...
 
     @abstractmethod
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
@@ -342,21 +183,16 @@ class EpisodeRecorder(ABC):
 class TurnRecorder(EpisodeRecorder):
     """Samples turns as tokens, from an engine and a renderer."""
 
+    engine: Engine
+    renderer: RendererPool
+
     def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
         super().__init__(trajectory, settings, activity)
-        self._engine = cast(Engine, settings.engine)
-        self._renderer = cast(RendererPool, settings.renderer)
-        self._calls = RendererCalls(self._renderer)
-        self.vocab_size = known_vocab_size(self._engine, self._renderer)
+        self.engine = cast(Engine, settings.engine)
+        self.renderer = cast(RendererPool, settings.renderer)
+        self._calls = RendererCalls(self.renderer)
+        self.vocab_size = known_vocab_size(self.engine, self.renderer)
         self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
-
-    @property
-    def renderer(self) -> RendererPool:
-        return self._renderer
 
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
         """The prompt of a conversation. `origin` says in errors where the messages come from."""
@@ -411,7 +247,7 @@ class TurnRecorder(EpisodeRecorder):
         with self._requesting(number):
             sent_at = time.perf_counter()
             with self.deadlines.requesting():
-                (completion,) = await generate_completions(self._engine, request, self.vocab_size)
+                (completion,) = await generate_completions(self.engine, request, self.vocab_size)
             self.activity.waits_for("renderer", number)
             return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
 

@@ -27,7 +27,7 @@ from rollouts.runner.group import Group
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import is_run_directory, open_reader, read_episodes
-from rollouts.values import VersionOrder
+from rollouts.version_order import VersionOrder
 
 #: Columns of more named rewards are not read; a run that names its rewards by task would have one for each task.
 MOST_PARTS: Final = 64

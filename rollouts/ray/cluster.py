@@ -12,7 +12,6 @@ from ray._private import ray_constants
 
 from rollouts.errors import RolloutsError
 
-_ADDRESS: Final = "RAY_ADDRESS"
 _REACHABLE: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
@@ -25,7 +24,7 @@ def connect(address: str | None = None) -> None:
     """
     if ray.is_initialized():
         return
-    address = address or os.environ.get(_ADDRESS)
+    address = address or os.environ.get("RAY_ADDRESS")
     try:
         if address:
             ray.init(address=address, logging_level="WARNING")

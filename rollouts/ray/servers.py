@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 import ray
@@ -14,12 +14,9 @@ from ray.exceptions import RayError, RayTaskError
 from rollouts.calls import StartAndClose
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.ray.actors import end_actor, loss_reason
 from rollouts.ray.cluster import require_connection
-from rollouts.ray.workers import end_actor, loss_reason
 from rollouts.values import check_integer
-
-_HEALTH_SECONDS: Final = 2.0
-_STOP_SECONDS: Final = 30.0
 
 
 class RayServers(StartAndClose):
@@ -77,7 +74,7 @@ class RayServers(StartAndClose):
     async def close(self) -> None:
         """End the servers and their actors. A second call does nothing."""
         actors, self._actors = self._actors, []
-        await asyncio.gather(*(end_actor(actor, _STOP_SECONDS) for actor in actors))
+        await asyncio.gather(*(end_actor(actor, 30.0) for actor in actors))
 
 
 class ServerActor:
@@ -115,7 +112,7 @@ class ServerActor:
 
 async def _is_healthy(url: str) -> bool:
     try:
-        timeout = aiohttp.ClientTimeout(total=_HEALTH_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=2.0)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health") as response:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -13,59 +13,17 @@ import ray
 
 from renderers import MediaSource, Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import ChatEngine, Engine, InFlight
-from rollouts.episodes.deadlines import EpisodeObserver
 from rollouts.episodes.environment import resolve
 from rollouts.errors import RolloutsError, describe_exception
-from rollouts.ray.objects import ObjectFrames, ObjectMedia, frames_and_media
+from rollouts.ray.object_frames import ObjectFrames, frames_and_media
+from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.progress import ProgressBatch, ProgressLog
 from rollouts.task import MakeEnvironment
-from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver, report_progress
+from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver
 from transport import TransportError, decode_frames
-
-# Progress of the jobs of a worker: sent in batches while they run, and as a whole with the result.
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressBatch:
-    """Progress of one job. `first` is the number of the first event; the events of a job count from 0."""
-
-    first: int
-    events: tuple[Progress, ...]
-
-
-@dataclass(slots=True)
-class ProgressLog:
-    """The events of a job, of which the first `sent` are in earlier batches."""
-
-    events: list[Progress] = field(default_factory=list)
-    sent: int = 0
-
-    def batch(self) -> ProgressBatch | None:
-        """The events that are in no earlier batch; None if there are none."""
-        first, self.sent = self.sent, len(self.events)
-        return ProgressBatch(first, tuple(self.events[first:])) if first < self.sent else None
-
-
-class ProgressReader:
-    """Passes the events of one job to its observer, each of them once."""
-
-    def __init__(self, observer: EpisodeObserver) -> None:
-        self._observer = observer
-        self._read = 0
-
-    def read(self, batch: ProgressBatch) -> None:
-        """Report the events of a batch that earlier batches did not have."""
-        for event in batch.events[max(0, self._read - batch.first) :]:
-            report_progress(event, self._observer)
-        self._read = max(self._read, batch.first + len(batch.events))
-
 
 MakeEngine: TypeAlias = Callable[[], Engine | ChatEngine | Awaitable[Engine | ChatEngine]]
 MakeRenderer: TypeAlias = Callable[[], Renderer | RendererPool | Awaitable[Renderer | RendererPool | None] | None]
-
-#: Progress is sent at most this often.
-_PROGRESS_SECONDS = 0.1
-#: Cancellations whose call has not arrived.
-_MOST_EARLY_CANCELLATIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +122,7 @@ class WorkerActor:
             await asyncio.wait([job])
         elif self._media.pop(call, None) is None:
             self._cancelled[call] = None
-            if len(self._cancelled) > _MOST_EARLY_CANCELLATIONS:  # most are of calls that had ended
+            if len(self._cancelled) > 4096:  # most are of calls that had ended
                 del self._cancelled[next(iter(self._cancelled))]
 
     async def media(self, call: int, digests: Sequence[str]) -> Any:
@@ -183,7 +141,7 @@ class WorkerActor:
         batches: dict[int, ProgressBatch] = {}
         while not batches:  # jobs that ended meanwhile took their progress with them
             await self._has_progress.wait()
-            await asyncio.sleep(_PROGRESS_SECONDS)
+            await asyncio.sleep(0.1)  # the calls of a busy actor are bounded
             self._has_progress.clear()
             batches = {call: batch for call, log in self._logs.items() if (batch := log.batch()) is not None}
         return batches

@@ -4,129 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
 from itertools import count
 from typing import Any, Final
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from rollouts.calls import StartAndClose
-from rollouts.engines.protocol import InFlight
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception
+from rollouts.ray.actor_worker import ActorWorker
+from rollouts.ray.actors import end_actor, loss_reason
 from rollouts.ray.cluster import require_connection
-from rollouts.ray.objects import ObjectMedia, frames_and_media
-from rollouts.ray.worker_actor import (
-    CallResult,
-    MakeEngine,
-    MakeRenderer,
-    ProgressReader,
-    StartedActor,
-    WorkerActor,
-    WorkerParts,
-)
+from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor, WorkerParts
 from rollouts.task import MakeEnvironment, check_make_environment
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer, check_positive
-from rollouts.workers import EpisodeJob, EpisodeOutcome, JobObserver, WorkerGoneError, WorkerPool, WorkersClosedError
-from transport import decode_frames
-
-
-class ActorWorker:
-    """A `RemoteWorker` over a handle of a `WorkerActor` that has started.
-
-    `media` are those of this process; of an outcome only the media that are not among them are fetched. `calls` has the
-    numbers of the calls: an actor that could not be reached for a while must receive no number a second time.
-    """
-
-    def __init__(self, name: str, actor: Any, media: ObjectMedia, calls: Iterator[int]) -> None:
-        self._name = name
-        self._actor = actor
-        self._media = media
-        self._calls = calls
-        self._readers: dict[int, ProgressReader] = {}
-        self._released: list[int] = []
-        self._loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def run(self, job: EpisodeJob, observer: JobObserver) -> EpisodeOutcome:
-        """As `RemoteWorker.run`. Raises `RolloutsError` for a job that the worker cannot run."""
-        call = next(self._calls)
-        reader = self._readers[call] = ProgressReader(observer)
-        try:
-            return await self._run(call, job, reader)
-        except asyncio.CancelledError:
-            self._actor.cancel.remote(call)
-            raise
-        except RayTaskError as error:
-            raise RolloutsError(f"worker {self._name:.80} could not run the episode: {error.cause!s}") from error
-        except RayError as error:
-            reason = loss_reason(error)
-            if not self._loss.done():
-                self._loss.set_result(reason)
-            raise WorkerGoneError(self._name, reason) from error
-        finally:
-            del self._readers[call]
-            self._released.append(call)
-
-    async def watch(self) -> str:
-        """Report the progress of the jobs until the actor is lost; why it was lost."""
-        reporting = asyncio.ensure_future(self._report())
-        try:
-            await asyncio.wait([reporting, self._loss], return_when=asyncio.FIRST_COMPLETED)
-            return self._loss.result() if self._loss.done() else reporting.result()
-        finally:
-            reporting.cancel()
-
-    async def _report(self) -> str:
-        while True:
-            released, self._released = self._released, []
-            try:
-                batches = await self._actor.progress.remote(released)
-            except RayError as error:
-                return loss_reason(error)
-            for call, batch in batches.items():
-                reader = self._readers.get(call)
-                if reader is not None:
-                    reader.read(batch)
-
-    def set_update(self, in_flight: InFlight | None) -> None:
-        """As `RemoteWorker.set_update`."""
-        self._actor.set_update.remote(in_flight)
-
-    async def _run(self, call: int, job: EpisodeJob, reader: ProgressReader) -> EpisodeOutcome:
-        frames, sources = frames_and_media(job)
-        result: CallResult = await self._actor.run.remote(call, frames, self._media.put(sources.values()))
-        if result.progress is not None:
-            reader.read(result.progress)
-        if result.outcome is None:
-            raise RolloutsError(
-                f"worker {self._name:.80} could not run the episode: {result.error or 'it was cancelled there'}"
-            )
-        media = await self._media.receive(result.media, lambda digests: self._fetch(call, digests))
-        outcome: EpisodeOutcome = decode_frames(result.outcome.frames, find_media=media.get)
-        return outcome
-
-    def _fetch(self, call: int, digests: Sequence[str]) -> Sequence[Any]:
-        results = self._actor.media.options(num_returns=len(digests)).remote(call, list(digests))
-        return [results] if len(digests) == 1 else list(results)
-
-
-def loss_reason(error: RayError) -> str:
-    """What Ray reports of an actor that is lost: the name of the error, the first line of its text and the last."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason is known"]
-    return f"{type(error).__name__}: {' ... '.join(dict.fromkeys((lines[0], lines[-1])))}"
-
+from rollouts.workers import EpisodeJob, JobObserver, WorkerPool, WorkersClosedError
 
 log = logging.getLogger("rollouts.ray")
 
-_STOP_SECONDS: Final = 3.0  # a command that is interrupted ends after 4 s
 _RETRY_SECONDS: Final = 0.5  # until an actor that restarts is asked again
 _STARTS: Final = 3  # failed starts in a row after which a worker is given up
-_EXTRA_CALLS: Final = 64  # of an actor, beyond its episodes: media, progress, cancellations
-_QUEUED_SHARE: Final = 8  # one job waits in a worker for so many that run
 _FIXED_OPTIONS: Final = frozenset({"max_concurrency", "max_task_retries", "concurrency_groups", "name", "lifetime"})
 
 
@@ -209,7 +111,7 @@ class RayWorkers(WorkerPool, StartAndClose):
             raise RolloutsError(
                 f"worker {next(iter(self._keepers), '0'):.80} cannot be started: no worker has started after "
                 f"{self._start_seconds:g} s; the cluster has {free} free; add nodes that have what "
-                f"actor_options ask for ({self._described_options()}), or ask for less"
+                f"actor_options ask for ({self._options}), or ask for less"
             ) from None
         if self._failure is not None:
             raise self._failure
@@ -300,7 +202,7 @@ class RayWorkers(WorkerPool, StartAndClose):
                 await asyncio.sleep(_RETRY_SECONDS * 2**failures)
         finally:
             self.remove(name, "it was removed", is_lost=False)
-            await end_actor(actor, _STOP_SECONDS)
+            await end_actor(actor, 3.0)  # a command that is interrupted ends after 4 s
 
     async def _serve(self, name: str, actor: Any, started: StartedActor) -> None:
         """Let a worker that has started run episodes until it is lost."""
@@ -344,10 +246,6 @@ class RayWorkers(WorkerPool, StartAndClose):
             self._ending.add(closing)
             closing.add_done_callback(self._ending.discard)
 
-    def _described_options(self) -> str:
-        wanted = {key: value for key, value in self._options.items() if key in ("num_cpus", "num_gpus", "resources")}
-        return ", ".join(f"{key}={value}" for key, value in wanted.items())
-
 
 def _cure(reason: str) -> str:
     if "ModuleNotFoundError" in reason:
@@ -358,17 +256,9 @@ def _cure(reason: str) -> str:
     return "the log of the actor, in the directory of Ray's session, has more"
 
 
-async def end_actor(actor: Any, stop_seconds: float) -> None:
-    """End an actor, whose `stop` has so many seconds."""
-    if not ray.is_initialized():  # the actors have ended with the connection
-        return
-    with suppress(RayError, TimeoutError):
-        await asyncio.wait_for(actor.stop.remote(), stop_seconds)
-    ray.kill(actor)
-
-
 def _num_queued(episodes_per_worker: int) -> int:
-    return max(1, episodes_per_worker // _QUEUED_SHARE)
+    """The jobs that wait in a worker: one for each eight that run."""
+    return max(1, episodes_per_worker // 8)
 
 
 def _actor_options(options: Mapping[str, Any], episodes_per_worker: int) -> dict[str, Any]:
@@ -381,5 +271,6 @@ def _actor_options(options: Mapping[str, Any], episodes_per_worker: int) -> dict
         "scheduling_strategy": "SPREAD",
         **options,
         "max_task_retries": 0,  # the pool repeats jobs, and counts the losses
-        "max_concurrency": episodes_per_worker + _num_queued(episodes_per_worker) + _EXTRA_CALLS,
+        # 64 calls beyond those of the episodes: media, progress, cancellations.
+        "max_concurrency": episodes_per_worker + _num_queued(episodes_per_worker) + 64,
     }

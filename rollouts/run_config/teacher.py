@@ -13,7 +13,8 @@ from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.engines import context_length, engine_factory
 from rollouts.run_config.parts import make_renderer
 from rollouts.run_config.sections import LocalEngineSection, RendererSection
-from rollouts.scoring import check_teacher, score, with_scores
+from rollouts.scoring import score, with_scores
+from rollouts.teacher import check_teacher
 from rollouts.trajectory.tree import Trajectory
 
 

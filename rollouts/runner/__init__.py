@@ -1,6 +1,6 @@
 """Groups of episodes for the tasks of a run."""
 
-from rollouts.episodes.deadlines import EpisodeLimits
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.runner.errors import (
     GroupFailedError,
     JournalError,
@@ -9,9 +9,9 @@ from rollouts.runner.errors import (
     TaskSourceError,
 )
 from rollouts.runner.group import Group
-from rollouts.runner.group_run import RetryPolicy
 from rollouts.runner.journal import Journal
 from rollouts.runner.modes import Asynchronous, OneStepOffPolicy, Synchronous
+from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import GroupStream, Runner
 from rollouts.task import Task
 

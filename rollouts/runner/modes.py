@@ -34,19 +34,16 @@ class Mode(Protocol):
     @property
     def max_staleness(self) -> int:
         """The largest staleness that a sample may have."""
-        ...
 
     @property
     def on_stale(self) -> OnStale:
         """What happens to a group with a sample that is staler."""
-        ...
 
     def max_undelivered(self, demand: Demand) -> int | None:
         """How many groups may be running or finished and not delivered at once; None: as many as there is capacity for.
 
         At least `demand.waiting`, so that a consumer that waits is always served.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

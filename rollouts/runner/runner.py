@@ -12,18 +12,22 @@ from typing import Any, Self
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams
-from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.episode import check_engine
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import check_sampling
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import GroupReward, check_names
-from rollouts.runner.events import Listener, Reporter
+from rollouts.runner.capacity import Capacity
+from rollouts.runner.events import Listener
 from rollouts.runner.group import Group
-from rollouts.runner.group_run import GroupRun, GroupSettings, RetryPolicy, ScoreEpisode
-from rollouts.runner.journal import Journal, ResumedRun
+from rollouts.runner.group_run import GroupRun, GroupSettings, ScoreEpisode
+from rollouts.runner.journal import Journal
+from rollouts.runner.journal_database import ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
+from rollouts.runner.reporting import Reporter
+from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.schedule import FirstGroups, Schedule, SkipGroup
-from rollouts.runner.task_source import Capacity, Tasks, TaskSource
+from rollouts.runner.task_source import Tasks, TaskSource
 from rollouts.runner.weight_updates import WeightUpdates
 from rollouts.task import MakeEnvironment, Task
 from rollouts.trajectory.tree import Trajectory
@@ -75,10 +79,6 @@ def check_options(
         if not is_valid:
             raise ArgumentError(name, value, rule)
     check_names("group_rewards", group_rewards)
-
-
-#: What the consumer of a stream wants: all groups, as they finish.
-_ALL = Demand(waiting=None, batch=None)
 
 
 class Runner:
@@ -405,12 +405,9 @@ class GroupStream(AsyncIterator[Group]):
         self._schedule = schedule
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> Group:
         self._loop = asyncio.get_running_loop()
-        groups = await self._runner._next_groups(self._schedule, 1, _ALL)
+        groups = await self._runner._next_groups(self._schedule, 1, Demand(waiting=None, batch=None))
         if not groups:
             await self.aclose()
             raise StopAsyncIteration

@@ -19,7 +19,8 @@ from rollouts.engines.protocol import (
 )
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError, describe_exception
-from rollouts.runner.events import Reporter, WeightsUpdated, WeightUpdateFailed
+from rollouts.runner.events import WeightsUpdated, WeightUpdateFailed
+from rollouts.runner.reporting import Reporter
 from rollouts.runner.version_history import VersionHistory
 
 log = logging.getLogger("rollouts.runner")

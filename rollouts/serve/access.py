@@ -13,20 +13,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollouts.serve.errors import RequestError, error_response
 
-#: The path that needs no key: a load balancer asks for it.
-_OPEN_PATH = "/health"
 _NO_KEY = "this server needs its API key: send the header Authorization: Bearer KEY (api_key of an OpenAI client)"
 
 
 class ApiKeyMiddleware:
-    """Refuses requests without `Authorization: Bearer KEY` with status 401; `/health` needs no key."""
+    """Refuses requests without `Authorization: Bearer KEY` with status 401.
+
+    `/health` needs no key: a load balancer asks for it.
+    """
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != _OPEN_PATH:
+        if scope["type"] == "http" and scope["path"] != "/health":
             received = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(received, self._expected):
                 response = error_response(RequestError(401, _NO_KEY, code="invalid_api_key"))

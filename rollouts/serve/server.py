@@ -19,12 +19,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("rollouts serve", "serve", "uvicorn") from error
 
-# Clients keep idle connections for less: 3 s in `HttpLimits`, 5 s in the OpenAI client.
-_KEEP_ALIVE_SECONDS = 75
-# How long requests may run on after an interrupt.
-_SHUTDOWN_SECONDS = 5
-_BACKLOG = 2048
-
 
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that is bound to the address; port 0 is any free one. Raises `RolloutsError`."""
@@ -94,9 +88,8 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         app,
         log_level="warning",
         access_log=access_log,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        timeout_keep_alive=75,  # clients keep idle connections for less: 3 s in `HttpLimits`, 5 s in the OpenAI client
+        timeout_graceful_shutdown=5,
         server_header=False,
         http=HttpProtocol,
     )

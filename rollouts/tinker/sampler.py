@@ -30,7 +30,7 @@ from rollouts.engines.protocol import (
     is_streaming,
 )
 from rollouts.engines.stop_strings import EarlyStop, cut_at_stop
-from rollouts.episodes.turns import check_uninterrupted
+from rollouts.episodes.engine_calls import check_uninterrupted
 from rollouts.errors import ArgumentError, is_unicode
 from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult
 

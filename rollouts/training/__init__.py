@@ -1,7 +1,8 @@
 """From trajectories to gradients: samples, batches, model inputs, losses and the mismatch. Needs the `torch` extra."""
 
 from rollouts.errors import MissingExtraError
-from rollouts.scoring import TokenScores, check_teacher, score, with_scores
+from rollouts.scoring import TokenScores, score, with_scores
+from rollouts.teacher import check_teacher
 
 try:
     import torch as _torch  # noqa: F401

@@ -11,7 +11,8 @@ import torch
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
-from rollouts.values import VersionOrder, check_integer, whole_number
+from rollouts.values import check_integer, whole_number
+from rollouts.version_order import VersionOrder
 
 
 class Staleness(NamedTuple):

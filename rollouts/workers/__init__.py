@@ -12,8 +12,9 @@ to another one.
 """
 
 from rollouts.workers.episode_worker import EpisodeFailure, EpisodeJob, EpisodeOutcome, EpisodeWorker
+from rollouts.workers.progress import Progress, ProgressObserver, report_progress
 from rollouts.workers.protocol import JobObserver, WorkerGoneError, Workers, WorkersClosedError
-from rollouts.workers.worker_pool import Progress, ProgressObserver, RemoteWorker, WorkerPool, report_progress
+from rollouts.workers.worker_pool import RemoteWorker, WorkerPool
 
 __all__ = [
     "EpisodeFailure",

@@ -10,8 +10,9 @@ from typing import Any, Final, Self
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams
+from rollouts.episodes.activity import EpisodeObserver
 from rollouts.episodes.calls import renderer_pool
-from rollouts.episodes.deadlines import EpisodeLimits, EpisodeObserver, UpdatePauses
+from rollouts.episodes.deadlines import UpdatePauses
 from rollouts.episodes.episode import check_engine, check_renderer, record_episode
 from rollouts.episodes.errors import (
     EnvironmentFailedError,
@@ -22,6 +23,7 @@ from rollouts.episodes.errors import (
     error_kind,
     is_outage,
 )
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import as_unicode
 from rollouts.task import MakeEnvironment, Task, check_make_environment, for_one_episode
@@ -63,8 +65,6 @@ class EpisodeJob:
 
 #: Characters of a traceback that are sent: its end, where the exception was raised.
 MOST_TRACE: Final = 16_000
-# The code of a user, in which the traceback of an exception shows the line to correct.
-_WITH_TRACE: Final = (EnvironmentFailedError, RendererFailedError)
 
 
 @wire_type("rollouts.EpisodeFailure")
@@ -111,7 +111,8 @@ class EpisodeOutcome:
 
 
 def _trace(error: BaseException) -> str:
-    if not isinstance(error, _WITH_TRACE) or error.__cause__ is None:
+    # The code of a user, in which the traceback of an exception shows the line to correct.
+    if not isinstance(error, EnvironmentFailedError | RendererFailedError) or error.__cause__ is None:
         return ""
     return as_unicode("".join(traceback.format_exception(error.__cause__)))[-MOST_TRACE:]
 

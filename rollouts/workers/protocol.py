@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from rollouts.engines.protocol import InFlight
-from rollouts.episodes.deadlines import EpisodeObserver
+from rollouts.episodes.activity import EpisodeObserver
 from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import has_members
@@ -18,7 +18,6 @@ class JobObserver(EpisodeObserver, Protocol):
 
     def assigned(self, worker: str) -> None:
         """A worker begins the episode, from its first turn. Called again when another worker begins it."""
-        ...
 
 
 @runtime_checkable
@@ -31,16 +30,13 @@ class Workers(Protocol):
     @property
     def num_slots(self) -> int:
         """How many episodes can run at once; 0 while there is no worker. It may change at any time."""
-        ...
 
     @property
     def is_closed(self) -> bool:
         """Whether the workers are closed, by `close` or because they cannot be reached any more: none ever comes."""
-        ...
 
     def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Call `listener` whenever `num_slots` or `is_closed` has changed. Returns the function that ends this."""
-        ...
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
         """Run an attempt on a worker, on another one if that is lost, and return its finished trajectory.
@@ -49,7 +45,6 @@ class Workers(Protocol):
         the engine. Raises `EpisodeError` with the completed turns: its cause is a `RemoteFailureError`, or a
         `RolloutsError` where worker after worker was lost; and `WorkersClosedError`.
         """
-        ...
 
     def set_update(self, in_flight: InFlight | None) -> None:
         """An update of the weights begins (what happens to running requests), or has ended (None).
@@ -57,15 +52,12 @@ class Workers(Protocol):
         The time for which requests wait for an update does not count for the deadlines of episodes. Each runner that
         shares the workers calls this for its own updates, one None for each update that began.
         """
-        ...
 
     def metrics(self) -> dict[str, float]:
         """Counts by name; `rollouts.observability.METRICS` has their meanings."""
-        ...
 
     async def close(self) -> None:
         """Cancel what runs, and release the workers. A second call does nothing."""
-        ...
 
 
 def are_workers(value: object) -> TypeGuard[Workers]:

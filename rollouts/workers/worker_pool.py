@@ -6,14 +6,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from renderers import RendererError
 from rollouts.engines.protocol import InFlight
-from rollouts.episodes.deadlines import EpisodeObserver, Part, TurnCounts, TurnSeconds
 from rollouts.episodes.errors import EpisodeError, ends_task
 from rollouts.errors import RolloutsError, describe_exception
 from rollouts.trajectory.tree import Trajectory
@@ -21,32 +19,6 @@ from rollouts.values import check_integer
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeOutcome
 from rollouts.workers.protocol import JobObserver, WorkerGoneError, WorkersClosedError
 from transport import TransportError
-
-#: A call of an `EpisodeObserver`, as a worker reports it: the name of the method and its arguments.
-Progress: TypeAlias = tuple[Any, ...]
-
-
-class ProgressObserver:
-    """An `EpisodeObserver` in a worker: passes what the episode reports to `send`, as `Progress`."""
-
-    def __init__(self, send: Callable[[Progress], object]) -> None:
-        self._send = send
-
-    def waiting(self, turn: int, part: Part) -> None:
-        self._send(("waiting", turn, part))
-
-    def requesting(self) -> AbstractContextManager[object]:
-        return nullcontext()  # the runner counts the tokens of a job from its beginning
-
-    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
-        self._send(("turn_finished", turn, counts, seconds, failed))
-
-
-def report_progress(progress: Progress, observer: EpisodeObserver) -> None:
-    """Make the call of an observer in a worker at another observer."""
-    name, *arguments = progress
-    getattr(observer, name)(*arguments)
-
 
 log = logging.getLogger("rollouts.workers")
 
@@ -59,11 +31,9 @@ class RemoteWorker(Protocol):
 
         Raises `WorkerGoneError` where the worker ended or cannot be reached: its pool then removes it.
         """
-        ...
 
     def set_update(self, in_flight: InFlight | None) -> None:
         """As `Workers.set_update`, except that one None ends all updates. A worker that is gone ignores it."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,6 @@ import asyncio
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from renderers import load_renderer
@@ -110,21 +109,6 @@ def test_a_rollout_in_verifiers_own_runner_is_the_exact_tree_of_what_the_engine_
     assert trajectory.episode_id == trace.id
 
 
-def test_each_image_is_encoded_once(tiny_model_dir, monkeypatch):
-    renderer = load_renderer(tiny_model_dir)
-    processor = renderer.processors["image"]
-    made, make = [], processor.make_item
-    monkeypatch.setattr(type(processor), "make_item", lambda self, source: made.append(source.digest) or make(source))
-    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
-    specs = [EpisodeSpec(0), EpisodeSpec(1)]
-    trajectories = asyncio.run(
-        run_verifiers_episodes(load_env(), specs, engine=engine, renderer=renderer, sampling=SamplingParams())
-    )
-    assert [trajectory.error for trajectory in trajectories] == ["", ""]
-    assert sum(len(node.media) for trajectory in trajectories for node in trajectory.nodes) == 6
-    assert len(made) == len(set(made)) == 3
-
-
 def test_calls_of_tools_and_their_images_extend_what_was_sampled(counting):
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     engine = ScriptedEngine([call, "red", "green", call, call, "blue"], renderer=counting.renderer)
@@ -211,30 +195,6 @@ def test_a_specs_task_group_and_id_are_those_of_its_trajectory(renderer):
     seeds = [request.sampling.seed for request in engine.requests]
     assert len(set(seeds)) == 3  # one for each call, the same in each rollout of the task
     assert all(request.sampling.stop_token_ids for request in engine.requests)
-
-
-def test_a_model_samples_the_tokens_that_are_recorded(tiny_model_dir, renderer):
-    pytest.importorskip("torch")
-    from rollouts import LocalEngine
-
-    async def run():
-        engine = LocalEngine.from_pretrained(tiny_model_dir)
-        try:
-            return await run_verifiers_episodes(
-                load_env(),
-                [EpisodeSpec(task, sampling_seed=task) for task in range(3)],
-                engine=engine,
-                renderer=renderer,
-                sampling=SamplingParams(max_tokens=12),
-            )
-        finally:
-            await engine.close()
-
-    for trajectory in asyncio.run(run()):
-        assert not trajectory.error
-        assert trajectory.num_turns == 3
-        assert all(np.isfinite(node.logprobs).all() for node in trajectory.nodes)
-        assert trajectory.forks == 0
 
 
 def test_a_failure_of_the_engine_keeps_the_completed_turns(renderer):

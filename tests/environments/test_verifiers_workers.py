@@ -9,14 +9,14 @@ import pytest
 
 from rollouts import SamplingParams
 from rollouts.engines.protocol import ChatAnswer, FinishReason
-from rollouts.episodes.deadlines import EpisodeLimits, UpdatePauses
-from rollouts.errors import ArgumentError, OverlongPromptError, ServerError
+from rollouts.episodes.deadlines import UpdatePauses
+from rollouts.episodes.limits import EpisodeLimits
+from rollouts.errors import ArgumentError, ServerError
 from rollouts.rewards import GroupReward
 from rollouts.runner import RetryPolicy, Runner, Task
 from rollouts.runner.events import EpisodeEnded, EpisodeRetried, TurnFinished
 from rollouts.runner.journal import Journal
 from rollouts.testing import ScriptedEngine
-from rollouts.workers import WorkersClosedError
 
 vf = pytest.importorskip("verifiers.v1")
 
@@ -172,13 +172,6 @@ def test_an_episode_whose_time_passes_is_truncated_with_its_turns(renderer, limi
     assert episode.truncation_reason == f"{limit}: 2 s passed in turn 1, which waited for engine"
 
 
-def test_a_prompt_that_is_too_long_for_the_model_truncates(renderer):
-    engine = ScriptedEngine(["red", OverlongPromptError("r", 90, 80)], renderer=renderer)
-    episode = one_episode(load_env(), engine, renderer)
-    assert (episode.truncated, episode.error, episode.num_turns) == (True, "", 1)
-    assert episode.truncation_reason.startswith("overlong prompt: ")
-
-
 def test_the_agents_of_an_episode_are_in_one_trajectory(renderer):
     env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": "two-colours-v1"}}))
     episode = one_episode(env, red(renderer), renderer)
@@ -252,29 +245,6 @@ def test_the_time_of_an_update_of_the_weights_does_not_count(renderer):
     (episode,) = asyncio.run(collect()).episodes
     assert episode.num_turns == 3
     assert [end is None for end in ends] == [False, True, False] * 3
-
-
-def test_a_seed_that_is_no_task_is_named(renderer):
-    (group,) = run(load_env(), red(renderer), renderer, tasks=[Task("a", None, 9)])
-    (episode,) = group.episodes
-    assert "seed is 9; pass the index of a task" in episode.error
-
-
-def test_closed_workers_end_the_stream_of_their_runner(renderer):
-    async def collect():
-        env = load_env()
-        async with (
-            VerifiersWorkers(env, red(renderer), renderer) as workers,
-            Runner(None, None, None, workers=workers, sampling=SamplingParams()) as runner,
-        ):
-            stream = runner.stream(VerifiersTasks(env))
-            await anext(stream)
-            await workers.close()
-            async for _ in stream:
-                pass
-
-    with pytest.raises(WorkersClosedError):
-        asyncio.run(collect())
 
 
 @pytest.mark.parametrize(

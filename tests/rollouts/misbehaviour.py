@@ -222,10 +222,3 @@ class RaisingEngine(ScriptedEngine):
         if len(self.requests) == 2:
             raise self.error
         return result
-
-
-class BlockingEngine(ScriptedEngine):
-    """Has a `generate` that is not async."""
-
-    def generate(self, request):
-        return GenerateResult(request.request_id, [GOOD])

@@ -20,7 +20,7 @@ from rollouts.engines.protocol import EngineLimits
 from rollouts.engines.vllm import HttpLimits
 from rollouts.environments import ToolEnvironment
 from rollouts.observability import METRICS
-from rollouts.serve.gateway.chat_request import GatewayLimits
+from rollouts.serve.gateway.limits import GatewayLimits
 from transport import DecodeLimits
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

@@ -8,7 +8,7 @@ import pytest
 
 from renderers import ToolCallParseStatus
 from rollouts import SamplingParams, StepResult, ThreadedEnvironment, run_episode
-from rollouts.episodes import environment as environment_calls
+from rollouts.episodes import environment_calls
 from rollouts.episodes.errors import EpisodeError
 from rollouts.testing import ScriptedEngine
 
@@ -96,26 +96,23 @@ def test_an_environment_is_closed_when_its_episode_fails(renderer, failing):
 
 
 @pytest.mark.parametrize("kind", [Closable, AsynchronouslyClosable])
-def test_an_environment_is_closed_when_its_episode_is_cancelled(renderer, kind):
+async def test_an_environment_is_closed_when_its_episode_is_cancelled(renderer, kind):
     environment = kind()
 
-    async def cancel_while_generating():
-        generating = asyncio.Event()
+    generating = asyncio.Event()
 
-        async def never(request):
-            generating.set()
-            await asyncio.Event().wait()
+    async def never(request):
+        generating.set()
+        await asyncio.Event().wait()
 
-        engine = ScriptedEngine(never, renderer=renderer)
-        episode = asyncio.create_task(
-            run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=1)
-        )
-        await generating.wait()
-        episode.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await episode
-
-    asyncio.run(cancel_while_generating())
+    engine = ScriptedEngine(never, renderer=renderer)
+    episode = asyncio.create_task(
+        run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=1)
+    )
+    await generating.wait()
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
     assert environment.calls == ["reset", "close"]
 
 
@@ -139,7 +136,7 @@ def test_a_close_that_does_not_end_is_left_and_logged(renderer, caplog, monkeypa
     assert "Hanging.close had not ended after 0.01 seconds" in caplog.text
 
 
-def test_a_threaded_environment_is_closed_after_the_step_that_a_cancelled_episode_left_running(renderer):
+async def test_a_threaded_environment_is_closed_after_the_step_that_a_cancelled_episode_left_running(renderer):
     stepping, may_return, closed = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Closable):
@@ -155,24 +152,21 @@ def test_a_threaded_environment_is_closed_after_the_step_that_a_cancelled_episod
 
     environment = Slow()
 
-    async def cancel_while_stepping():
-        engine = ScriptedEngine(["a"], renderer=renderer)
-        episode = asyncio.create_task(
-            run_episode(
-                ThreadedEnvironment(environment),
-                engine=engine,
-                renderer=renderer,
-                sampling=SamplingParams(),
-                max_turns=1,
-            )
+    engine = ScriptedEngine(["a"], renderer=renderer)
+    episode = asyncio.create_task(
+        run_episode(
+            ThreadedEnvironment(environment),
+            engine=engine,
+            renderer=renderer,
+            sampling=SamplingParams(),
+            max_turns=1,
         )
-        await asyncio.to_thread(stepping.wait, 30)
-        episode.cancel()
-        may_return.set()
-        with pytest.raises(asyncio.CancelledError):
-            await episode
-
-    asyncio.run(cancel_while_stepping())
+    )
+    await asyncio.to_thread(stepping.wait, 30)
+    episode.cancel()
+    may_return.set()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
     assert closed.wait(30)
     assert environment.calls == ["reset", "step", "close"]
 

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from rollouts import (
     Completion,
@@ -13,7 +12,6 @@ from rollouts import (
     GenerateResult,
     SamplingParams,
     StepResult,
-    ThreadedEnvironment,
     run_episode,
 )
 
@@ -55,16 +53,6 @@ class Guessing:
             return StepResult(reward=1.0, done=True, info={"last": True})
         more = [{"type": "image", "image": OTHER_IMAGE}, {"type": "text", "text": "No."}]
         return StepResult([{"role": "user", "content": more}], reward=0.25)
-
-
-class AsyncGuessing(Guessing):
-    async def reset(self, seed):
-        await asyncio.sleep(0)
-        return Guessing.reset(self, seed)
-
-    async def step(self, assistant):
-        await asyncio.sleep(0)
-        return Guessing.step(self, assistant)
 
 
 def play(environment, engine, renderer, **options):
@@ -112,28 +100,6 @@ def test_earlier_images_are_carried_forward_at_unchanged_places(renderer):
     assert second.mm_hashes["image"][0] == first.mm_hashes["image"][0]
     assert len(second.media_items["image"]) == 2
     assert len(list(trajectory.all_media())) == 2, "each image once, on the node that introduced it"
-
-
-@pytest.mark.parametrize(
-    "make", [AsyncGuessing, lambda: ThreadedEnvironment(Guessing()), lambda: ThreadedEnvironment(AsyncGuessing())]
-)
-def test_asynchronous_and_threaded_environments_play_the_same_episode(renderer, make):
-    expected = play(Guessing(), ScriptedEngine(renderer, ["five", "six"]), renderer)
-    trajectory = play(make(), ScriptedEngine(renderer, ["five", "six"]), renderer)
-
-    assert [n.token_ids.tolist() for n in trajectory.nodes] == [n.token_ids.tolist() for n in expected.nodes]
-
-
-def test_a_completion_cut_by_length_gets_its_close_as_unsampled_scaffold(renderer):
-    engine = ScriptedEngine(renderer, ["fi", "six"], stop=False, finish=FinishReason.LENGTH)
-    trajectory = play(Guessing(), engine, renderer)
-
-    first, second = engine.requests
-    cut = len(first.prompt_ids) + len(renderer.tokenizer.encode_run("fi").ids)
-    stop = renderer.get_stop_token_ids()[0]
-    assert second.prompt_ids[cut] == stop
-    assert not trajectory.nodes[2].sampled.any(), "the added stop token was not sampled"
-    assert trajectory.nodes[2].token_ids[0] == stop
 
 
 def test_a_refused_bridge_renders_anew_and_forks(renderer, monkeypatch):

@@ -109,15 +109,6 @@ def test_a_step_that_raises(renderer, raised, kind):
     assert "step raised" in str(error)
 
 
-@pytest.mark.parametrize("raised", wrong.EXCEPTIONS, ids=named(wrong.EXCEPTIONS))
-def test_a_reset_that_raises(renderer, raised):
-    class Raising(Talkative):
-        def reset(self, seed):
-            raise raised
-
-    assert "reset raised" in str(failure_of(Raising(), scripted(renderer), renderer))
-
-
 @pytest.mark.parametrize("wrapped", [False, True], ids=["on the loop", "in a thread"])
 @pytest.mark.parametrize(
     "raised", [OSError("x"), AttributeError("inner"), wrong.UnprintableError()], ids=lambda error: type(error).__name__
@@ -210,12 +201,6 @@ def test_an_engine_that_returns_something_else(renderer, value):
 def test_an_engine_that_raises(renderer, raised):
     error = failure_of(Talkative(), wrong.RaisingEngine(renderer, raised), renderer)
     assert [turn.reward for turn in error.trajectory.turns] == [0.25]
-
-
-def test_an_engine_that_is_not_async(renderer):
-    assert "BlockingEngine raised TypeError" in str(
-        failure_of(Talkative(), wrong.BlockingEngine(["a"], renderer=renderer), renderer)
-    )
 
 
 def test_an_id_past_the_vocabulary_that_an_engine_states_is_refused(renderer):

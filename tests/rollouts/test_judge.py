@@ -18,7 +18,7 @@ from renderers.errors import MediaPolicyError
 from renderers.media.samples import raw_samples, wav_bytes
 from rollouts import EpisodeError, FinishReason, Runner, SamplingParams, Task, run_episode
 from rollouts.engines.protocol import ChatAnswer
-from rollouts.environments import ScoredPrompt, ToolEnvironment
+from rollouts.environments import ScoredPrompt
 from rollouts.episodes.errors import error_kind, is_outage
 from rollouts.errors import ArgumentError, OverlongPromptError, RolloutsError, ServerError, ServerUnreachableError
 from rollouts.rewards import Judge, JudgeUsage, Reward
@@ -353,24 +353,6 @@ async def test_a_judge_rewards_a_completion(renderer):
     trajectory = await play([Reward("colour", 0.5, judge), Reward("short", 0.25, lambda *_: 1.0)], renderer)
     assert trajectory.reward == 0.75
     assert trajectory.turns[0].info["rewards"]["colour"] == {"score": 1.0, "weight": 0.5}
-
-
-async def test_a_judge_sees_what_tools_returned(renderer):
-    def look() -> Image.Image:
-        """Look at the square."""
-        return Image.fromarray(BLUE)
-
-    judge, model = judge_of("yes", prompt=WHOLE)
-    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    trajectory = await run_episode(
-        ToolEnvironment(Task("t", {"answer": "blue"}), tools=[look], messages=lambda task: QUESTION, score=judge),
-        engine=ScriptedEngine([call, "Blue."], renderer=renderer),
-        renderer=renderer,
-        sampling=SamplingParams(max_tokens=200),
-        max_turns=4,
-    )
-    assert trajectory.reward == 1.0
-    assert [one for one in shown(model.asked[0]) if isinstance(one, tuple)] == [("red",), ("blue",)]
 
 
 async def test_an_engine_with_its_renderer_judges(renderer):

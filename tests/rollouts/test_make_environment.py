@@ -44,14 +44,11 @@ def test_a_function_that_cannot_take_a_task_is_refused_with_its_signature_and_a_
 @pytest.mark.parametrize(
     "make", [lambda task: Plain(), lambda *tasks: Plain(), partial(two, other=1), lambda task, size=3: Plain()]
 )
-def test_functions_that_can_take_a_task_play_it(renderer, make):
+async def test_functions_that_can_take_a_task_play_it(renderer, make):
     engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
 
-    async def run():
-        async with Runner(make, engine, renderer, sampling=SamplingParams()) as runner:
-            return [group async for group in runner.stream([Task("a")])]
-
-    (group,) = asyncio.run(run())
+    async with Runner(make, engine, renderer, sampling=SamplingParams()) as runner:
+        (group,) = [group async for group in runner.stream([Task("a")])]
     assert group.rewards.tolist() == [1.0]
 
 

@@ -68,32 +68,6 @@ def test_a_frame_buffer_that_is_filled_again_does_not_change_earlier_frames(rend
     assert [levels(request) for request in requests] == [[10], [10, 60], [10, 60, 110]]
 
 
-class OneMessage:
-    """Returns the same dict again and again, with another text."""
-
-    def __init__(self):
-        self.message = user("state 0")
-        self.taken = 0
-
-    def reset(self, seed):
-        return [self.message]
-
-    def step(self, assistant):
-        self.taken += 1
-        self.message["content"] = f"state {self.taken}"
-        assistant["content"] = "CHANGED"
-        return StepResult([self.message], done=self.taken == 3)
-
-
-def test_messages_that_are_changed_later_stay_in_the_history_as_they_were(renderer):
-    trajectory, requests = run(OneMessage(), renderer, ["ok", OPEN, "end"])
-    assert trajectory.forks == 1
-    text = renderer.tokenizer.decode(requests[-1].prompt_ids)
-    assert [text.count(f"state {number}") for number in range(3)] == [1, 1, 1]
-    assert "CHANGED" not in text
-    assert [message["content"] for message in trajectory.to_messages(trajectory.leaves()[-1])][:2] == ["state 0", "ok"]
-
-
 @wire_type("tests.StateOfAnEnvironment")
 @dataclass
 class State:

@@ -54,15 +54,6 @@ def test_one_failing_episode_leaves_the_other_99_alone(renderer):
     assert decode(encode(pack_episodes(trajectories, pixels="source"))).episodes[37].error == trajectories[37].error
 
 
-def test_episodes_that_fail_together_all_keep_their_turns(renderer):
-    class Together(Failing):
-        seeds = frozenset(range(10))
-
-    trajectories = play(renderer, Together, count=10)
-    assert [t.num_turns for t in trajectories] == [2] * 10
-    assert [f"seed {seed}" in t.error for seed, t in enumerate(trajectories)] == [True] * 10
-
-
 def test_raising_stops_the_others_and_holds_every_trajectory(renderer):
     with pytest.raises(EpisodesError, match="seed 37") as caught:
         play(renderer, on_error="raise", concurrency=10)
@@ -129,6 +120,3 @@ def test_what_on_end_raises_stops_the_run(renderer):
     with pytest.raises(OSError, match="disk full"):
         play(renderer, Talkative, count=100, concurrency=2, engine=engine, on_end=full)
     assert len(engine.requests) < 20
-
-
-# The renderer's threads.

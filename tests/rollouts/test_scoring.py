@@ -12,7 +12,8 @@ from family_rows import loaded_family
 from renderers import load_renderer
 from rollouts import Completion, FinishReason, GenerateResult, LocalEngine, Trajectory
 from rollouts.errors import ArgumentError, BatchError, MalformedResultError, MissingLogProbsError, SampleError
-from rollouts.scoring import check_teacher, score, with_scores
+from rollouts.scoring import score, with_scores
+from rollouts.teacher import check_teacher
 from rollouts.testing import ScriptedEngine, tiny_qwen3_vl
 from rollouts.training import (
     TrainingBatch,

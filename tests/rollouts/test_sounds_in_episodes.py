@@ -23,7 +23,7 @@ from rollouts.runner.events import TurnFinished
 from rollouts.testing import ScriptedEngine
 from rollouts.training.trajectory_samples import samples_from_trajectory
 from rollouts.trajectory.packed_episodes import AbsentSource, pack_episodes
-from transport import RecordReader, decode_frames, encode_frames
+from transport import decode_frames, encode_frames
 
 sys.path.append(str(Path(__file__).parent / "view"))
 
@@ -111,25 +111,6 @@ def test_sounds_of_a_question_and_of_tools_are_on_the_nodes_that_show_them(heard
     assert first == again
     assert np.array_equal(raw_samples(first).data[:, 0], TONE)
     assert (bytes(wav.data), bytes(mp3.data)) == (SOUNDS["wav"], SOUNDS["mp3"])
-
-
-def test_a_file_has_each_sound_once_and_gives_the_same_features(heard, hearing, tmp_path):
-    path = file_of(tmp_path / "t.mmr", heard, heard)
-    sources = {each.source.digest: each.source for each in heard.all_media()}
-    assert len(sources) == 3
-    content = path.read_bytes()
-    assert [content.count(bytes(source.data)) for source in sources.values()] == [1, 1, 1]
-    with RecordReader(path) as reader:
-        (read,) = (reader[0],)
-    assert [each.source for each in read.all_media()] == [each.source for each in heard.all_media()]
-    (leaf,) = read.leaves()
-    items = read.multi_modal_data(leaf, hearing.processors).mm_items["audio"]
-    expected = heard.multi_modal_data(leaf, hearing.processors).mm_items["audio"]
-    assert all(
-        np.array_equal(one["input_features"], other["input_features"])
-        for one, other in zip(items, expected, strict=True)
-    )
-    assert lines(run("ls", path))[-1].startswith("2 episodes")
 
 
 def test_another_sound_than_the_sampler_heard_is_an_error(heard, hearing):

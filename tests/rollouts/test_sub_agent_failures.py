@@ -53,7 +53,7 @@ def test_a_child_that_fails_is_caught_by_its_parent_and_its_turns_stay(renderer,
     assert agents(caught.value.trajectory) == ["", "solver", "solver"]
 
 
-def test_a_cancelled_parent_cancels_the_requests_of_its_children(renderer):
+async def test_a_cancelled_parent_cancels_the_requests_of_its_children(renderer):
     started, never = asyncio.Event(), asyncio.Event()
 
     async def completion(request):
@@ -70,20 +70,15 @@ def test_a_cancelled_parent_cancels_the_requests_of_its_children(renderer):
             for number in range(3):
                 group.create_task(context.run_child(Echo(f"sub{number}"), agent="solver", max_turns=2))
 
-    async def main():
-        ended = []
-        options = {"sampling": SamplingParams(), "max_turns": 9, "on_end": ended.append}
-        episode = asyncio.create_task(
-            run_episode(Delegating(work), engine=engine_of_child, renderer=renderer, **options)
-        )
-        await started.wait()
-        episode.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await episode
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return ended
-
-    (trajectory,) = asyncio.run(main())
+    ended = []
+    options = {"sampling": SamplingParams(), "max_turns": 9, "on_end": ended.append}
+    episode = asyncio.create_task(run_episode(Delegating(work), engine=engine_of_child, renderer=renderer, **options))
+    await started.wait()
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    (trajectory,) = ended
     assert engine_of_child.cancelled == 3
     assert agents(trajectory) == [""]
 
@@ -111,31 +106,16 @@ def test_a_child_that_still_runs_when_the_episode_ends_is_cancelled(renderer):
     assert agents(trajectory) == [""]
 
 
-def test_after_its_episode_a_context_generates_nothing(renderer, engine):
+async def test_after_its_episode_a_context_generates_nothing(renderer, engine):
     async def work(context, assistant):
         pass
 
-    async def main():
-        environment = Delegating(work)
-        options = {"sampling": SamplingParams(), "max_turns": 9}
-        await run_episode(environment, engine=engine, renderer=renderer, **options)
-        with pytest.raises(TrajectoryFinishedError):
-            await environment.context.generate_turn([user("late")], agent="critic")
-
-    asyncio.run(main())
-    assert len(engine.requests) == 1
-
-
-def test_the_turns_of_children_count_in_the_limit_of_the_episode(renderer, engine):
-    async def work(context, assistant):
-        return await context.run_child(Echo("sub", turns=9), agent="solver", max_turns=9)
-
     environment = Delegating(work)
-    trajectory = play(environment, engine, renderer, max_turns=4)
-    child = environment.result
-    assert trajectory.num_turns == 4
-    assert (child.turns, child.done, child.truncated) == ((1, 2, 3), False, True)
-    assert child.truncation_reason == "max_turns: the environment was not done after 4 turns"
+    options = {"sampling": SamplingParams(), "max_turns": 9}
+    await run_episode(environment, engine=engine, renderer=renderer, **options)
+    with pytest.raises(TrajectoryFinishedError):
+        await environment.context.generate_turn([user("late")], agent="critic")
+    assert len(engine.requests) == 1
 
 
 def test_children_at_the_same_time_do_not_exceed_the_limit(renderer, engine):

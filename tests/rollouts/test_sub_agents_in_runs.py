@@ -28,22 +28,19 @@ class RecordingSimulation(SimulatedEngine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
-def test_children_survive_failures_aborts_and_weight_updates(renderer, in_flight):
-    async def main():
-        engine = RecordingSimulation(seed=3, error_rate=0.03, abort_rate=0.02, tokens=(1, 6), token_ids=range(97, 123))
-        retry = RetryPolicy(max_attempts=20, first_delay=0.0)
-        sampling = SamplingParams(max_tokens=16, seed=0)
-        groups = []
-        options = {"sampling": sampling, "group_size": 3, "retry": retry, "mode": Asynchronous(max_staleness=9)}
-        async with Runner(lambda task: Nested("t", TREE), engine, renderer, **options) as runner:
-            async for group in runner.stream([Task(f"t{number}") for number in range(5)]):
-                groups.append(group)
-                await runner.update_weights({}, str(len(groups)), in_flight=in_flight)
-        assert engine.running == 0
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return engine, groups
-
-    engine, groups = asyncio.run(main())
+async def test_children_survive_failures_aborts_and_weight_updates(renderer, in_flight):
+    engine = RecordingSimulation(seed=3, error_rate=0.03, abort_rate=0.02, tokens=(1, 6), token_ids=range(97, 123))
+    retry = RetryPolicy(max_attempts=20, first_delay=0.0)
+    sampling = SamplingParams(max_tokens=16, seed=0)
+    groups = []
+    options = {"sampling": sampling, "group_size": 3, "retry": retry, "mode": Asynchronous(max_staleness=9)}
+    async with Runner(lambda task: Nested("t", TREE), engine, renderer, **options) as runner:
+        async for group in runner.stream([Task(f"t{number}") for number in range(5)]):
+            groups.append(group)
+            await runner.update_weights({}, str(len(groups)), in_flight=in_flight)
+    assert engine.running == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    engine, groups = engine, groups
     episodes = [episode for group in groups for episode in group.episodes]
     assert len(episodes) == 15
     assert any(attempts > 1 for group in groups for attempts in group.attempts)

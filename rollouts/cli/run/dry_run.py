@@ -20,7 +20,7 @@ from rollouts.run_config.engines import media_policy
 from rollouts.run_config.sections import EndpointEngineSection
 from rollouts.run_config.tasks import first_tasks
 from rollouts.runner.group import Group
-from rollouts.runner.group_run import RetryPolicy
+from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
 from rollouts.terminal.table import counted, printable
 from rollouts.workers.protocol import Workers

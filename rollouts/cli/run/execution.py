@@ -20,7 +20,7 @@ from rich.console import Console
 from renderers import Renderer, RendererPool, TemplateRenderer
 from rollouts.cli.run.output import GroupFiles, OutputDirectory, StoredGroups, remove_failed_groups
 from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
-from rollouts.episodes.deadlines import EpisodeLimits
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.errors import ArgumentError
 from rollouts.observability import (
     EngineMonitor,
@@ -55,8 +55,9 @@ from rollouts.run_config.sections import VerifiersSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks, make_tasks
 from rollouts.run_config.teacher import Teacher, make_teacher
 from rollouts.runner.events import Listener
-from rollouts.runner.group_run import RetryPolicy, ScoreEpisode
+from rollouts.runner.group_run import ScoreEpisode
 from rollouts.runner.journal import Journal
+from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
 from rollouts.task import MakeEnvironment, Task
 from rollouts.terminal.interrupts import run_with_deadline

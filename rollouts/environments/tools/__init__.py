@@ -1,12 +1,12 @@
 """Tools: functions that a model calls, and the environment that calls them."""
 
-from rollouts.environments.tools.tool import (
-    Tool,
+from rollouts.environments.tools.errors import (
     ToolArgumentsError,
     ToolFailedError,
     ToolResultError,
     ToolUnavailableError,
 )
+from rollouts.environments.tools.tool import Tool
 from rollouts.environments.tools.tool_environment import ToolEnvironment
 
 __all__ = [

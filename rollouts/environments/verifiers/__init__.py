@@ -5,18 +5,6 @@ and each rollout is recorded as the exact token tree. Needs verifiers 0.4, which
 how to install: it requires a distribution `renderers` whose place this project takes, and no index has that.
 """
 
-from importlib.metadata import version
-
-_RULE = (
-    "rollouts.environments.verifiers needs verifiers 0.4, and {} is installed ({}); "
-    "install verifiers 0.4 as docs/migrating-from-renderers.md says"
-)
-
-try:
-    import verifiers.v1  # noqa: F401
-except ImportError as error:
-    raise ImportError(_RULE.format("none", error)) from error
-
 try:
     from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
     from rollouts.environments.verifiers.episodes import VerifiersTasks, run_verifiers_episodes
@@ -24,6 +12,7 @@ try:
 except ImportError as error:
     if not (error.name or "").startswith("verifiers"):
         raise
-    raise ImportError(_RULE.format(version("verifiers"), error)) from error
+    rule = "needs verifiers 0.4; install it as docs/migrating-from-renderers.md says"
+    raise ImportError(f"rollouts.environments.verifiers {rule} ({error})") from error
 
 __all__ = ["EngineClient", "EngineClientConfig", "VerifiersTasks", "VerifiersWorkers", "run_verifiers_episodes"]

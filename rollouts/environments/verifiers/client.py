@@ -28,26 +28,18 @@ from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, Sampl
 from renderers import Message, Renderer, RendererError, RendererPool, is_multimodal
 from rollouts.engines.protocol import ChatEngine, Completion, Engine, FinishReason, SamplingParams, is_chat
 from rollouts.environments.verifiers.outcome import record_outcome
+from rollouts.episodes.activity import EpisodeActivity
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.chat_turns import ChatRecorder
-from rollouts.episodes.deadlines import (
-    OVERLONG_ERRORS,
-    EpisodeActivity,
-    EpisodeDeadlines,
-    EpisodeLimits,
-    UpdatePauses,
-    overlong_limit,
-)
+from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
 from rollouts.episodes.episode import check_engine, check_renderer
 from rollouts.episodes.errors import EpisodeLimitError
+from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, Prompt, SampledTurn, TurnRecorder
 from rollouts.errors import ArgumentError, InvalidRequestError, RolloutsError
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
 
-_SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids")
-# An engine always reports log-probabilities, and separates what other weights computed. verifiers refuses n > 1.
-_NOT_NEEDED = ("logprobs", "cache_salt", "n")
 _TEMPLATE_OPTIONS = ("chat_template_kwargs", "reasoning_effort")
 #: Where the messages of a prompt come from, in errors.
 _ORIGIN = "the harness"
@@ -321,8 +313,10 @@ def _sampling_params(base: SamplingParams, config: SamplingConfig) -> SamplingPa
         raise InvalidRequestError(
             "sampling", f"{template_options} are options of the chat template; load the renderer with them"
         )
-    named = {name: given.pop(name) for name in _SAMPLING_FIELDS if name in given}
-    for name in (*_NOT_NEEDED, *_TEMPLATE_OPTIONS):
+    fields = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids")
+    named = {name: given.pop(name) for name in fields if name in given}
+    # An engine always reports log-probabilities, and separates what other weights computed. verifiers refuses n > 1.
+    for name in ("logprobs", "cache_salt", "n", *_TEMPLATE_OPTIONS):
         given.pop(name, None)
     if named.get("top_k") == -1:  # "off" in vLLM's API
         named["top_k"] = 0

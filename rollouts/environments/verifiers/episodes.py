@@ -19,7 +19,8 @@ from renderers import Renderer, RendererPool
 from rollouts.calls import gathered
 from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig, Rollout
-from rollouts.episodes.deadlines import EpisodeActivity, EpisodeDeadlines, EpisodeObserver
+from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
+from rollouts.episodes.deadlines import EpisodeDeadlines
 from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.turns import EpisodeSettings

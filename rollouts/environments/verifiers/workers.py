@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from verifiers.v1.env import Env
 from verifiers.v1.trace import Error, Trace
@@ -21,8 +21,6 @@ from rollouts.trajectory.tree import Trajectory
 from rollouts.workers.episode_worker import MOST_TRACE, EpisodeFailure, EpisodeJob, EpisodeOutcome
 from rollouts.workers.protocol import JobObserver
 from rollouts.workers.worker_pool import WorkerPool
-
-_TOO_MANY_REQUESTS: Final = 429
 
 
 class VerifiersWorkers(WorkerPool):
@@ -177,5 +175,5 @@ def _kind(error: Error) -> ErrorKind | None:
     """The kind of an error of verifiers; a `ProviderError` here is that of a judge's own client."""
     if error.type != "ProviderError":
         return "environment"
-    status = error.status_code or 0
-    return "engine" if status == _TOO_MANY_REQUESTS or status >= 500 else None
+    status = error.status_code or 0  # 429: too many requests
+    return "engine" if status == 429 or status >= 500 else None

@@ -19,8 +19,6 @@ from rollouts.serve.errors import invalid_message, unsupported_field
 
 #: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for others.
 _WITHOUT_EFFECT: Final = frozenset({"cache_control", "id", "index", "provider_specific_fields", "status"})
-#: Keys of assistant messages of other APIs. Empty, as clients send them back, they mean nothing.
-_EMPTY_ONLY: Final = frozenset({"annotations", "audio", "function_call", "refusal"})
 _REASONING: Final = ("reasoning_content", "reasoning")
 _KEYS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *_REASONING})
 
@@ -34,9 +32,6 @@ _PART_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "audio_url": frozenset({"audio_url"}),
     "audio": frozenset({"audio", "base64"}),
 }
-_URL_KEYS: Final = frozenset({"url", "detail"})
-#: The bytes of a sound tell their format.
-_INPUT_AUDIO_KEYS: Final = frozenset({"data", "format"})
 
 
 def developer_role(renderer: Any) -> str:
@@ -180,8 +175,9 @@ def _check_keys(raw: Mapping[str, Any], place: str) -> None:
     for key, value in raw.items():
         if key in _KEYS or key in _WITHOUT_EFFECT or not value:
             continue
-        reason = "is not supported" if key in _EMPTY_ONLY else "is not a field of a message"
-        raise unsupported_field(f"{place}.{short_repr(key)[1:-1]} {reason}; leave it out", f"{place}.{key[:80]}")
+        raise unsupported_field(
+            f"{place}.{short_repr(key)[1:-1]} is not supported; leave it out", f"{place}.{key[:80]}"
+        )
 
 
 def _part(part: Any, place: str, allow_urls: bool) -> dict[str, Any]:
@@ -200,7 +196,7 @@ def _part(part: Any, place: str, allow_urls: bool) -> dict[str, Any]:
 
 def _media_part(part: Mapping[str, Any], modality: str, place: str, allow_urls: bool) -> dict[str, Any]:
     for key, value in part.items():
-        known = _INPUT_AUDIO_KEYS if key == "input_audio" else _URL_KEYS
+        known = {"data", "format"} if key == "input_audio" else {"url", "detail"}
         if isinstance(value, dict) and (unknown := value.keys() - known):
             raise unsupported_field(f"{place} has an unknown key {short_repr(min(unknown, key=str))}", place)
     url = media_value(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -15,31 +15,18 @@ from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams, is_streaming
-from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.episode import check_on_end, check_settings
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected
 from rollouts.serve.errors import RequestError, answering_errors, invalid_field, unsupported_field
-from rollouts.serve.gateway.adapters import ServedAdapters
 from rollouts.serve.gateway.chat_messages import developer_role
-from rollouts.serve.gateway.chat_request import (
-    ChatRequest,
-    GatewayLimits,
-    kept_bytes,
-    read_chat_request,
-)
-from rollouts.serve.gateway.completions import (
-    ChatCompletion,
-    ListenerFactory,
-    TextStream,
-    complete_chat,
-    completion_events,
-    completion_object,
-    decoder,
-    token_texts_of,
-)
+from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request
+from rollouts.serve.gateway.completion_objects import completion_events, completion_object, token_texts_of
+from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat, decoder
+from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import (
     OnSessionEnd,
@@ -49,6 +36,7 @@ from rollouts.serve.gateway.session_store import (
     snapshot,
     trajectory_object,
 )
+from rollouts.serve.gateway.text_stream import TextStream
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
 
@@ -100,7 +88,7 @@ class Gateway:
         self._model = model
         self._sampling = sampling
         self._limits = limits or GatewayLimits()
-        self._adapters = ServedAdapters(engine)
+        self._known_adapters: Collection[str] = ()
         self._allow_media_urls = allow_media_urls
         self._developer_role = developer_role(pool.renderer)
         self._pool = pool
@@ -225,19 +213,33 @@ class Gateway:
         name = chat.model
         if name is None or name == self._model:
             return self._model or "model", None
-        if await self._adapters.has(name):
+        if await self._has_adapter(name):
             return name, name
         if self._model is None:
             return name, None
-        served = ", ".join((self._model, *await self._adapters.names()))
+        served = ", ".join((self._model, *await self._adapters()))
         message = f"the model {name[:200]!r} does not exist; this server has {served}"
         raise RequestError(404, message, "model", code="model_not_found")
+
+    async def _has_adapter(self, name: str) -> bool:
+        """Whether the engine has the LoRA adapter. Raises `EngineError`.
+
+        The engine is asked about a name that it did not have before: adapters are loaded while it serves. One that was
+        unloaded since is an error of the engine when it samples.
+        """
+        return name in self._known_adapters or name in await self._adapters()
+
+    async def _adapters(self) -> list[str]:
+        """The LoRA adapters that the engine has now; none without a method `adapters`. Raises `EngineError`."""
+        listed = getattr(self._settings.engine, "adapters", None)
+        self._known_adapters = frozenset({} if listed is None else await listed())
+        return sorted(self._known_adapters)
 
     @answering_errors
     async def _models(self, request: Request) -> Response:
         base = self._model or "model"
         entry = {"id": base, "object": "model", "created": 0, "owned_by": "mmrollouts"}
-        adapters = [{**entry, "id": name, "parent": base} for name in await self._adapters.names()]
+        adapters = [{**entry, "id": name, "parent": base} for name in await self._adapters()]
         return JSONResponse({"object": "list", "data": [entry, *adapters]})
 
     # Sessions.

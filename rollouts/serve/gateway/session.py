@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from renderers import RenderedTokens
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder
-from rollouts.serve.gateway.chat_request import History, extended_digest, kept_bytes, reasoning_of
+from rollouts.serve.gateway.history import History, extended_digest, reasoning_of
+from rollouts.serve.gateway.limits import kept_bytes
 
 #: Turns of a session whose prompts stay in memory; those of other turns are made again from the trajectory.
 _KEPT_PROMPTS: Final = 8

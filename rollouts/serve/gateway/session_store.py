@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from rollouts.episodes.deadlines import EpisodeActivity
+from rollouts.episodes.activity import EpisodeActivity
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.errors import short_repr
 from rollouts.serve.errors import (
@@ -25,7 +25,8 @@ from rollouts.serve.errors import (
     invalid_field,
     session_gone,
 )
-from rollouts.serve.gateway.chat_request import GatewayLimits, History
+from rollouts.serve.gateway.history import History
+from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.serve.gateway.session import Session
 from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.provenance import Provenance
@@ -89,8 +90,7 @@ def session_object(session: Session, now: float) -> dict[str, Any]:
 _log = logging.getLogger("rollouts")
 #: Clients and proxies remove "." and ".." from paths.
 _SESSION_ID: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._:@-]{1,128}")
-#: Ids of sessions that are gone, remembered so that a late request gets the reason.
-_REMEMBERED_IDS: Final = 65536
+
 #: Called with the trajectory of every session that ends, is deleted or is evicted; again after it has raised.
 OnSessionEnd = Callable[[Trajectory], object]
 
@@ -337,7 +337,7 @@ class SessionStore:
             for call_id in session.call_ids:
                 self._anonymous_calls.pop(call_id, None)
         self._gone[session.id] = reason
-        if len(self._gone) > _REMEMBERED_IDS:
+        if len(self._gone) > 65536:  # ids that are remembered, so that a late request gets the reason
             self._gone.popitem(last=False)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from rollouts.errors import ArgumentError
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
-from rollouts.values import VersionOrder
+from rollouts.version_order import VersionOrder
 from transport import wire_type
 
 if TYPE_CHECKING:

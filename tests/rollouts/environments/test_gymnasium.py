@@ -77,20 +77,6 @@ def test_a_lake_is_walked_to_its_gift_and_every_frame_is_what_the_environment_re
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 7, 2**62])
-def test_a_pole_is_balanced_from_its_frames_and_the_seed_decides_the_episode(renderer, seed):
-    actions = [0, 1] * 5
-    trajectory, _ = play(GymnasiumEnvironment(cart_pole), map(str, actions), renderer, seed=seed, max_turns=10)
-    again, _ = play(GymnasiumEnvironment(cart_pole), map(str, actions), renderer, seed=seed, max_turns=10)
-    assert seen(trajectory) == digests(frames_of(cart_pole, seed, actions))[:10]
-    assert seen(trajectory) == seen(again)
-    assert [turn.reward for turn in trajectory.turns] == [1.0] * 10
-    assert [t.tolist() for t in map(trajectory.token_ids, trajectory.leaves())] == [
-        t.tolist() for t in map(again.token_ids, again.leaves())
-    ]
-
-
 def test_an_episode_that_the_environment_truncates_is_truncated_and_says_so(renderer):
     environment = GymnasiumEnvironment(lambda: cart_pole(max_episode_steps=2))
     trajectory, _ = play(environment, ["0", "1"], renderer)
@@ -102,7 +88,7 @@ def test_an_episode_that_the_environment_truncates_is_truncated_and_says_so(rend
     ]
 
 
-def test_no_two_environments_draw_at_the_same_time():
+async def test_no_two_environments_draw_at_the_same_time():
     drawing, most = [], []
 
     class Drawn(Counted):
@@ -113,12 +99,9 @@ def test_no_two_environments_draw_at_the_same_time():
             drawing.remove(self)
             return super().render()
 
-    async def reset_all():
-        environments = [GymnasiumEnvironment(Drawn) for _ in range(8)]
-        await asyncio.gather(*(environment.reset(0) for environment in environments))
-        await asyncio.gather(*(environment.close() for environment in environments))
-
-    asyncio.run(reset_all())
+    environments = [GymnasiumEnvironment(Drawn) for _ in range(8)]
+    await asyncio.gather(*(environment.reset(0) for environment in environments))
+    await asyncio.gather(*(environment.close() for environment in environments))
     assert most == [1] * 8
 
 
@@ -175,7 +158,7 @@ def test_a_step_before_a_reset_is_refused():
         asyncio.run(GymnasiumEnvironment(Counted).step({"role": "assistant", "content": "0, 0"}))
 
 
-def test_an_environment_is_closed_after_a_long_step_though_close_was_cancelled():
+async def test_an_environment_is_closed_after_a_long_step_though_close_was_cancelled():
     calls, stepping, may_return, closed = [], threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Counted):
@@ -188,16 +171,13 @@ def test_an_environment_is_closed_after_a_long_step_though_close_was_cancelled()
             super().close()
             closed.set()
 
-    async def close_while_stepping():
-        environment = GymnasiumEnvironment(lambda: Slow(calls=calls))
-        await environment.reset(0)
-        step = asyncio.create_task(environment.step({"role": "assistant", "content": "0, 0"}))
-        await asyncio.to_thread(stepping.wait, 30)
-        step.cancel()
-        with pytest.raises(TimeoutError):  # as `run_episode` does, which waits for two seconds
-            await asyncio.wait_for(environment.close(), 0.01)
-
-    asyncio.run(close_while_stepping())
+    environment = GymnasiumEnvironment(lambda: Slow(calls=calls))
+    await environment.reset(0)
+    step = asyncio.create_task(environment.step({"role": "assistant", "content": "0, 0"}))
+    await asyncio.to_thread(stepping.wait, 30)
+    step.cancel()
+    with pytest.raises(TimeoutError):  # as `run_episode` does, which waits for two seconds
+        await asyncio.wait_for(environment.close(), 0.01)
     may_return.set()
     assert closed.wait(30)
     assert [name for name, _ in calls] == ["reset", "step", "close"]

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.environments.gymnasium import describe_actions, in_dtype_of, parse_action
+from rollouts.environments.gymnasium.actions import describe_actions, in_dtype_of, parse_action
 from rollouts.errors import RolloutsError
 
 FOUR = spaces.Discrete(4)

@@ -25,7 +25,7 @@ from renderers.installation import install_command
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
 from rollouts.environments import HttpServer, McpTools, StdioServer, ToolEnvironment
 from rollouts.environments.tools import ToolArgumentsError, ToolFailedError
-from rollouts.environments.tools.tool import ToolUnavailableError
+from rollouts.environments.tools.errors import ToolUnavailableError
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
 from rollouts.testing import ScriptedEngine
 
@@ -176,30 +176,6 @@ async def test_calls_of_many_episodes_run_at_the_same_time_on_one_process(mcp):
     with pytest.raises(asyncio.CancelledError):
         await hanging
     assert await tools["repeat"].call({"text": "x"}) == "x", "the connection is usable after a cancelled call"
-
-
-@pytest.mark.slow
-async def test_episodes_of_a_tool_environment_call_the_tools(mcp, renderer):
-    calls = [("captioned", {"side": 32}), ("fail", {"reason": "no luck"}), ("repeat", {"text": "r", "times": 2})]
-    block = "\n".join(
-        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls
-    )
-    engine = ScriptedEngine(lambda request: "done" if request.media else block, renderer=renderer)
-    trajectories = await run_episodes(
-        lambda: ToolEnvironment(None, tools=mcp.tools, messages=lambda task: [{"role": "user", "content": "go"}]),
-        [EpisodeSpec(seed) for seed in range(4)],
-        engine=engine,
-        renderer=renderer,
-        sampling=SamplingParams(max_tokens=999),
-        max_turns=3,
-    )
-    for trajectory in trajectories:
-        assert (trajectory.done, trajectory.error) == (True, "")
-        assert [call["outcome"] for call in trajectory.turns[0].info["tool_calls"]] == ["ok", "failed", "ok"]
-        captioned, failed, repeated = trajectory.to_messages(trajectory.leaves()[0])[2:5]
-        assert [part["type"] for part in captioned["content"]] == ["text", "image", "text"]
-        assert "no luck" in failed["content"]
-        assert repeated["content"] == "rr"
 
 
 @pytest.mark.slow
@@ -357,11 +333,11 @@ async def test_a_missing_or_old_package_is_named(monkeypatch):
     def missing(name):
         raise __import__("importlib.metadata").metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("rollouts.environments.mcp.version", missing)
+    monkeypatch.setattr("rollouts.environments.mcp.tools.version", missing)
     with pytest.raises(MissingExtraError, match=re.escape(install_command("mcp"))):
         McpTools({"x": stdio()})
     for old in ("1.12.0", "2.0.0"):  # verifiers 0.4 pins the second
-        monkeypatch.setattr("rollouts.environments.mcp.version", lambda name, old=old: old)
+        monkeypatch.setattr("rollouts.environments.mcp.tools.version", lambda name, old=old: old)
         with pytest.raises(MissingExtraError, match=f"2.3 or later .{re.escape(old)} cannot limit"):
             McpTools({"x": stdio()})
 

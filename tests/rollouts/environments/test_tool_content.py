@@ -14,7 +14,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from rollouts.environments.tools import ToolFailedError, ToolResultError
-from rollouts.environments.tools.tool_calls import tool_content
+from rollouts.environments.tools.tool_content import tool_content
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 
@@ -80,15 +80,6 @@ def test_an_image_is_an_image_part(image):
 )
 def test_text_is_passed_on_and_other_values_are_json(value, text):
     assert content(value) == text
-
-
-def test_a_list_with_an_image_is_a_list_of_parts():
-    assert content(["before", PIXELS, {"area": 16}, "after"]) == [
-        {"type": "text", "text": "before"},
-        {"type": "image", "image": PIXELS},
-        {"type": "text", "text": '{"area": 16}'},
-        {"type": "text", "text": "after"},
-    ]
 
 
 def test_content_parts_are_passed_on():

@@ -53,34 +53,6 @@ def test_an_agent_of_openai_agents_is_one_branch_with_its_tool_calls(renderer):
     assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
 
 
-@pytest.mark.slow
-def test_the_streams_of_openai_agents_are_read_and_recorded(renderer):
-    agents = pytest.importorskip("agents")
-
-    @agents.function_tool
-    def look(row: int, column: str) -> str:
-        """Look at a field."""
-        return "red"
-
-    engine = ScriptedEngine([LOOK.format(row=1, column="left"), "Red."], renderer=renderer)
-
-    async def play(server):
-        client = server.async_client("agent")
-        model = agents.OpenAIChatCompletionsModel(model="policy", openai_client=client)
-        agent = agents.Agent(name="viewer", instructions="You look.", model=model, tools=[look])
-        streamed = agents.Runner.run_streamed(agent, "Which?", run_config=agents.RunConfig(tracing_disabled=True))
-        kinds = [event.type async for event in streamed.stream_events()]
-        await client.close()
-        return streamed.final_output, kinds
-
-    with served(engine, renderer) as server:
-        output, kinds = asyncio.run(play(server))
-        trajectory = server.trajectory("agent")
-    assert output == "Red."
-    assert "raw_response_event" in kinds
-    assert (trajectory.num_turns, len(trajectory.leaves())) == (2, 1)
-
-
 def test_chunks_of_a_stream_joined_are_the_message_and_its_turn_is_continued(renderer):
     script = ["<think>\nhm\n</think>\n\nI look." + LOOK.format(row=1, column="left"), "Red."]
     engine = ScriptedEngine(script, renderer=renderer)

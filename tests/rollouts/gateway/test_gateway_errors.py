@@ -23,7 +23,7 @@ from rollouts.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
 )
-from rollouts.serve.gateway.chat_request import GatewayLimits
+from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.testing import ScriptedEngine
 from rollouts.testing.scripted_engine import ScriptedCompletion
 
@@ -93,42 +93,25 @@ def with_arguments(arguments):
 
 WRONG = [
     ({"messages": [user("a"), result("c1")]}, "messages[1].role", "no assistant message before it has tool_calls"),
-    ({"messages": [result(), user("a")]}, "messages[0].role", "send the assistant message with the call"),
-    ({"messages": [user("a"), result("c1"), asked("c1")]}, "messages[1].role", "before its result"),
     ({"messages": [user("a"), asked("c1"), result("c2")]}, "messages[2].tool_call_id", "'c2' is the id of no call"),
-    (
-        {"messages": [user("a"), asked("c1", "c2"), result("c1"), result("c3")]},
-        "messages[3].tool_call_id",
-        "send the id of the call that the result answers",
-    ),
     ({}, "messages", "missing"),
     ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": "a"}, "messages", "'a': Input should be a valid list"),
     ({"messages": [1]}, "messages[0]", "not an object"),
     ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role", "'function'"),
     ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0].role", "['user']"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "no content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "not text"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
-    ({"messages": [{"role": "user", "content": "a", "mood": "\ud800"}]}, "messages[0].mood", "not a field"),
+    ({"messages": [{"role": "user", "content": "a", "mood": "\ud800"}]}, "messages[0].mood", "not supported"),
     ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls", "assistant"),
-    ({"messages": [{"role": "assistant", "content": "a", "function_call": {"name": "f"}}]}, None, "not supported"),
     (message_with("a"), "messages[0].content[0]", "not an object"),
     (message_with({"type": "input_audio"}), "messages[0].content[0]", "has no audio"),
     (message_with({"type": "input_audio", "input_audio": {"data": "AA==", "rate": 8}}), None, "unknown key 'rate'"),
-    (
-        message_with({"type": "input_audio", "input_audio": {"data": "AA=="}}),
-        "messages[0].content[0]",
-        "reads only images",
-    ),
     (
         message_with({"type": "file", "file": {"file_id": "f"}}),
         "messages[0].content[0].type",
         "files are not supported",
     ),
-    (message_with({"type": "input_text", "text": "a"}), "messages[0].content[0].type", "send {'type': 'text'"),
-    (message_with({"type": "refusal", "refusal": "no"}), "messages[0].content[0].type", "a refusal is text"),
-    (message_with({"input_audio": {"data": "AA=="}}), "messages[0].content[0].type", "unknown part type None"),
     (message_with({"type": "mood"}), "messages[0].content[0].type", "unknown part type 'mood'"),
     (message_with({"type": ["text"]}), "messages[0].content[0].type", "['text']"),
     (message_with({"type": "text"}), "messages[0].content[0].text", "not text"),
@@ -144,46 +127,28 @@ WRONG = [
     (message_with({"type": "image_url", "image_url": {"url": data_url(b"x"), "path": "/etc"}}), None, "unknown key"),
     (with_arguments('{"row": '), "messages[1].tool_calls[0].function.arguments", "not the text of a JSON object"),
     (with_arguments("[1]"), "messages[1].tool_calls[0].function.arguments", "'[1]', not the text of a JSON object"),
-    ({**HELLO, "temperature": "hot"}, None, "temperature"),
     ({**HELLO, "temperature": -1}, None, "temperature"),
-    ({**HELLO, "top_p": 0}, None, "top_p"),
-    ({**HELLO, "max_tokens": 0}, None, "max_tokens"),
     ({**HELLO, "max_completion_tokens": 1.5}, None, "max_tokens"),
     ({**HELLO, "n": 5}, "n", "at most 4"),
-    ({**HELLO, "n": 0}, None, "n is 0"),
-    ({**HELLO, "seed": "a"}, None, "seed"),
-    ({**HELLO, "stop": [1]}, "stop[0]", "1: Input should be a valid string"),
     ({**HELLO, "stop": [""]}, "stop[0]", "at least 1 character"),
     ({**HELLO, "stop": ["a", "\ud800"]}, "stop[1]", "unicode string"),
     ({**HELLO, "tools": TOOLS * 10_000}, "messages", "10001 messages, parts of contents, tool calls and tools"),
     ({"messages": [user("a"), asked(*map(str, range(10_000)))]}, "messages", "takes at most 10000"),
     ({**HELLO, "stop": ["a"] * 65}, "stop", "at most 64 items"),
     ({**HELLO, "stop": ["a", "b" * 1025]}, "stop[1]", "at most 1024 characters"),
-    ({**HELLO, "stop_token_ids": ["a"]}, None, "stop_token_ids"),
-    ({**HELLO, "stream": "yes"}, "stream", "'yes': Input should be a valid boolean"),
     ({**HELLO, "stream_options": {"mood": 1}}, None, "stream_options.mood"),
-    ({**HELLO, "stream_options": {"include_usage": "no"}}, "stream_options.include_usage", "valid boolean"),
     ({**HELLO, "stream_options": {"continuous_usage_stats": True}}, "stream_options", "in the last chunk alone"),
-    ({**HELLO, "tools": "look"}, "tools", "valid list"),
-    ({**HELLO, "tools": {}}, "tools", "valid list"),
     ({"messages": [user("a")] * 10_001}, "messages", "at most 10000"),
     ({"messages": [user([{"type": "text", "text": "a"}] * 10_000)]}, "messages", "at most 10000"),
     ({**HELLO, "tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search': Input should be 'function'"),
     ({**HELLO, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
     ({**HELLO, "tool_choice": "required", "tools": TOOLS}, "tool_choice", "no call can be forced"),
-    ({**HELLO, "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice", "'auto' or"),
     ({**HELLO, "ignore_eos": True}, "ignore_eos", "stop tokens of the template"),
-    ({**HELLO, "parallel_tool_calls": False}, "parallel_tool_calls", "several calls"),
     ({**HELLO, "response_format": {"type": "json_object"}}, "response_format", "no grammar"),
     ({**HELLO, "top_logprobs": 3}, "top_logprobs", "send logprobs true"),
-    ({**HELLO, "top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
-    ({**HELLO, "logprobs": 1}, "logprobs", "valid boolean"),
-    ({**HELLO, "functions": [{"name": "f"}]}, "functions", "use tools"),
     ({**HELLO, "reasoning_effort": "high"}, "reasoning_effort", "template"),
-    ({**HELLO, "tools": [5]}, "tools[0]", "5: Input should be an object"),
     ({**HELLO, "mood": "good"}, "mood", "unknown field"),
     ({**HELLO, "model": "\ud800"}, "model", "unicode string"),
-    ({**HELLO, "model": 3}, "model", "3: Input should be a valid string"),
 ]
 
 
@@ -340,29 +305,26 @@ def test_a_completion_that_takes_too_long_is_aborted(renderer):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_disconnects_aborts_its_request_on_the_engine(renderer, stream):
-    async def play():
-        began, cancelled = asyncio.Event(), asyncio.Event()
+async def test_a_client_that_disconnects_aborts_its_request_on_the_engine(renderer, stream):
+    began, cancelled = asyncio.Event(), asyncio.Event()
 
-        async def hang(request):
-            began.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
+    async def hang(request):
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
-        async with serving(ScriptedEngine(hang, renderer=renderer), renderer) as server:
-            async with server.async_client("s") as client:
-                call = client.chat.completions.create(model="m", messages=[user("a")], stream=stream)
-                task = asyncio.create_task(call)
-                await asyncio.wait_for(began.wait(), 30)
-                task.cancel()
-                await asyncio.wait_for(cancelled.wait(), 30)
-            trajectory = server.trajectory("s")
-        assert trajectory.num_turns == 0
-
-    asyncio.run(play())
+    async with serving(ScriptedEngine(hang, renderer=renderer), renderer) as server:
+        async with server.async_client("s") as client:
+            call = client.chat.completions.create(model="m", messages=[user("a")], stream=stream)
+            task = asyncio.create_task(call)
+            await asyncio.wait_for(began.wait(), 30)
+            task.cancel()
+            await asyncio.wait_for(cancelled.wait(), 30)
+        trajectory = server.trajectory("s")
+    assert trajectory.num_turns == 0
 
 
 def test_base64_without_a_data_url_is_an_image(server):

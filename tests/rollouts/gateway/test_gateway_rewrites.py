@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-from rollouts.serve.gateway.chat_request import History
+from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
 

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from rollouts.errors import ArgumentError
 from rollouts.serve.errors import RequestError, SessionNotDeliveredError
 from rollouts.serve.gateway import session, session_store
-from rollouts.serve.gateway.chat_request import GatewayLimits
+from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
 from transport import read_records
@@ -104,13 +104,6 @@ def test_the_end_of_a_session_leaves_an_equal_conversation_its_own(renderer, rem
         httpx.post(f"{server.root}/sessions/{first}/end")
         with pytest.raises(openai.ConflictError, match="has ended"):
             ask(client, "a", "c", answers=["b"])
-
-
-def test_a_named_session_is_not_continued_without_its_name(renderer):
-    with served(echo(renderer), renderer) as server:
-        ask(server.client("mine"), "a")
-        assert ask(server.client(), "a", "b", answers=["0"]).session_id != "mine"
-        assert server.trajectory("mine").num_turns == 1
 
 
 def test_parallel_requests_of_a_session_are_branches(renderer):
@@ -205,21 +198,18 @@ def test_a_deleted_session_is_gone_and_says_so(renderer):
     assert [one.episode_id for one in ended] == ["s"]
 
 
-def test_a_session_that_is_deleted_as_a_request_begins_is_gone(renderer):
-    async def play():
-        gateway = Gateway(echo(renderer), renderer)
-        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            await client.post("/sessions", json={"session_id": "s"})
-            body = {"messages": [user("a")]}
-            asked = asyncio.create_task(client.post("/sessions/s/v1/chat/completions", json=body))
-            deleted = asyncio.create_task(client.delete("/sessions/s"))
-            assert (await deleted).status_code == 204
-            # The order of the two decides whether the session had ended or was gone.
-            assert (await asked).status_code in (409, 410)
-        await gateway.close()
-
-    asyncio.run(play())
+async def test_a_session_that_is_deleted_as_a_request_begins_is_gone(renderer):
+    gateway = Gateway(echo(renderer), renderer)
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        await client.post("/sessions", json={"session_id": "s"})
+        body = {"messages": [user("a")]}
+        asked = asyncio.create_task(client.post("/sessions/s/v1/chat/completions", json=body))
+        deleted = asyncio.create_task(client.delete("/sessions/s"))
+        assert (await deleted).status_code == 204
+        # The order of the two decides whether the session had ended or was gone.
+        assert (await asked).status_code in (409, 410)
+    await gateway.close()
 
 
 @pytest.mark.slow
@@ -325,33 +315,30 @@ def test_sessions_without_turns_and_infos_fill_the_gateway_too(renderer):
         assert httpx.post(f"{url}/s2/end", json={"metrics": {"steps": 1}}).status_code == 200
 
 
-def test_what_a_removed_session_kept_is_not_counted_any_more(renderer):
-    async def play():
-        arrived, release = asyncio.Event(), asyncio.Event()
+async def test_what_a_removed_session_kept_is_not_counted_any_more(renderer):
+    arrived, release = asyncio.Event(), asyncio.Event()
 
-        async def slow(request):
-            arrived.set()
-            await release.wait()
-            return "x"
+    async def slow(request):
+        arrived.set()
+        await release.wait()
+        return "x"
 
-        gateway = Gateway(ScriptedEngine(slow, renderer=renderer), renderer, limits=GatewayLimits(max_bytes=20_000))
-        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            for number in range(20):
-                arrived.clear(), release.clear()
-                path = "/v1/chat/completions" if number % 2 else "/sessions/s/v1/chat/completions"
-                path = path.replace("/s/", f"/s{number}/")
-                asked = asyncio.create_task(client.post(path, json={"messages": [user("a" * 500)]}))
-                await arrived.wait()
-                (session,) = (await client.get("/sessions")).json()["sessions"]
-                await client.delete(f"/sessions/{session['session_id']}")
-                release.set()
-                assert (await asked).status_code == 409
+    gateway = Gateway(ScriptedEngine(slow, renderer=renderer), renderer, limits=GatewayLimits(max_bytes=20_000))
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        for number in range(20):
+            arrived.clear(), release.clear()
+            path = "/v1/chat/completions" if number % 2 else "/sessions/s/v1/chat/completions"
+            path = path.replace("/s/", f"/s{number}/")
+            asked = asyncio.create_task(client.post(path, json={"messages": [user("a" * 500)]}))
+            await arrived.wait()
+            (session,) = (await client.get("/sessions")).json()["sessions"]
+            await client.delete(f"/sessions/{session['session_id']}")
             release.set()
-            assert (await client.post("/v1/chat/completions", json={"messages": [user("a")]})).status_code == 200
-        await gateway.close()
-
-    asyncio.run(play())
+            assert (await asked).status_code == 409
+        release.set()
+        assert (await client.post("/v1/chat/completions", json={"messages": [user("a")]})).status_code == 200
+    await gateway.close()
 
 
 @pytest.fixture
@@ -364,7 +351,7 @@ def now(monkeypatch):
     return found
 
 
-def test_an_idle_session_is_evicted_with_its_trajectory_delivered(renderer, now, caplog):
+async def test_an_idle_session_is_evicted_with_its_trajectory_delivered(renderer, now, caplog):
     """The clock of the store is moved; a session with a request in flight stays."""
     release, arrived = asyncio.Event(), asyncio.Event()
 
@@ -376,39 +363,36 @@ def test_an_idle_session_is_evicted_with_its_trajectory_delivered(renderer, now,
 
     ended = []
 
-    async def play():
-        gateway = Gateway(
-            ScriptedEngine(slow, renderer=renderer),
-            renderer,
-            limits=GatewayLimits(idle_seconds=60),
-            on_session_end=ended.append,
-        )
-        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    gateway = Gateway(
+        ScriptedEngine(slow, renderer=renderer),
+        renderer,
+        limits=GatewayLimits(idle_seconds=60),
+        on_session_end=ended.append,
+    )
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
 
-            def ask_session(name):
-                return client.post(f"/sessions/{name}/v1/chat/completions", json={"messages": [user("a")]})
+        def ask_session(name):
+            return client.post(f"/sessions/{name}/v1/chat/completions", json={"messages": [user("a")]})
 
-            await ask_session("idle")
-            busy = asyncio.create_task(ask_session("busy"))
-            await arrived.wait()
-            now[0] += 61
-            await ask_session("new")
-            with pytest.raises(RequestError, match="no request for 60 s"):
-                gateway.trajectory("idle")
-            assert (await ask_session("idle")).status_code == 410
-            release.set()
-            assert (await busy).status_code == 200
-            assert gateway.trajectory("busy").num_turns == 1
-        await gateway.close()
-
-    asyncio.run(play())
+        await ask_session("idle")
+        busy = asyncio.create_task(ask_session("busy"))
+        await arrived.wait()
+        now[0] += 61
+        await ask_session("new")
+        with pytest.raises(RequestError, match="no request for 60 s"):
+            gateway.trajectory("idle")
+        assert (await ask_session("idle")).status_code == 410
+        release.set()
+        assert (await busy).status_code == 200
+        assert gateway.trajectory("busy").num_turns == 1
+    await gateway.close()
     assert ended[0].episode_id == "idle"
     assert (ended[0].truncated, ended[0].num_turns) == (True, 1)
     assert "session idle: it had no request for 60 s and was evicted, with 1 turns" in caplog.text
 
 
-def test_a_trajectory_that_is_not_accepted_stays_readable_and_disturbs_no_other_session(renderer, now, caplog):
+async def test_a_trajectory_that_is_not_accepted_stays_readable_and_disturbs_no_other_session(renderer, now, caplog):
     delivered, disk_is_full = [], [True]
 
     def deliver(trajectory):
@@ -416,34 +400,31 @@ def test_a_trajectory_that_is_not_accepted_stays_readable_and_disturbs_no_other_
             raise OSError("the disk is full")
         delivered.append(trajectory.episode_id)
 
-    async def play():
-        limits = GatewayLimits(idle_seconds=60)
-        gateway = Gateway(echo(renderer), renderer, limits=limits, on_session_end=deliver)
-        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    limits = GatewayLimits(idle_seconds=60)
+    gateway = Gateway(echo(renderer), renderer, limits=limits, on_session_end=deliver)
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
 
-            async def ask_session(name):
-                path = f"/sessions/{name}/v1/chat/completions"
-                return (await client.post(path, json={"messages": [user("a")]})).status_code
+        async def ask_session(name):
+            path = f"/sessions/{name}/v1/chat/completions"
+            return (await client.post(path, json={"messages": [user("a")]})).status_code
 
-            assert await ask_session("bad-1") == 200
-            now[0] += 61
-            assert await ask_session("bad-2") == 200
-            assert gateway.trajectory("bad-1").num_turns == 1
-            assert await ask_session("good") == 200
-            with pytest.raises(SessionNotDeliveredError, match="the disk is full") as failed:
-                await gateway.close()
-            assert failed.value.session_ids == ("bad-1", "bad-2")
-            assert delivered == ["good"]
-            assert gateway.trajectory("bad-1").num_turns == 1
-            disk_is_full.clear()
+        assert await ask_session("bad-1") == 200
+        now[0] += 61
+        assert await ask_session("bad-2") == 200
+        assert gateway.trajectory("bad-1").num_turns == 1
+        assert await ask_session("good") == 200
+        with pytest.raises(SessionNotDeliveredError, match="the disk is full") as failed:
             await gateway.close()
-            assert delivered == ["good", "bad-1", "bad-2"]
-            now[0] += 61
-            with pytest.raises(RequestError, match="is gone"):
-                gateway.trajectory("bad-1")
-
-    asyncio.run(play())
+        assert failed.value.session_ids == ("bad-1", "bad-2")
+        assert delivered == ["good"]
+        assert gateway.trajectory("bad-1").num_turns == 1
+        disk_is_full.clear()
+        await gateway.close()
+        assert delivered == ["good", "bad-1", "bad-2"]
+        now[0] += 61
+        with pytest.raises(RequestError, match="is gone"):
+            gateway.trajectory("bad-1")
     for name in ("bad-1", "bad-2"):
         assert f"session {name}: on_session_end failed, its trajectory was not delivered" in caplog.text
     assert "the disk is full" in caplog.text

@@ -55,21 +55,6 @@ def test_a_conversation_with_sounds_is_one_branch_with_the_tokens_of_the_rendere
     assert prompts[-1].multi_modal_data.mm_hashes == expected.multi_modal_data.mm_hashes
 
 
-@pytest.mark.slow
-def test_another_sound_in_an_earlier_message_is_another_conversation(hearing):
-    with served(ScriptedEngine(lambda request: "a", renderer=hearing), hearing) as server:
-        client = server.client("one")
-        for hertz in (220, 330):
-            history = [
-                user(input_audio(wav(hertz))),
-                {"role": "assistant", "content": "a"},
-                {"role": "user", "content": "b"},
-            ]
-            client.chat.completions.create(model="m", messages=history[:1])
-            client.chat.completions.create(model="m", messages=history)
-        assert len(server.trajectory("one").branches()) == 2
-
-
 def test_a_model_that_does_not_hear_refuses_a_sound_by_its_place(renderer):
     with (
         served(ScriptedEngine(lambda request: "a", renderer=renderer), renderer) as server,

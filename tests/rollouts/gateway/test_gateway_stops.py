@@ -237,28 +237,3 @@ def test_what_is_sent_before_the_end_holds_no_beginning_of_a_stop_string_at_its_
     beginnings = {string[:size] for string in stop for size in range(1, len(string))}
     longest = max((size for size in range(1, len(text) + 1) if text[-size:] in beginnings), default=0)
     assert length == len(text) - longest
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "stop", "expected"),
-    [
-        ("Thought: look.\nObservation: invented", ["Observation:"], "Thought: look.\n"),
-        ("a<b<c</d></c></code>x", ["</code>"], "a<b<c</d></c>"),
-        ("never STO", ["STOP"], "never STO"),
-        ("é 🙂 STOP", ["🙂"], "é "),
-    ],
-)
-def test_a_stream_has_the_text_before_the_stop_string_and_nothing_of_it(renderer, text, stop, expected):
-    engine = SteppedEngine([text], renderer)
-    with served(engine, renderer) as server:
-        stream = server.client("s").chat.completions.create(
-            model="m", messages=[user("a")], stop=stop, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = list(stream)
-        trajectory = server.trajectory("s")
-    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
-    assert "".join(pieces) == expected
-    assert len(pieces) > 1
-    assert chunks[-1].usage.completion_tokens == len(trajectory.nodes[1].token_ids)
-    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["stop"]

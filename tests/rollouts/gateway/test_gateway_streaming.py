@@ -39,21 +39,18 @@ def test_the_chunks_of_a_live_stream_joined_are_the_message(renderer):
         assert len(deltas) > 5
 
 
-def test_text_arrives_before_the_completion_is_finished(renderer):
-    async def play():
-        engine = SteppedEngine(["one two three"], renderer, pause_after=4)
-        async with serving(engine, renderer) as server, server.async_client("s") as client:
-            stream = await client.chat.completions.create(model="m", messages=[user("a")], stream=True)
-            texts = []
-            async for chunk in stream:
-                texts.append(chunk.choices[0].delta.content or "")
-                if "".join(texts) == "one ":
-                    assert server.trajectory("s").num_turns == 0
-                    engine.continued.set()
-            assert "".join(texts) == "one two three"
-            assert server.trajectory("s").num_turns == 1
-
-    asyncio.run(play())
+async def test_text_arrives_before_the_completion_is_finished(renderer):
+    engine = SteppedEngine(["one two three"], renderer, pause_after=4)
+    async with serving(engine, renderer) as server, server.async_client("s") as client:
+        stream = await client.chat.completions.create(model="m", messages=[user("a")], stream=True)
+        texts = []
+        async for chunk in stream:
+            texts.append(chunk.choices[0].delta.content or "")
+            if "".join(texts) == "one ":
+                assert server.trajectory("s").num_turns == 0
+                engine.continued.set()
+        assert "".join(texts) == "one two three"
+        assert server.trajectory("s").num_turns == 1
 
 
 @pytest.mark.slow

@@ -200,18 +200,6 @@ def test_of_choices_with_equal_tokens_the_next_turn_continues_the_one_that_the_c
     assert trajectory.nodes[trajectory.turns[3].node - 1].parent == trajectory.turns[taken].node
 
 
-def test_other_tools_are_another_prompt(renderer):
-    engine = ScriptedEngine(["one", "two"], renderer=renderer)
-    with served(engine, renderer) as server:
-        client = server.client("s")
-        first = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS)
-        messages = [user("a"), first.choices[0].message, user("b")]
-        client.chat.completions.create(model="m", messages=messages)
-        trajectory = server.trajectory("s")
-    assert len(trajectory.leaves()) == 2
-    assert "look" not in renderer.tokenizer.decode(engine.requests[1].prompt_ids)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [None, "other"])
 def test_other_reasoning_is_another_message_and_none_is_not(renderer, sent):
@@ -308,27 +296,12 @@ UNKNOWN_CALL = '<tool_call>\n{"name": "jump", "arguments": {"high": 1}}\n</tool_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_call_of_a_tool_that_is_not_offered_is_returned_and_its_answer_continues_the_turn(renderer, stream):
+def test_a_call_of_a_tool_that_is_not_offered_is_returned_and_its_answer_continues_the_turn(renderer):
     with served(ScriptedEngine([UNKNOWN_CALL, "Done."], renderer=renderer), renderer) as server:
         client = server.client("s")
-        if stream:
-            chunks = list(client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS, stream=True))
-            calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-            name = calls[0].function.name
-            arguments = "".join(call.function.arguments for call in calls)
-            function = {"name": name, "arguments": arguments}
-            reason = chunks[-1].choices[0].finish_reason
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-            message = {
-                "role": "assistant",
-                "content": text,
-                "tool_calls": [{"id": calls[0].id, "type": "function", "function": function}],
-            }
-        else:
-            (choice,) = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS).choices
-            message, reason = choice.message.to_dict(), choice.finish_reason
-        assert reason == "tool_calls"
+        (choice,) = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS).choices
+        message = choice.message.to_dict()
+        assert choice.finish_reason == "tool_calls"
         assert not message["content"]
         (call,) = message["tool_calls"]
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("jump", {"high": 1})

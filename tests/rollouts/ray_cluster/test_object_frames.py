@@ -14,8 +14,8 @@ from renderers import MediaSource
 from renderers.errors import MediaDigestError
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.ray import ObjectMedia, RayWorkers
-from rollouts.ray.objects import ObjectFrames
-from rollouts.ray.worker_actor import ProgressBatch, ProgressLog, ProgressReader
+from rollouts.ray.object_frames import ObjectFrames
+from rollouts.ray.progress import ProgressBatch, ProgressLog, ProgressReader
 from transport import decode_frames, encode_frames
 
 
@@ -81,7 +81,7 @@ async def value(result: ObjectFrames) -> ObjectFrames:
     return result
 
 
-def test_media_that_two_episodes_wait_for_are_fetched_once_and_again_if_the_first_fetch_fails():
+async def test_media_that_two_episodes_wait_for_are_fetched_once_and_again_if_the_first_fetch_fails():
     sources = {source.digest: source for source in map(MediaSource.of, (b"one", b"two"))}
     asked: list[list[str]] = []
 
@@ -95,16 +95,13 @@ def test_media_that_two_episodes_wait_for_are_fetched_once_and_again_if_the_firs
     def fetch_from_lost(digests):
         return [asyncio.ensure_future(fails(digests)) for _ in digests]
 
-    async def main():
-        media = ObjectMedia()
-        lost = asyncio.ensure_future(media.receive(sources, fetch_from_lost))
-        await asyncio.sleep(0)
-        found = await asyncio.gather(media.receive(sources, fetch), media.receive(sources, fetch))
-        with pytest.raises(ConnectionError):
-            await lost
-        return found
-
-    first, second = asyncio.run(main())
+    media = ObjectMedia()
+    lost = asyncio.ensure_future(media.receive(sources, fetch_from_lost))
+    await asyncio.sleep(0)
+    found = await asyncio.gather(media.receive(sources, fetch), media.receive(sources, fetch))
+    with pytest.raises(ConnectionError):
+        await lost
+    first, second = found
     assert asked == [list(sources)]
     assert first == second == sources
 

@@ -10,8 +10,8 @@ import pytest
 
 from rollouts import EpisodeLimits, SamplingParams, Task
 from rollouts.ray import ObjectMedia, RayWorkers, worker_actor
+from rollouts.ray.actor_worker import ActorWorker
 from rollouts.ray.worker_actor import WorkerActor, WorkerParts
-from rollouts.ray.workers import ActorWorker
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeJob
 
@@ -31,39 +31,33 @@ class HeldActor:
         await asyncio.Event().wait()
 
 
-def test_an_actor_that_serves_again_receives_no_number_of_a_call_twice():
-    async def run():
-        actor, calls = HeldActor(), count()
-        for _ in range(2):
-            worker = ActorWorker("a", actor, ObjectMedia(), calls)
-            job = EpisodeJob("episode", Task("t"), 0, 0, 1, SamplingParams(), EpisodeLimits())
-            running = asyncio.ensure_future(worker.run(job, None))
-            await actor.called.wait()
-            actor.called.clear()
-            running.cancel()
-            await asyncio.wait([running])
-        assert actor.calls == [0, 1]
-
-    asyncio.run(run())
+async def test_an_actor_that_serves_again_receives_no_number_of_a_call_twice():
+    actor, calls = HeldActor(), count()
+    for _ in range(2):
+        worker = ActorWorker("a", actor, ObjectMedia(), calls)
+        job = EpisodeJob("episode", Task("t"), 0, 0, 1, SamplingParams(), EpisodeLimits())
+        running = asyncio.ensure_future(worker.run(job, None))
+        await actor.called.wait()
+        actor.called.clear()
+        running.cancel()
+        await asyncio.wait([running])
+    assert actor.calls == [0, 1]
 
 
-def test_a_start_ends_an_update_whose_end_was_not_reported(renderer, monkeypatch):
+async def test_a_start_ends_an_update_whose_end_was_not_reported(renderer, monkeypatch):
     context = SimpleNamespace(get_node_id=lambda: "node")
     monkeypatch.setattr(worker_actor.ray, "get_runtime_context", lambda: context)
 
-    async def run():
-        parts = WorkerParts(
-            lambda task: None, lambda: ScriptedEngine(lambda request: "yes", renderer=renderer), lambda: renderer
-        )
-        actor = WorkerActor(parts, 1)
-        assert not (await actor.start()).error
-        await actor.set_update("abort")
-        assert actor._worker._settings.pauses.is_updating
-        await actor.start()
-        assert not actor._worker._settings.pauses.is_updating
-        await actor.stop()
-
-    asyncio.run(run())
+    parts = WorkerParts(
+        lambda task: None, lambda: ScriptedEngine(lambda request: "yes", renderer=renderer), lambda: renderer
+    )
+    actor = WorkerActor(parts, 1)
+    assert not (await actor.start()).error
+    await actor.set_update("abort")
+    assert actor._worker._settings.pauses.is_updating
+    await actor.start()
+    assert not actor._worker._settings.pauses.is_updating
+    await actor.stop()
 
 
 @pytest.mark.parametrize("episodes", [1, 64, 2048])

@@ -15,7 +15,7 @@ from run_config_files import CONFIG, FOURS, changed, groups_of, rows_of, run, su
 from rollouts.cli.run.output import GroupFiles
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.runner.group import Group
-from rollouts.runner.journal import Recorder
+from rollouts.runner.journal_database import Recorder
 from rollouts.task import Task
 from transport import RecordWriter
 

@@ -19,7 +19,7 @@ from run_config_files import FOURS, groups_of, rows_of, run, summary_of, write_r
 
 from rollouts import Trajectory
 from rollouts.runner import Group, Task
-from rollouts.runner.journal import DATABASE, Recorder
+from rollouts.runner.journal_database import DATABASE, Recorder
 from transport import RecordReader, RecordWriter
 
 NUMBERS = (4, 7, 1, 2, 3, 5)

@@ -13,7 +13,8 @@ from renderers import RenderedTokens
 from renderers.media.item import MediaSource
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.runner.group import Group
-from rollouts.runner.journal import Journal, Recorder
+from rollouts.runner.journal import Journal
+from rollouts.runner.journal_database import Recorder
 from rollouts.task import Task
 from transport import encode
 

@@ -10,7 +10,7 @@ from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of
 from rollouts.errors import RolloutsError
 
 
-def test_closing_a_runner_ends_the_wait_of_its_consumer_and_starts_no_episode(renderer):
+async def test_closing_a_runner_ends_the_wait_of_its_consumer_and_starts_no_episode(renderer):
     made = []
 
     class Made(Counting):
@@ -18,37 +18,15 @@ def test_closing_a_runner_ends_the_wait_of_its_consumer_and_starts_no_episode(re
             super().__init__(task)
             made.append(task.task_id)
 
-    async def run():
-        engine = HeldEngine(renderer)
-        runner = make_runner(renderer, Made, engine)
-        consumer = asyncio.create_task(groups_of(runner, tasks(3)))
-        await engine.wait_for_in_flight(3)
-        await runner.close()
-        with pytest.raises(RolloutsError, match="this Runner is closed"):
-            await asyncio.wait_for(consumer, 5)
-        assert_no_task_is_left()
-
-    asyncio.run(run())
+    engine = HeldEngine(renderer)
+    runner = make_runner(renderer, Made, engine)
+    consumer = asyncio.create_task(groups_of(runner, tasks(3)))
+    await engine.wait_for_in_flight(3)
+    await runner.close()
+    with pytest.raises(RolloutsError, match="this Runner is closed"):
+        await asyncio.wait_for(consumer, 5)
+    assert_no_task_is_left()
     assert sorted(made) == ["t0", "t1", "t2"]
-
-
-def test_closing_a_stream_ends_the_wait_of_its_consumer(renderer):
-    async def run():
-        engine = HeldEngine(renderer)
-        async with make_runner(renderer, Counting, engine) as runner:
-            stream = runner.stream(tasks(3))
-            consumer = asyncio.create_task(anext(stream))
-            await engine.wait_for_in_flight(3)
-            await stream.aclose()
-            with pytest.raises(StopAsyncIteration):
-                await asyncio.wait_for(consumer, 5)
-            with pytest.raises(StopAsyncIteration):
-                await anext(stream)
-            assert len(engine.cancelled) == 3
-            assert not engine.in_flight
-        assert_no_task_is_left()
-
-    asyncio.run(run())
 
 
 class Stubborn(Counting):
@@ -77,7 +55,7 @@ class StubbornInClose(Stubborn):
 
 def run_with_stubborn(monkeypatch, world):
     """Run `world()`. Only then may the environments end: `asyncio.run` waits for the tasks that are left."""
-    monkeypatch.setattr("rollouts.episodes.environment.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("rollouts.episodes.environment_calls.CLOSE_SECONDS", 0.1)
     monkeypatch.setattr("rollouts.episodes.episode.END_SECONDS", 0.3)
 
     async def run():
@@ -115,7 +93,7 @@ def test_an_environment_that_does_not_end_its_close_gives_its_place_to_other_epi
     assert "episode t1/0.0 is left" in caplog.text
 
 
-def test_an_environment_has_its_time_to_close_whoever_cancels_meanwhile(renderer, caplog):
+async def test_an_environment_has_its_time_to_close_whoever_cancels_meanwhile(renderer, caplog):
     closing, closed = asyncio.Event(), []
 
     class ClosesSlowly(Counting):
@@ -124,19 +102,16 @@ def test_an_environment_has_its_time_to_close_whoever_cancels_meanwhile(renderer
             await asyncio.sleep(0.3)
             closed.append(self.task.task_id)
 
-    async def world():
-        async with make_runner(renderer, ClosesSlowly) as runner:
-            consumer = asyncio.create_task(groups_of(runner, tasks(2)))
-            await closing.wait()
-            consumer.cancel()
-            await asyncio.sleep(0.05)
-            await runner.close()
-            assert sorted(closed) == ["t0", "t1"]
-            with pytest.raises(asyncio.CancelledError):
-                await consumer
-        assert_no_task_is_left()
-
-    asyncio.run(world())
+    async with make_runner(renderer, ClosesSlowly) as runner:
+        consumer = asyncio.create_task(groups_of(runner, tasks(2)))
+        await closing.wait()
+        consumer.cancel()
+        await asyncio.sleep(0.05)
+        await runner.close()
+        assert sorted(closed) == ["t0", "t1"]
+        with pytest.raises(asyncio.CancelledError):
+            await consumer
+    assert_no_task_is_left()
     assert "is left" not in caplog.text
 
 

@@ -105,7 +105,7 @@ def test_a_prompt_that_does_not_fit_into_the_model_ends_the_episode_truncated(re
         ("episode_seconds", "engine"),
     ],
 )
-def test_a_deadline_cancels_what_the_episode_waits_for_and_names_it(renderer, name, part):
+async def test_a_deadline_cancels_what_the_episode_waits_for_and_names_it(renderer, name, part):
     stopped = asyncio.Event()
 
     async def stop(at):
@@ -126,22 +126,19 @@ def test_a_deadline_cancels_what_the_episode_waits_for_and_names_it(renderer, na
         await stop("environment.make")
         return Environment(task)
 
-    async def world():
-        engine = HeldEngine(renderer)
-        if part != "engine":
-            engine.release.set()
-        ended = []
-        options = {"limits": EpisodeLimits(**{name: 10.0}), "listeners": [ended.append]}
-        async with make_runner(renderer, make, engine, **options) as runner:
-            receiving = asyncio.ensure_future(anext(runner.stream(tasks(1))))
-            await (engine.wait_for_in_flight(1) if part == "engine" else stopped.wait())
-            advance_clock(10.0)
-            group = await receiving
-        assert len(engine.cancelled) == (part == "engine")
-        assert [event.outcome for event in ended if isinstance(event, EpisodeEnded)] == ["truncated"]
-        return group.episodes[0]
-
-    episode = asyncio.run(asyncio.wait_for(world(), 60))
+    engine = HeldEngine(renderer)
+    if part != "engine":
+        engine.release.set()
+    ended = []
+    options = {"limits": EpisodeLimits(**{name: 10.0}), "listeners": [ended.append]}
+    async with make_runner(renderer, make, engine, **options) as runner:
+        receiving = asyncio.ensure_future(anext(runner.stream(tasks(1))))
+        await (engine.wait_for_in_flight(1) if part == "engine" else stopped.wait())
+        advance_clock(10.0)
+        group = await receiving
+    assert len(engine.cancelled) == (part == "engine")
+    assert [event.outcome for event in ended if isinstance(event, EpisodeEnded)] == ["truncated"]
+    episode = group.episodes[0]
     assert episode.truncated
     assert not episode.error
     assert episode.truncation_reason == f"{name}: 10 s passed in turn 0, which waited for {part}"

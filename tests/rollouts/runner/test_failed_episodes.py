@@ -108,16 +108,6 @@ def test_tasks_that_fail_at_once_do_not_end_a_run_whose_first_group_still_runs(r
     assert asyncio.run(run())[-1] == "t0"
 
 
-def test_a_runner_whose_first_groups_failed_runs_on_if_it_is_asked_again(renderer):
-    async def run():
-        async with make_runner(renderer, Broken, tasks=tasks(6), stop_after_failed_groups=2) as runner:
-            with pytest.raises(RolloutsError, match="the first groups failed"):
-                await runner.collect(6)
-            return await runner.collect(6)
-
-    assert len(asyncio.run(run())) == 6
-
-
 def test_an_error_in_a_threaded_environment_names_the_environment_in_it(renderer):
     groups, _ = run_groups(renderer, tasks(1), lambda task: ThreadedEnvironment(Broken(task)))
     assert "Broken.step raised KeyError" in groups["t0"].episodes[0].error
@@ -133,7 +123,7 @@ def test_a_function_that_makes_no_environment_is_named_in_the_error(renderer, ma
 
 @pytest.mark.parametrize(("limits", "count"), [(EpisodeLimits(), 1), (EpisodeLimits(max_turns=6), 0)])
 def test_an_episode_without_limits_that_goes_on_is_reported_once(renderer, caplog, monkeypatch, limits, count):
-    monkeypatch.setattr("rollouts.runner.events._MANY_TURNS", 3)
+    monkeypatch.setattr("rollouts.runner.reporting._MANY_TURNS", 3)
 
     class FiveTurns(Counting):
         turns = 5

@@ -60,9 +60,3 @@ def test_a_group_without_a_successful_episode_has_no_sample(renderer):
     group = graded_group(renderer, 2)
     only_failed = Group(group.task, group.episodes[1:], (1,), group.rewards[1:])
     assert only_failed.samples(renderer.processors) == []
-
-
-def test_a_group_with_group_rewards_of_other_episodes_is_refused(renderer):
-    group = graded_group(renderer, 3)
-    with pytest.raises(ArgumentError, match="group_rewards"):
-        Group(group.task, group.episodes, group.attempts, group.rewards, group_rewards=np.zeros(4))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_recordings import CONFIGURATION, Expected, compare, open_recorder, play
 
-from rollouts.runner.journal import DATABASE, Recorder
+from rollouts.runner.journal_database import DATABASE, Recorder
 
 #: What a process writes; it is moved into the database later, which these tests do not let happen.
 LOG = f"{DATABASE}-wal"

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from journalled_run import NUM_TASKS
 
-from rollouts.runner.journal import DATABASE
+from rollouts.runner.journal_database import DATABASE
 
 PROGRAM = Path(__file__).parent / "journalled_run.py"
 SKIPPED = {f"t{number}" for number in range(NUM_TASKS) if number % 7 == 3}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from journal_recordings import fill_disk
-from journalled_run import digest_of
 from runner_world import assert_no_task_is_left, make_runner, tasks
 
 from rollouts.errors import ArgumentError
@@ -24,7 +23,7 @@ from rollouts.runner import (
     JournalOfAnotherRunError,
     Task,
 )
-from rollouts.runner.events import EpisodeEnded, GroupFinished
+from rollouts.runner.events import GroupFinished
 from rollouts.testing import ScriptedEngine
 
 
@@ -46,46 +45,6 @@ async def received(renderer: Any, directory: Path, count: int, *, limit: int = 9
 
 def ids(groups: list[Group]) -> list[str]:
     return [group.task.task_id for group in groups]
-
-
-async def test_of_a_group_of_eight_with_seven_finished_episodes_one_is_run_again(renderer: Any, tmp_path: Path) -> None:
-    ended, seven = set(), asyncio.Event()
-
-    def count(event: Any) -> None:
-        if isinstance(event, EpisodeEnded) and event.outcome == "done":
-            ended.add(event.episode_id)
-            if len(ended) == 7:
-                seven.set()
-
-    async def wait_for_the_last(request: Any) -> str:
-        if request.session_id == "t0/5.0":
-            await asyncio.Event().wait()
-        return "yes"
-
-    first = ScriptedEngine(wait_for_the_last, renderer=renderer)
-    async with journalled(renderer, tmp_path, engine=first, group_size=8, listeners=[count]) as runner:
-        waiting = asyncio.ensure_future(anext(runner.stream(tasks(1))))
-        await asyncio.wait_for(seven.wait(), 30)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-    second = ScriptedEngine(lambda request: "yes", renderer=renderer)
-    (group,) = await received(renderer, tmp_path, 1, engine=second, group_size=8)
-    assert {request.session_id for request in second.requests} == {"t0/5.0"}
-    assert [episode.episode_id for episode in group.episodes] == [f"t0/{index}.0" for index in range(8)]
-    assert group.rewards.tolist() == [2.0] * 8
-    assert group.attempts == (1,) * 8
-
-
-async def test_a_group_that_was_not_acknowledged_is_delivered_again_unchanged_and_not_run_again(
-    renderer: Any, tmp_path: Path
-) -> None:
-    before = await received(renderer, tmp_path, 3, limit=2, group_size=2)
-    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-    after = await received(renderer, tmp_path, 3, engine=engine, group_size=2)
-    assert digest_of(after[0]) == digest_of(before[1])
-    assert sorted(ids(before[:1] + after)) == ["t0", "t1", "t2"]
-    assert not {request.session_id.split("/")[0] for request in engine.requests} & {*ids(before)}
-    assert await received(renderer, tmp_path, 3, group_size=2) == []
 
 
 async def test_an_acknowledged_group_is_not_delivered_again(renderer: Any, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_an_exit_of_an_environment_fails_its_episode_and_no_other_of_the_group(r
 
 @pytest.mark.parametrize("error", [PanicError, asyncio.CancelledError, GeneratorExit, SystemExit])
 @pytest.mark.parametrize("part", ["skip_group", "a group reward"])
-def test_a_base_exception_of_skip_group_or_a_group_reward_is_raised_in_place_of_the_group(renderer, part, error):
+async def test_a_base_exception_of_skip_group_or_a_group_reward_is_raised_in_place_of_the_group(renderer, part, error):
     def fail_for_t0(is_t0):
         if is_t0:
             raise error("of a library")
@@ -111,14 +111,11 @@ def test_a_base_exception_of_skip_group_or_a_group_reward_is_raised_in_place_of_
     if part == "skip_group":
         options = {"skip_group": lambda group: fail_for_t0(group.task.task_id == "t0")}
 
-    async def world():
-        async with make_runner(renderer, concurrency=1, **options) as runner:
-            stream = runner.stream(tasks(2))
-            with pytest.raises(GroupFailedError, match=f"t0: .*({error.__name__}|something that was cancelled)"):
-                await anext(stream)
-            assert [group.task.task_id async for group in stream] == ["t1"]
-
-    asyncio.run(asyncio.wait_for(world(), 60))
+    async with make_runner(renderer, concurrency=1, **options) as runner:
+        stream = runner.stream(tasks(2))
+        with pytest.raises(GroupFailedError, match=f"t0: .*({error.__name__}|something that was cancelled)"):
+            await anext(stream)
+        assert [group.task.task_id async for group in stream] == ["t1"]
 
 
 @pytest.mark.parametrize("group_size", [1, 2])

@@ -76,24 +76,21 @@ def test_a_value_that_configures_a_run_and_cannot_be_is_an_error_that_names_it(n
     assert caught.value.name == name
 
 
-def test_calls_of_a_runner_with_other_values_are_refused(renderer):
-    async def run():
-        async with make_runner(renderer) as runner:
-            with pytest.raises(ArgumentError, match="tasks"):
-                await runner.collect(1)
-            with pytest.raises(ArgumentError, match="tasks"):
-                runner.stream("t0")
-            with pytest.raises(ArgumentError, match="version is '0'; it has been in use"):
-                await runner.update_weights(None, "0")
-            with pytest.raises(ArgumentError, match="in_flight is 'now'"):
-                await runner.update_weights(None, "1", "now")
-            with pytest.raises(ArgumentError, match=r"version is .* that UTF-8 can encode"):
-                await runner.update_weights(None, "a\ud800")
-        async with make_runner(renderer, tasks=tasks(1)) as runner:
-            for count in (0, 1.5, None):
-                with pytest.raises(ArgumentError, match="count"):
-                    await runner.collect(count)
-        with pytest.raises(RolloutsError, match="this Runner is closed"):
-            await runner.update_weights(None, "1")
-
-    asyncio.run(run())
+async def test_calls_of_a_runner_with_other_values_are_refused(renderer):
+    async with make_runner(renderer) as runner:
+        with pytest.raises(ArgumentError, match="tasks"):
+            await runner.collect(1)
+        with pytest.raises(ArgumentError, match="tasks"):
+            runner.stream("t0")
+        with pytest.raises(ArgumentError, match="version is '0'; it has been in use"):
+            await runner.update_weights(None, "0")
+        with pytest.raises(ArgumentError, match="in_flight is 'now'"):
+            await runner.update_weights(None, "1", "now")
+        with pytest.raises(ArgumentError, match=r"version is .* that UTF-8 can encode"):
+            await runner.update_weights(None, "a\ud800")
+    async with make_runner(renderer, tasks=tasks(1)) as runner:
+        for count in (0, 1.5, None):
+            with pytest.raises(ArgumentError, match="count"):
+                await runner.collect(count)
+    with pytest.raises(RolloutsError, match="this Runner is closed"):
+        await runner.update_weights(None, "1")

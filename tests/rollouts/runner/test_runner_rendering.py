@@ -1,6 +1,5 @@
 """What a runner does with its renderer: threads, shared images, renderers of text models."""
 
-import asyncio
 import io
 
 import pytest
@@ -33,12 +32,9 @@ def test_the_image_of_a_prompt_is_processed_once_for_the_episodes_of_a_group(tin
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_pool_that_was_given_is_used_and_stays_open(renderer, threads):
-    async def world():
-        async with RendererPool(renderer, threads=threads) as pool:
-            for _ in range(2):
-                async with make_runner(pool, engine=ScriptedEngine(lambda _: "yes", renderer=renderer)) as runner:
-                    assert len([group async for group in runner.stream(tasks(3))]) == 3
-            assert await pool.render_async([{"role": "user", "content": "?"}])
-
-    asyncio.run(asyncio.wait_for(world(), 60))
+async def test_a_pool_that_was_given_is_used_and_stays_open(renderer, threads):
+    async with RendererPool(renderer, threads=threads) as pool:
+        for _ in range(2):
+            async with make_runner(pool, engine=ScriptedEngine(lambda _: "yes", renderer=renderer)) as runner:
+                assert len([group async for group in runner.stream(tasks(3))]) == 3
+        assert await pool.render_async([{"role": "user", "content": "?"}])

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 import pytest
-from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
+from runner_world import HeldEngine, make_runner, run_groups, tasks
 
 from renderers.errors import MediaFetchError, MessageError
 from rollouts.episodes.errors import (
@@ -27,7 +27,7 @@ from rollouts.errors import (
 )
 from rollouts.runner import RetryPolicy, Task
 from rollouts.runner.events import EpisodeRetried, EpisodeWaiting
-from rollouts.runner.group_run import FailedAttempts
+from rollouts.runner.retries import FailedAttempts
 from rollouts.testing import ScriptedEngine
 
 AT_ONCE = RetryPolicy(first_delay=0.0)
@@ -161,110 +161,63 @@ def test_without_time_for_an_outage_or_the_kind_engine_all_attempts_count(retry)
     assert attempts == (retry.max_attempts if "engine" in retry.kinds else 1)
 
 
-def test_a_run_waits_for_an_engine_that_comes_back_and_says_so_once(renderer, caplog):
-    requests, retries, came_back = itertools.count(), itertools.count(1), asyncio.Event()
-
-    class DownFor54Requests(ScriptedEngine):
-        async def generate(self, request):
-            if next(requests) < 54:
-                raise UNREACHABLE
-            await came_back.wait()
-            return await super().generate(request)
+async def test_an_episode_that_waits_for_its_next_attempt_leaves_its_place_to_others(renderer):
+    events = []
+    waits = asyncio.Event()
 
     def listen(event):
-        if isinstance(event, EpisodeRetried) and next(retries) == 54:
-            came_back.set()
+        events.append(event)
+        if isinstance(event, EpisodeWaiting) and event.waiting_for == "retry":
+            waits.set()
 
-    engine = DownFor54Requests(lambda request: "yes", renderer=renderer)
-    options = {"retry": AT_ONCE, "listeners": [listen]}
-    groups, runner = run_groups(renderer, tasks(3), engine=engine, group_size=2, concurrency=6, **options)
-    assert not any(group.num_failed for group in groups.values())
-    assert sum(attempts for group in groups.values() for attempts in group.attempts) == 54 + 6
-    assert runner.metrics()["episodes_retried"] == 54
-    (line,) = [record.getMessage() for record in caplog.records if "cannot be reached" in record.getMessage()]
-    assert "600 seconds" in line
-    assert "refused" in line
+    def script(request):
+        if request.session_id.startswith("t0/"):
+            raise TimeoutError("too slow")
+        return "yes"
 
-
-@pytest.mark.parametrize(("kinds", "attempts"), [(("engine", "media"), 1), (("environment",), 2)], ids=str)
-def test_an_exception_of_an_environment_is_repeated_by_choice(renderer, kinds, attempts):
-    made = itertools.count()
-
-    class FailsOnce(Counting):
-        def step(self, assistant):
-            if next(made) == 0:
-                raise KeyError("x")
-            return super().step(assistant)
-
-    retry = RetryPolicy(kinds=kinds, first_delay=0.0)
-    groups, _ = run_groups(renderer, tasks(1), FailsOnce, retry=retry)
-    assert groups["t0"].attempts == (attempts,)
-    assert bool(groups["t0"].episodes[0].error) == (attempts == 1)
+    engine = HeldEngine(renderer, script)
+    engine.release.set()
+    options = {"retry": RetryPolicy(first_delay=3600.0, max_delay=3600.0), "listeners": [listen]}
+    async with make_runner(renderer, engine=engine, concurrency=1, **options) as runner:
+        stream = runner.stream(tasks(4))
+        groups = [await anext(stream) for _ in range(3)]
+        assert waits.is_set()
+        assert sorted(group.task.task_id for group in groups) == ["t1", "t2", "t3"]
+        (retried,) = [event for event in events if isinstance(event, EpisodeRetried)]
+        assert retried.episode_id == "t0/0.0"
+        assert "too slow" in retried.error
+        assert 1800 <= retried.delay_seconds <= 3600
+        await stream.aclose()
 
 
-def test_an_episode_that_waits_for_its_next_attempt_leaves_its_place_to_others(renderer):
-    async def world():
-        events = []
-        waits = asyncio.Event()
+async def test_an_outage_of_the_engine_draws_no_more_tasks_than_twice_as_many_as_may_run(renderer):
+    retried, taken, both = [], [], asyncio.Event()
+    retry = RetryPolicy(first_delay=3600.0, max_delay=3600.0)
 
-        def listen(event):
-            events.append(event)
-            if isinstance(event, EpisodeWaiting) and event.waiting_for == "retry":
-                waits.set()
+    def endless():
+        for number in itertools.count():
+            taken.append(number)
+            yield Task(str(number))
 
-        def script(request):
-            if request.session_id.startswith("t0/"):
-                raise TimeoutError("too slow")
-            return "yes"
+    def fail(request):
+        raise ConnectionError("refused")
 
-        engine = HeldEngine(renderer, script)
-        engine.release.set()
-        options = {"retry": RetryPolicy(first_delay=3600.0, max_delay=3600.0), "listeners": [listen]}
-        async with make_runner(renderer, engine=engine, concurrency=1, **options) as runner:
-            stream = runner.stream(tasks(4))
-            groups = [await anext(stream) for _ in range(3)]
-            assert waits.is_set()
-            assert sorted(group.task.task_id for group in groups) == ["t1", "t2", "t3"]
-            (retried,) = [event for event in events if isinstance(event, EpisodeRetried)]
-            assert retried.episode_id == "t0/0.0"
-            assert "too slow" in retried.error
-            assert 1800 <= retried.delay_seconds <= 3600
-            await stream.aclose()
+    def listen(event):
+        if isinstance(event, EpisodeRetried):
+            retried.append(event)
+        if len(retried) == 2:
+            both.set()
 
-    asyncio.run(asyncio.wait_for(world(), 60))
-
-
-def test_an_outage_of_the_engine_draws_no_more_tasks_than_twice_as_many_as_may_run(renderer):
-    async def world():
-        retried, taken, both = [], [], asyncio.Event()
-        retry = RetryPolicy(first_delay=3600.0, max_delay=3600.0)
-
-        def endless():
-            for number in itertools.count():
-                taken.append(number)
-                yield Task(str(number))
-
-        def fail(request):
-            raise ConnectionError("refused")
-
-        def listen(event):
-            if isinstance(event, EpisodeRetried):
-                retried.append(event)
-            if len(retried) == 2:
-                both.set()
-
-        engine = ScriptedEngine(fail, renderer=renderer)
-        async with make_runner(renderer, engine=engine, concurrency=2, retry=retry, listeners=[listen]) as runner:
-            waiting = asyncio.ensure_future(anext(runner.stream(endless())))
-            await both.wait()  # threads render the prompts
-            for _ in range(3000):
-                await asyncio.sleep(0)
-            assert len(retried) <= len(taken) <= 4
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            assert runner._capacity.waiting == runner._capacity.claimed == 0
-
-    asyncio.run(asyncio.wait_for(world(), 60))
+    engine = ScriptedEngine(fail, renderer=renderer)
+    async with make_runner(renderer, engine=engine, concurrency=2, retry=retry, listeners=[listen]) as runner:
+        waiting = asyncio.ensure_future(anext(runner.stream(endless())))
+        await both.wait()  # threads render the prompts
+        for _ in range(3000):
+            await asyncio.sleep(0)
+        assert len(retried) <= len(taken) <= 4
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert runner._capacity.waiting == runner._capacity.claimed == 0
 
 
 def test_a_failing_listener_gets_no_more_events_and_the_others_do(renderer, caplog):

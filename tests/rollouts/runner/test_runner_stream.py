@@ -11,12 +11,7 @@ from runner_world import Counting, make_runner, outcomes, run_groups, tasks
 from rollouts import StepResult
 from rollouts.rewards import GroupReward, rank_by
 from rollouts.runner import (
-    Asynchronous,
-    EpisodeLimits,
     GroupFailedError,
-    OneStepOffPolicy,
-    RetryPolicy,
-    Synchronous,
     Task,
     TaskSourceError,
 )
@@ -73,7 +68,7 @@ def test_seeds_depend_on_task_and_index_and_not_on_what_else_runs(renderer):
     assert other_groups["t0"].episodes[0].seed != all_groups["t0"].episodes[0].seed
 
 
-def test_an_infinite_source_is_taken_from_only_as_far_as_there_is_capacity(renderer):
+async def test_an_infinite_source_is_taken_from_only_as_far_as_there_is_capacity(renderer):
     taken = []
 
     def endless():
@@ -81,22 +76,19 @@ def test_an_infinite_source_is_taken_from_only_as_far_as_there_is_capacity(rende
             taken.append(index)
             yield Task(str(index))
 
-    async def run():
-        # Of one episode each: another group begins where only a part of a group is left, so that larger ones vary.
-        async with make_runner(renderer, group_size=1, concurrency=2) as runner:
-            stream = runner.stream(endless())
-            for wanted in range(1, 20):
-                await anext(stream)
-                for _ in range(200):  # the groups that may run ahead of a slow consumer have time to
-                    await asyncio.sleep(0)
-                # Four that run or are finished, and one that begins.
-                assert len(taken) <= wanted + 5
-            await stream.aclose()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    # Of one episode each: another group begins where only a part of a group is left, so that larger ones vary.
+    async with make_runner(renderer, group_size=1, concurrency=2) as runner:
+        stream = runner.stream(endless())
+        for wanted in range(1, 20):
+            await anext(stream)
+            for _ in range(200):  # the groups that may run ahead of a slow consumer have time to
+                await asyncio.sleep(0)
+            # Four that run or are finished, and one that begins.
+            assert len(taken) <= wanted + 5
+        await stream.aclose()
 
 
-def test_groups_whose_rewards_take_long_are_bounded_and_episodes_run_meanwhile(renderer):
+async def test_groups_whose_rewards_take_long_are_bounded_and_episodes_run_meanwhile(renderer):
     taken, scoring = [], []
 
     def endless():
@@ -104,47 +96,41 @@ def test_groups_whose_rewards_take_long_are_bounded_and_episodes_run_meanwhile(r
             taken.append(index)
             yield Task(str(index))
 
-    async def run():
-        may_score, three_are_scored = asyncio.Event(), asyncio.Event()
+    may_score, three_are_scored = asyncio.Event(), asyncio.Event()
 
-        async def reward(episodes):
-            scoring.append(episodes[0].group_id)
-            if len(scoring) == 3:
-                three_are_scored.set()
-            await may_score.wait()
-            return [0.0] * len(episodes)
+    async def reward(episodes):
+        scoring.append(episodes[0].group_id)
+        if len(scoring) == 3:
+            three_are_scored.set()
+        await may_score.wait()
+        return [0.0] * len(episodes)
 
-        options = {"group_size": 1, "concurrency": 2, "group_rewards": [GroupReward("slow", 1.0, reward)]}
-        async with make_runner(renderer, **options) as runner:
-            stream = runner.stream(endless())
-            first = asyncio.ensure_future(anext(stream))
-            await asyncio.wait_for(three_are_scored.wait(), 30)
-            for _ in range(500):  # further groups would have had time to begin
-                await asyncio.sleep(0)
-            # Two groups may be scored when two more begin, which is the capacity; the next one waits for its start.
-            assert len(scoring) <= 4
-            assert len(taken) <= 5
-            may_score.set()
-            groups = [await first, *[await anext(stream) for _ in range(20)]]
-            await stream.aclose()
-        assert len({group.task.task_id for group in groups}) == 21
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    options = {"group_size": 1, "concurrency": 2, "group_rewards": [GroupReward("slow", 1.0, reward)]}
+    async with make_runner(renderer, **options) as runner:
+        stream = runner.stream(endless())
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.wait_for(three_are_scored.wait(), 30)
+        for _ in range(500):  # further groups would have had time to begin
+            await asyncio.sleep(0)
+        # Two groups may be scored when two more begin, which is the capacity; the next one waits for its start.
+        assert len(scoring) <= 4
+        assert len(taken) <= 5
+        may_score.set()
+        groups = [await first, *[await anext(stream) for _ in range(20)]]
+        await stream.aclose()
+    assert len({group.task.task_id for group in groups}) == 21
 
 
-def test_skipped_groups_are_counted_under_their_reason_and_replaced_by_others(renderer):
+async def test_skipped_groups_are_counted_under_their_reason_and_replaced_by_others(renderer):
     def skip(group):
         number = group.task.data
         return "solved" if number % 3 == 0 else number % 3 == 1
 
-    async def run():
-        source = (Task(str(index), index) for index in itertools.count())
-        async with make_runner(renderer, skip_group=skip, tasks=source) as runner:
-            groups = await runner.collect(3)
-            assert [group.task.data for group in groups] == [2, 5, 8]
-            return runner.metrics()
-
-    metrics = asyncio.run(asyncio.wait_for(run(), 60))
+    source = (Task(str(index), index) for index in itertools.count())
+    async with make_runner(renderer, skip_group=skip, tasks=source) as runner:
+        groups = await runner.collect(3)
+        assert [group.task.data for group in groups] == [2, 5, 8]
+        metrics = runner.metrics()
     assert metrics["groups_skipped/solved"] == 3
     assert metrics["groups_skipped/skipped"] == 3
     assert metrics["groups_delivered"] == 3
@@ -196,17 +182,14 @@ def failing(source):
     ],
     ids=["raises", "repeats an id", "yields another type"],
 )
-def test_a_failing_source_is_an_error_after_the_groups_before_it(renderer, wrap, source, position, text):
-    async def run():
-        async with make_runner(renderer, group_size=2) as runner:
-            stream = runner.stream(wrap(source()))
-            delivered = [(await anext(stream)).task.task_id for _ in range(position)]
-            with pytest.raises(TaskSourceError, match=text) as caught:
-                await anext(stream)
-            assert sorted(delivered) == [f"t{index}" for index in range(position)]
-            assert caught.value.position == position
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_a_failing_source_is_an_error_after_the_groups_before_it(renderer, wrap, source, position, text):
+    async with make_runner(renderer, group_size=2) as runner:
+        stream = runner.stream(wrap(source()))
+        delivered = [(await anext(stream)).task.task_id for _ in range(position)]
+        with pytest.raises(TaskSourceError, match=text) as caught:
+            await anext(stream)
+        assert sorted(delivered) == [f"t{index}" for index in range(position)]
+        assert caught.value.position == position
 
 
 def raising_source(error):
@@ -223,21 +206,16 @@ async def raising_async_source(error):
 @pytest.mark.parametrize(
     "error", [asyncio.CancelledError(), Interrupt("stop"), GeneratorExit(), SystemExit(0)], ids=repr
 )
-def test_a_source_that_raises_a_cancellation_or_another_base_exception_loses_no_group(renderer, source, error):
-    async def run():
-        async with make_runner(renderer) as runner:
-            stream = runner.stream(source(error))
-            assert (await anext(stream)).task.task_id == "t0"
-            with pytest.raises(
-                TaskSourceError, match=f"task 1 of the source: the source raised {type(error).__name__}"
-            ):
-                await anext(stream)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_a_source_that_raises_a_cancellation_or_another_base_exception_loses_no_group(renderer, source, error):
+    async with make_runner(renderer) as runner:
+        stream = runner.stream(source(error))
+        assert (await anext(stream)).task.task_id == "t0"
+        with pytest.raises(TaskSourceError, match=f"task 1 of the source: the source raised {type(error).__name__}"):
+            await anext(stream)
 
 
 @pytest.mark.parametrize("kind", ["iterable", "async iterable", "async iterable that waits"])
-def test_a_generator_of_tasks_is_closed_when_the_runner_ends(renderer, kind):
+async def test_a_generator_of_tasks_is_closed_when_the_runner_ends(renderer, kind):
     closed = []
 
     def generator():
@@ -258,13 +236,10 @@ def test_a_generator_of_tasks_is_closed_when_the_runner_ends(renderer, kind):
 
     numbers = itertools.count(1)
 
-    async def run():
-        source = generator() if kind == "iterable" else async_generator()
-        async with make_runner(renderer, concurrency=1) as runner:
-            await anext(runner.stream(source))
-        assert closed == [kind]
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    source = generator() if kind == "iterable" else async_generator()
+    async with make_runner(renderer, concurrency=1) as runner:
+        await anext(runner.stream(source))
+    assert closed == [kind]
 
 
 def test_group_rewards_are_added_to_those_of_the_episodes(renderer):
@@ -293,19 +268,3 @@ def test_a_group_can_be_pickled_and_encoded_for_another_process(renderer, copy):
     assert (again.task, again.attempts, again.oldest_version) == (group.task, group.attempts, group.oldest_version)
     assert again.rewards.tolist() == group.rewards.tolist()
     assert [each.num_turns for each in again.episodes] == [each.num_turns for each in group.episodes]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        EpisodeLimits(max_turns=3, turn_seconds=1.5),
-        RetryPolicy(max_attempts=2),
-        Synchronous(),
-        OneStepOffPolicy(),
-        Asynchronous(2),
-        Task("a", {"x": 1}, 3),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_configures_a_runner_can_be_pickled(value):
-    assert pickle.loads(pickle.dumps(value)) == value

@@ -9,7 +9,6 @@ from simulated_runs import LoopRenderer, TaskLog
 
 from rollouts import SamplingParams, StepResult
 from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, Synchronous
-from rollouts.runner.events import GroupStale
 from rollouts.task import Task
 
 TOKENS = 30
@@ -98,19 +97,6 @@ def versions_of(group):
     return [span.version for e in group.episodes for node in e.nodes for span in node.weight_spans]
 
 
-@pytest.mark.parametrize("mode", ["abort", "keep"])
-async def test_an_episode_goes_on_after_an_update_and_its_sample_has_both_versions(mode):
-    engine = engine_with()
-    async with runner_with(engine, Asynchronous(1), group_size=2) as runner:
-        collecting = asyncio.ensure_future(runner.collect(1))
-        await until_sampling(engine, 4)  # of the group and of the one ahead
-        await runner.update_weights(None, "1", mode)
-        (group,) = await collecting
-        assert versions_of(group) == ["0", "1"] * 2
-        assert (group.oldest_version, runner.versions) == ("0", ("0", "1"))
-        assert DROPPED not in runner.metrics()
-
-
 async def test_requests_that_had_to_wait_for_the_update_are_not_too_old():
     engine = engine_with(update_seconds=(5.0, 5.0))
     async with runner_with(engine, Synchronous()) as runner:
@@ -195,20 +181,6 @@ async def test_a_run_whose_groups_are_all_too_old_says_so_once(held, caplog):
     (message,) = [record.getMessage() for record in caplog.records]
     assert "the last 10 groups were too old" in message
     assert "by 2 versions of the weights, where the mode allows 1" in message
-
-
-async def test_a_group_that_waits_for_the_consumer_is_dropped_by_the_update_that_makes_it_too_old():
-    engine, events = engine_with(), []
-    async with runner_with(engine, OneStepOffPolicy(), listeners=[events.append]) as runner:
-        await runner.collect(2)
-        await until(lambda: runner.metrics()["groups_queued"] == 2)
-        await runner.update_weights(None, "1")
-        assert runner.metrics()["groups_queued"] == 2
-        await runner.update_weights(None, "2")
-        assert runner.metrics()["groups_queued"] == 0
-        stale = [(event.staleness, event.action) for event in events if isinstance(event, GroupStale)]
-        assert stale == [(2, "drop")] * 2
-        assert [versions_of(group) for group in await runner.collect(2)] == [["2"], ["2"]]
 
 
 async def test_a_consumer_may_ask_for_groups_while_an_update_drops_others(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from rollouts import Trajectory, WeightSpan
 from rollouts.errors import ArgumentError
 from rollouts.runner.version_history import VersionHistory, oldest_place, staleness
 from rollouts.trajectory.token_node import TokenNode
-from rollouts.values import VersionOrder
+from rollouts.version_order import VersionOrder
 
 names = st.lists(st.text("0123456789ab", min_size=1, max_size=3), min_size=1, max_size=8, unique=True)
 
@@ -52,14 +52,6 @@ def test_a_version_of_an_earlier_run_is_older_than_all_of_this_run():
     assert history.current == "1"
     assert history.versions == ("6", "7", "base", "1")
     assert history.name_of(-2) == "6"
-
-
-def test_integers_between_a_version_of_an_earlier_run_and_the_first_of_this_one_are_in_the_order():
-    history = history_of("3")
-    assert history.place("1") == -2
-    assert history.versions == ("1", "2", "3")
-    assert history.place("0") == -3
-    assert history.versions == ("0", "1", "2", "3")
 
 
 def test_a_version_of_an_earlier_run_whose_order_is_not_known_is_reported_once(caplog):
@@ -103,14 +95,6 @@ def test_a_token_without_a_version_counts_as_sampled_when_the_episode_began():
     assert oldest_place(partly, history, began=1) == 1
     labelled = Trajectory("e", nodes=[node(-1, 0), node(0, 4, ("2", 0, 4))])
     assert oldest_place(labelled, history, began=1) == 2
-
-
-def test_versions_of_tokens_from_an_engine_that_reports_none_are_not_older_than_the_run():
-    history = VersionHistory("", lambda: "")
-    assert staleness(history, history.place("0")) == 0
-    assert history.current == "0"
-    history.place("1")
-    assert staleness(history, history.place("0")) == 1
 
 
 def test_a_process_that_begins_with_older_weights_counts_from_the_newer_ones_that_it_loads():

@@ -7,7 +7,8 @@ import pytest
 from simulated_engine import SimulatedEngine
 
 from rollouts.errors import ArgumentError, WeightUpdateError
-from rollouts.runner.events import Reporter, WeightsUpdated, WeightUpdateFailed
+from rollouts.runner.events import WeightsUpdated, WeightUpdateFailed
+from rollouts.runner.reporting import Reporter
 from rollouts.runner.weight_updates import WeightUpdates
 from rollouts.testing import ScriptedEngine
 

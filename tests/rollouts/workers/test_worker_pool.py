@@ -216,29 +216,17 @@ TestManyPools = pytest.mark.long(pytest.mark.slow(ManyPools.TestCase))
 TestManyPools.settings = settings(max_examples=3000, stateful_step_count=40, deadline=None)
 
 
-def test_a_job_goes_to_the_worker_with_the_largest_free_share():
-    async def run():
-        pool = WorkerPool()
-        small, large = HeldWorker(), HeldWorker()
-        pool.add("small", 2, small)
-        pool.add("large", 6, large)
-        calls = [asyncio.ensure_future(pool.run(job(str(number)), Observer())) for number in range(4)]
-        await settled()
-        assert (len(small.held), len(large.held)) == (1, 3)
-        await pool.close()
-        await asyncio.wait(calls)
-        assert all(isinstance(call.exception(), WorkersClosedError) for call in calls)
-
-    asyncio.run(run())
-
-
-def test_a_worker_that_comes_during_an_update_learns_of_it():
-    pool, early, late = WorkerPool(), HeldWorker(), HeldWorker()
-    pool.add("early", 1, early)
-    pool.set_update("wait")
-    pool.add("late", 1, late)
-    pool.set_update(None)
-    assert early.updates == late.updates == ["wait", None]
+async def test_a_job_goes_to_the_worker_with_the_largest_free_share():
+    pool = WorkerPool()
+    small, large = HeldWorker(), HeldWorker()
+    pool.add("small", 2, small)
+    pool.add("large", 6, large)
+    calls = [asyncio.ensure_future(pool.run(job(str(number)), Observer())) for number in range(4)]
+    await settled()
+    assert (len(small.held), len(large.held)) == (1, 3)
+    await pool.close()
+    await asyncio.wait(calls)
+    assert all(isinstance(call.exception(), WorkersClosedError) for call in calls)
 
 
 @given(st.lists(st.sampled_from(["abort", "wait", "keep", None]), max_size=12))
@@ -276,47 +264,41 @@ def test_an_outage_of_an_engine_is_one_for_the_runner_of_another_process(cause, 
 
 
 @pytest.mark.slow
-def test_jobs_of_one_episode_id_run_one_after_the_other():
-    async def run():
-        pool, worker, other = WorkerPool(), HeldWorker(), HeldWorker()
-        pool.add("worker", 2, worker)
-        calls = [asyncio.ensure_future(pool.run(job("a"), Observer())) for _ in range(4)]
-        await settled()
-        assert pool.metrics()["worker_slots_used"] == 1
-        calls[1].cancel()  # it waits, and neither keeps a slot nor lets the third begin
-        await settled()
-        assert calls[1].cancelled()
-        assert pool.metrics()["worker_slots_used"] == 1
-        calls[0].cancel()
-        await settled()
-        assert worker.cancelled == ["a"]
-        assert list(worker.held) == ["a"]
-        pool.remove("worker", "killed")  # the third job runs again on another worker, and the fourth still waits
-        pool.add("other", 2, other)
-        await settled()
-        other.finish("a")
-        await settled()
-        assert (calls[2].done(), calls[3].done()) == (True, False)
-        other.finish("a")
-        await settled()
-        assert calls[3].result().episode_id == "a"
-        assert pool.metrics()["worker_slots_used"] == 0
-        calls.clear()
-        gc.collect()  # the error of the cancelled call refers to its frames
-        assert not pool._id_locks, "nothing is kept of an id whose jobs have ended"
-        await pool.close()
-
-    asyncio.run(run())
+async def test_jobs_of_one_episode_id_run_one_after_the_other():
+    pool, worker, other = WorkerPool(), HeldWorker(), HeldWorker()
+    pool.add("worker", 2, worker)
+    calls = [asyncio.ensure_future(pool.run(job("a"), Observer())) for _ in range(4)]
+    await settled()
+    assert pool.metrics()["worker_slots_used"] == 1
+    calls[1].cancel()  # it waits, and neither keeps a slot nor lets the third begin
+    await settled()
+    assert calls[1].cancelled()
+    assert pool.metrics()["worker_slots_used"] == 1
+    calls[0].cancel()
+    await settled()
+    assert worker.cancelled == ["a"]
+    assert list(worker.held) == ["a"]
+    pool.remove("worker", "killed")  # the third job runs again on another worker, and the fourth still waits
+    pool.add("other", 2, other)
+    await settled()
+    other.finish("a")
+    await settled()
+    assert (calls[2].done(), calls[3].done()) == (True, False)
+    other.finish("a")
+    await settled()
+    assert calls[3].result().episode_id == "a"
+    assert pool.metrics()["worker_slots_used"] == 0
+    calls.clear()
+    gc.collect()  # the error of the cancelled call refers to its frames
+    assert not pool._id_locks, "nothing is kept of an id whose jobs have ended"
+    await pool.close()
 
 
-def test_a_job_that_waits_for_another_of_its_id_ends_when_the_pool_is_closed():
-    async def run():
-        pool = WorkerPool()
-        pool.add("worker", 2, HeldWorker())
-        calls = [asyncio.ensure_future(pool.run(job("a"), Observer())) for _ in range(3)]
-        await settled()
-        await pool.close()
-        await settled()
-        assert all(isinstance(call.exception(), WorkersClosedError) for call in calls)
-
-    asyncio.run(run())
+async def test_a_job_that_waits_for_another_of_its_id_ends_when_the_pool_is_closed():
+    pool = WorkerPool()
+    pool.add("worker", 2, HeldWorker())
+    calls = [asyncio.ensure_future(pool.run(job("a"), Observer())) for _ in range(3)]
+    await settled()
+    await pool.close()
+    await settled()
+    assert all(isinstance(call.exception(), WorkersClosedError) for call in calls)

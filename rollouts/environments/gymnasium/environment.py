@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -14,166 +12,10 @@ from renderers import Message
 from renderers.process.fork_reset import ProcessLock
 from renderers.process.threads import DaemonThreads
 from rollouts.calls import result_of
+from rollouts.environments.gymnasium.actions import describe_actions, in_dtype_of, kind_of, parse_action
 from rollouts.episodes.environment import StepResult
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, short_repr
 from rollouts.values import check_choice
-
-__all__ = ["GymnasiumEnvironment", "describe_actions", "parse_action"]
-
-
-# Actions of Gymnasium's spaces: their description for a model, and how a completion is read.
-
-
-# A whole word: `(?>` keeps "1.5x" from being read as 1.
-# U+2212 is the minus sign that texts have in place of the hyphen.
-_NUMBER = re.compile(r"(?<![\w.])(?>[-+\u2212]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
-
-
-def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
-    """The actions of a `Discrete` or `Box` space in words for the model.
-
-    `action_names` are the names of discrete actions, in order. Raises `RolloutsError` for other spaces, for names that
-    are not one for each action, and for a name that is the number of another action.
-    """
-    kind = _kind(space)
-    if kind == "discrete":
-        first, count = int(space.start), int(space.n)
-        if action_names:
-            _check_names(space, action_names)
-            listed = ", ".join(f"{name} ({first + index})" for index, name in enumerate(action_names))
-            return f"Answer with one of these actions, by name or number: {listed}."
-        return f"Answer with the number of an action, from {first} to {first + count - 1}."
-    if kind == "box":
-        low, high = space.low.ravel(), space.high.ravel()
-        bounds = [f"from {_number(a)} to {_number(b)}" for a, b in zip(low, high, strict=True)]
-        if len(bounds) == 1:
-            return f"Answer with a number {bounds[0]}."
-        if len(set(bounds)) == 1:
-            return f"Answer with {len(bounds)} numbers, each {bounds[0]}, separated by commas."
-        listed = "; ".join(f"number {index + 1} {text}" for index, text in enumerate(bounds))
-        return f"Answer with {len(bounds)} numbers, separated by commas: {listed}."
-    raise RolloutsError(f"the action space {space} is neither Discrete nor Box; pass instructions and parse_action")
-
-
-def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any:
-    """The action in a text: an int of a `Discrete` space, an array of a `Box`.
-
-    A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
-    action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
-    finite numbers as it has, within its bounds. Raises `ValueError`.
-    """
-    return _discrete_action(text, space, action_names) if _kind(space) == "discrete" else _box_action(text, space)
-
-
-def in_dtype_of(space: Any, action: Any) -> Any:
-    """An array of numbers in the dtype of a space that can hold them: a `Box` of float32 contains no array of float64.
-
-    Other actions are returned as they are.
-    """
-    dtype = getattr(space, "dtype", None)
-    if not isinstance(action, np.ndarray) or action.dtype.kind not in "iuf" or not isinstance(dtype, np.dtype):
-        return action
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = action.astype(dtype)
-    is_same = np.allclose(cast, action) if dtype.kind == "f" else np.array_equal(cast, action)
-    return cast if is_same else action
-
-
-def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
-    first, count = int(space.start), int(space.n)
-    found = set()
-    for written, index in _outermost(text, action_names):
-        if index is not None:
-            found.add(first + index)
-            continue
-        value = _value(written)
-        if not value.is_integer() or not first <= value < first + count:
-            raise ValueError(f"{_shortened(written)} is not the number of an action")
-        found.add(int(value))
-    if not found:
-        raise ValueError("there is no action in the answer")
-    if len(found) > 1:
-        listed = ", ".join(str(action_names[each - first] if action_names else each) for each in sorted(found))
-        raise ValueError(f"there is more than one action in the answer: {listed}")
-    return found.pop()
-
-
-def _outermost(text: str, action_names: Sequence[str]) -> Iterator[tuple[str, int | None]]:
-    """The names in a text with their index, and the numbers with None, without those within a longer name."""
-    matches: list[tuple[re.Match[str], int | None]] = [(match, None) for match in _NUMBER.finditer(text)]
-    for index, name in enumerate(action_names):
-        pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
-        matches += [(match, index) for match in re.finditer(pattern, text, re.IGNORECASE)]
-    # Of those that begin at one place the longest comes first, and of equally long ones the name.
-    matches.sort(key=lambda found: (found[0].start(), -found[0].end(), found[1] is None))
-    end = 0
-    for match, named in matches:
-        if match.end() > end:
-            end = match.end()
-            yield match.group(), named
-
-
-def _box_action(text: str, space: Any) -> np.ndarray:
-    written = _NUMBER.findall(text)
-    numbers = [_value(number) for number in written]
-    size = int(np.prod(space.shape))
-    if len(numbers) != size:
-        raise ValueError(f"the answer has {len(numbers)} numbers; an action has {size}")
-    low, high = space.low.ravel(), space.high.ravel()
-    for index, number in enumerate(numbers):
-        place = f"number {index + 1} of the action is {number:g}, not"
-        if np.issubdtype(space.dtype, np.integer) and not number.is_integer():
-            raise ValueError(f"{place} an integer")
-        # Compared as the bounds are stored: 0.7 is the bound of a float32 box from 0 to 0.7.
-        with np.errstate(over="ignore"):
-            stored = number if np.issubdtype(space.dtype, np.integer) else space.dtype.type(number)
-        if not low[index] <= stored <= high[index]:
-            raise ValueError(f"{place} between {_number(low[index])} and {_number(high[index])}")
-        if not math.isfinite(stored):  # of a space without bounds
-            reason = f"number {index + 1} of the action is {_shortened(written[index])}, too large for {space.dtype}"
-            raise ValueError(reason)
-    return np.array(numbers).astype(space.dtype).reshape(space.shape)
-
-
-def _kind(space: Any) -> str | None:
-    """Which of the spaces that `describe_actions` and `parse_action` know this is; None for others."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Discrete):
-        return "discrete"
-    return "box" if isinstance(space, spaces.Box) else None
-
-
-def _check_names(space: Any, action_names: Sequence[str]) -> None:
-    count = int(space.n)
-    if len(action_names) != count or len({name.lower() for name in action_names}) != count:
-        raise RolloutsError(
-            f"the action space {space} has {count} actions and action_names has {list(action_names)}; "
-            "pass a different name for each"
-        )
-    first = int(space.start)
-    for index, name in enumerate(action_names):
-        number = _value(name) if _NUMBER.fullmatch(name) else None
-        if number is not None and first <= number < first + count and number != first + index:
-            raise RolloutsError(
-                f"the action space {space} has action {first + index} with the name {name!r}, the number of "
-                "another action; pass another name"
-            )
-
-
-def _value(written: str) -> float:
-    return float(written.replace("\u2212", "-"))
-
-
-def _shortened(number: str) -> str:
-    return number if len(number) <= 40 else f"{number[:37]}..."
-
-
-def _number(value: float) -> str:
-    if np.isinf(value):
-        return "minus infinity" if value < 0 else "infinity"
-    return f"{value:g}"
-
 
 # pygame, with which many environments draw, keeps the points of a polygon in one buffer of the process: two threads
 # that draw get wrong frames and no error. And `close` calls `pygame.quit`, which ends what other environments use.
@@ -366,7 +208,7 @@ class GymnasiumEnvironment:
     def _described_actions(self) -> str:
         """The actions for the model; "" where `parse_action` reads those of a space that has no description."""
         space, names = self._env.action_space, self._action_names
-        return "" if self._parse_action and not names and _kind(space) is None else describe_actions(space, names)
+        return "" if self._parse_action and not names and kind_of(space) is None else describe_actions(space, names)
 
     def _message(self, state: _State, text: str) -> Message:
         text = "\n\n".join(filter(None, (text, state.text)))

@@ -1,4 +1,4 @@
-"""Rewards by a language model that reads a conversation: its prompt, the number in its answer, retries, the cache."""
+"""Rewards by a language model that reads a conversation: retries, the cache, and what a judge has cost."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import asyncio
 import hashlib
 import inspect
 import json
-import math
-import re
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
-
-import numpy as np
+from typing import Any, Final, NamedTuple, cast
 
 from renderers import Message
 from renderers.errors import MediaError
 from renderers.errors import OverlongPromptError as OverlongRenderError
 from renderers.media.policy import MediaPolicy
-from renderers.media.reference import load_source, part_of_value
+from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
-from renderers.messages import MEDIA_PART_TYPES, check_messages, with_medium
+from renderers.messages import check_messages, with_medium
 from renderers.process.caches import ByteLRU
 from rollouts.calls import call_on_thread
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
@@ -37,22 +31,12 @@ from rollouts.errors import (
     describe_exception,
     short_repr,
 )
-from rollouts.values import check_integer, finite_number
+from rollouts.judge.answer import Parse, answer_reader
+from rollouts.judge.prompt import compiled_prompt, printed_parts
+from rollouts.values import check_integer
 
-if TYPE_CHECKING:
-    import jinja2
-    from pydantic import BaseModel
-
-#: How the number is read from an answer (`Judge`).
-Parse: TypeAlias = "Mapping[str, float] | str | re.Pattern[str] | type[BaseModel] | Callable[[str], Any]"
-
-#: The bytes of an entry of the cache besides the text of the verdict.
-_ENTRY_BYTES: Final = 512
 #: An answer that cannot be read is quoted in the error from its end, where the number should be.
 _QUOTED_CHARACTERS: Final = 200
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
-#: The name of the variable of a template that collects its media.
-_MEDIA: Final = "_media"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +135,8 @@ class Judge:
         self.name = name
         self._engine = engine
         self._renderer = renderer
-        self._template = _compiled(prompt)
-        self._number = _reader(parse, bounds)
+        self._template = compiled_prompt(prompt)
+        self._number = answer_reader(parse, bounds)
         self._messages = messages
         self._sampling = sampling or SamplingParams(max_tokens=1024, temperature=0.7)
         if self._sampling.n != 1:
@@ -197,16 +181,13 @@ class Judge:
 
     def _parts(self, messages: Sequence[Mapping[str, Any]], task: Any) -> list[dict[str, Any]]:
         """The texts and media of the judge's message."""
-        media = _PrintedMedia()
-        shown = [{**message, "content": media.text_of(message.get("content", ""))} for message in messages]
         try:
-            text = self._template.render(messages=shown, completion=shown[-1], task=task, **{_MEDIA: media})
+            return printed_parts(self._template, messages, task)
         except Exception as error:  # a template may do to the values of a task whatever Python does
             raise RolloutsError(
                 f"{self.name}: its prompt cannot be rendered: {describe_exception(error)}; the template has messages, "
                 "completion and task"
             ) from error
-        return media.parts(text)
 
     def _with_sources(self, parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         loaded = []
@@ -250,7 +231,7 @@ class Judge:
                     self._count(unreadable=1)
                     reasons.append(f"{error}: {short_repr(answer.text[-_QUOTED_CHARACTERS:], _QUOTED_CHARACTERS + 20)}")
                     continue
-                self._cache.put(key, verdict, len(verdict.text) * 4 + _ENTRY_BYTES)
+                self._cache.put(key, verdict, len(verdict.text) * 4 + 512)
                 self._count(judged=1)
                 return verdict
         raise RolloutsError(
@@ -286,148 +267,3 @@ class Judge:
         self.usage = replace(
             self.usage, **{field: getattr(self.usage, field) + number for field, number in added.items()}
         )
-
-
-# The prompt. Media are printed as marks, which are no text that a conversation can contain, and then become parts.
-
-
-class _PrintedMedia:
-    """The media of one rendering of a template, and the marks that stand for them in its text."""
-
-    def __init__(self) -> None:
-        # Digits, which filters such as `upper` leave as they are; random, so that no content can contain them.
-        self._mark = str(uuid.uuid4().int)
-        self._printed: list[dict[str, Any]] = []
-
-    def text_of(self, content: str | Sequence[Mapping[str, Any]]) -> str:
-        """The content of a message as a text with marks."""
-        if isinstance(content, str):
-            return content
-        return "".join(part["text"] if part["type"] == "text" else self.mark_of(part) for part in content)
-
-    def mark_of(self, part: Mapping[str, Any]) -> str:
-        """The mark for a part with a medium."""
-        self._printed.append(dict(part))
-        return f"[{self._mark}:{len(self._printed) - 1}]"
-
-    def parts(self, text: str) -> list[dict[str, Any]]:
-        """The text as parts of a message, with the media at the places of their marks."""
-        parts: list[dict[str, Any]] = []
-        for index, piece in enumerate(re.split(rf"\[{self._mark}:(\d+)\]", text)):
-            if index % 2:
-                parts.append(self._printed[int(piece)])
-            elif piece:
-                parts.append({"type": "text", "text": piece})
-        return parts
-
-
-def _part_of(value: object, modality: str = "") -> Mapping[str, Any] | None:
-    """The part for what a template prints, a medium of `modality` unless that is empty; None for what is no medium."""
-    if isinstance(value, Mapping) and value.get("type") in MEDIA_PART_TYPES:
-        return value
-    if isinstance(value, np.ndarray):
-        modality = modality or "image"
-    return {"type": modality, modality: value} if modality else part_of_value(value)
-
-
-def _compiled(prompt: object) -> jinja2.Template:
-    """Raises `ArgumentError`."""
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    @jinja2.pass_context
-    def finalize(context: jinja2.runtime.Context, value: Any) -> Any:
-        part = _part_of(value)
-        return value if part is None else context.resolve(_MEDIA).mark_of(part)
-
-    def filter_of(modality: str) -> Callable[[jinja2.runtime.Context, Any], str]:
-        @jinja2.pass_context
-        def printed(context: jinja2.runtime.Context, value: Any) -> str:
-            mark: str = context.resolve(_MEDIA).mark_of(_part_of(value, modality))
-            return mark
-
-        return printed
-
-    if isinstance(prompt, Path):
-        try:
-            prompt = prompt.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError("prompt", prompt, f"the template cannot be read: {error}") from error
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise ArgumentError("prompt", prompt, "pass the text of a Jinja template, or its Path")
-    environment = ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, finalize=finalize, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {modality: filter_of(modality) for modality in ("image", "audio")}
-    try:
-        return environment.from_string(prompt)
-    except jinja2.TemplateSyntaxError as error:
-        raise ArgumentError("prompt", prompt, f"line {error.lineno} of the template: {error.message}") from error
-
-
-# The answer.
-
-
-def _reader(parse: Parse, bounds: tuple[float, float] | None) -> Callable[[str], float]:
-    """A function that reads the number of an answer, or raises ValueError. Raises `ArgumentError`."""
-    read = _value_reader(parse)
-    low, high = (-math.inf, math.inf) if bounds is None else bounds
-    if not low <= high:
-        raise ArgumentError("bounds", bounds, "pass the least and the greatest number that is accepted")
-
-    def number(text: str) -> float:
-        value = read(text)
-        score = finite_number(value)
-        if score is None:
-            raise ValueError(f"{short_repr(value)} is no finite number")
-        if not low <= score <= high:
-            raise ValueError(f"{score:g} is not within {low:g} and {high:g}")
-        return score
-
-    return number
-
-
-def _value_reader(parse: Parse) -> Callable[[str], Any]:
-    if isinstance(parse, Mapping):
-        labels = all(isinstance(label, str) and label.strip() == label != "" for label in parse)
-        if not parse or not labels or None in map(finite_number, parse.values()):
-            rule = "pass labels, texts without white space around them, each with its finite number"
-            raise ArgumentError("parse", parse, rule)
-        return partial(_labelled, MappingProxyType(dict(parse)))
-    if isinstance(parse, str | re.Pattern):
-        pattern = re.compile(parse)
-        if "score" not in pattern.groupindex:
-            raise ArgumentError("parse", parse, r'name the group of the number: r"Score: (?P<score>\d+)"')
-        return partial(_matched, pattern)
-    if isinstance(parse, type) and hasattr(parse, "model_validate_json"):
-        if "score" not in getattr(parse, "model_fields", ()):
-            raise ArgumentError("parse", parse, "give the model a field `score`, a number")
-        return partial(_validated, parse)
-    if not callable(parse) or inspect.iscoroutinefunction(parse):
-        rule = "pass a dict of labels, a regular expression, a pydantic model or a function that is not async"
-        raise ArgumentError("parse", parse, rule)
-    return parse
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2].strip()
-
-
-def _labelled(labels: Mapping[str, float], text: str) -> float:
-    line = _last_line(text)
-    if line not in labels:
-        raise ValueError(f"its last line is none of {', '.join(map(repr, labels))}")
-    return labels[line]
-
-
-def _matched(pattern: re.Pattern[str], text: str) -> float:
-    match = pattern.fullmatch(_last_line(text))
-    if match is None or match["score"] is None:
-        raise ValueError(f"its last line does not match {pattern.pattern!r}, with a score")
-    return float(match["score"])
-
-
-def _validated(model: type[BaseModel], text: str) -> Any:
-    fenced = _FENCED.fullmatch(text.strip())
-    read: Any = model.model_validate_json(text.strip() if fenced is None else fenced[1])
-    return read.score

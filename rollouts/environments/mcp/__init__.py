@@ -1,0 +1,6 @@
+"""Tools of servers of the Model Context Protocol (MCP). Needs the extra `mcp`."""
+
+from rollouts.environments.mcp.servers import HttpServer, StdioServer
+from rollouts.environments.mcp.tools import McpTools
+
+__all__ = ["HttpServer", "McpTools", "StdioServer"]

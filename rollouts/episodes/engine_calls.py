@@ -1,0 +1,83 @@
+"""Calls of an engine by an episode: completions that were not interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from renderers import RendererError
+from rollouts.engines.protocol import (
+    Completion,
+    Engine,
+    FinishReason,
+    GenerateRequest,
+    TokenListener,
+    check_result,
+    is_streaming,
+)
+from rollouts.episodes.errors import wrap_exceptions
+from rollouts.errors import (
+    EngineFailedError,
+    GenerationInterruptedError,
+    RolloutsError,
+    describe_exception,
+)
+from rollouts.values import whole_number
+
+
+async def generate_completions(
+    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
+) -> list[Completion]:
+    """The completions of a request, by index, none of which was interrupted. Raises as `generated`."""
+    completions = await generated(engine, request, vocab_size, listen)
+    check_uninterrupted(request, completions)
+    return completions
+
+
+async def generated(
+    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
+) -> list[Completion]:
+    """The completions of a request, by index. `listen` receives their tokens earlier, if the engine streams them.
+
+    Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
+    """
+    with wrap_exceptions(
+        lambda error: EngineFailedError(
+            request.request_id, f"{type(engine).__name__} raised {describe_exception(error)}"
+        ),
+        unchanged=(RolloutsError, RendererError),
+    ):
+        if listen is not None and is_streaming(engine):
+            result = await engine.generate_streamed(request, listen)
+        else:
+            result = await engine.generate(request)
+        check_result(request, result, vocab_size=vocab_size)
+    return sorted(result.completions, key=lambda completion: completion.index)
+
+
+def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completion]) -> None:
+    """Raises `GenerationInterruptedError` for a completion that the engine ended before its end."""
+    for completion in completions:
+        if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            raise GenerationInterruptedError(
+                request.request_id, f"generation ended with {completion.finish_reason.value!r}"
+            )
+
+
+def known_vocab_size(engine: object, renderer: object) -> int | None:
+    """The number of token ids of the model: the engine's `vocab_size`, else the tokenizer's plus padding, else None."""
+    engine_size = whole_number(getattr(engine, "vocab_size", None))
+    if engine_size is not None:
+        return engine_size
+    tokenizer = getattr(getattr(renderer, "renderer", renderer), "tokenizer", None)
+    tokenizer_size = whole_number(getattr(tokenizer, "vocab_size", None))
+    # Models pad their embedding by fewer rows than this beyond the tokenizer's ids, and a policy may sample such a row.
+    return None if tokenizer_size is None else tokenizer_size + 4096
+
+
+def expecting_request(engine: Any) -> AbstractContextManager[None]:
+    """Announces a request that is being prepared to an engine that batches requests (see `Engine`)."""
+    announce = getattr(engine, "expecting_request", nullcontext)
+    announcement: AbstractContextManager[None] = announce()
+    return announcement

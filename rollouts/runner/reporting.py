@@ -1,0 +1,153 @@
+"""Passes events to the listeners of a runner, counts them, and logs the failures of its episodes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import ParamSpec
+
+from rollouts.episodes.activity import Part, TurnCounts, TurnSeconds
+from rollouts.episodes.errors import EnvironmentFailedError, RemoteFailureError, RendererFailedError
+from rollouts.episodes.limits import EpisodeLimits
+from rollouts.runner.counters import RunnerCounters
+from rollouts.runner.events import EpisodeWaiting, Listener, RunnerEvent, TurnFinished
+from rollouts.trajectory.tree import Trajectory
+
+P = ParamSpec("P")
+log = logging.getLogger("rollouts.runner")
+
+# An episode without a limit that has had as many turns is reported once.
+_MANY_TURNS = 1000
+
+
+class Reporter:
+    """The counters and listeners of a runner.
+
+    A listener that raises is logged and receives no further event: what observes a run does not end it. `listeners` are
+    the others.
+    """
+
+    def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits = EpisodeLimits()) -> None:  # noqa: B008
+        self.counters = RunnerCounters()
+        self.listeners = list(listeners)
+        self._warns_of_turns = limits.max_turns is None and limits.episode_seconds is None
+        self._logged: set[tuple[object, ...]] = set()  # the kinds of failures
+        self.is_outage_logged = False  # since the latest turn
+
+    def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Make an event and pass it to the listeners; without listeners, none is made."""
+        if not self.listeners:
+            return
+        event = make_event(*args, **kwargs)
+        for listener in self.listeners.copy():
+            try:
+                listener(event)
+            except Exception:
+                log.exception("listener %r failed for a %s and gets no more events", listener, type(event).__name__)
+                self.listeners.remove(listener)
+
+    def log_failure(self, episode: Trajectory, error: BaseException) -> None:
+        """Log the error of an episode that failed for good: once for each kind and place of an exception."""
+        # Of the code of a user, in which the traceback of an exception shows the line to correct.
+        cause = error.__cause__ if isinstance(error, EnvironmentFailedError | RendererFailedError) else None
+        trace = None if cause is None else cause.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        kind: tuple[object, ...] = (type(error), type(cause), place)
+        if isinstance(error, RemoteFailureError):
+            places = [line for line in error.trace.splitlines() if line.lstrip().startswith("File ")]
+            kind = (error.error_type, error.kind, *places[-1:])
+        if kind in self._logged:
+            return
+        self._logged.add(kind)
+        remote = f"\n{error.trace}" if isinstance(error, RemoteFailureError) and error.trace else ""
+        log.warning(
+            "episode %s failed: %s (further failures of this kind are in the episodes' `error` and not logged)%s",
+            episode.episode_id,
+            episode.error,
+            remote,
+            exc_info=cause,
+        )
+
+    def warn_of_outage(self, episode: Trajectory, seconds: float) -> None:
+        """Log, once until a turn ends, that an episode waits for an engine that cannot be reached."""
+        if not self.is_outage_logged:
+            self.is_outage_logged = True
+            log.warning(
+                "the engine cannot be reached; each episode that needs it begins again for up to %g seconds "
+                "(RetryPolicy.outage_seconds), after which such attempts count. Episode %s failed: %s",
+                seconds,
+                episode.episode_id,
+                episode.error,
+            )
+
+    def warn_of_score(self, episode_id: str, error: BaseException, text: str) -> None:
+        """Log, once for each kind of error, that an episode could not be scored, which is tried again."""
+        if (kind := ("score", type(error))) not in self._logged:
+            self._logged.add(kind)
+            log.warning("episode %s could not be scored, which is tried again (RetryPolicy): %s", episode_id, text)
+
+    def warn_of_turns(self, episode_id: str, turns: int) -> None:
+        """Log once that an episode without a limit of turns or time goes on and on."""
+        if self._warns_of_turns and turns >= _MANY_TURNS:
+            self._warns_of_turns = False
+            log.warning(
+                "episode %s has had %d turns and has no limit of turns or time; if its environment is never done, pass "
+                "limits=EpisodeLimits(max_turns=...) or episode_seconds=... to the Runner",
+                episode_id,
+                turns,
+            )
+
+
+class EpisodeReporter:
+    """A `JobObserver` for one attempt.
+
+    `requesting` makes the block of a request to the engine; `on_assigned` is called when a worker begins the episode.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        episode_id: str,
+        *,
+        requesting: Callable[[], AbstractContextManager[object]],
+        on_assigned: Callable[[], object],
+    ) -> None:
+        self._reporter = reporter
+        self._episode_id = episode_id
+        self.requesting = requesting
+        self._on_assigned = on_assigned
+
+    def assigned(self, worker: str) -> None:
+        self._on_assigned()
+
+    def waiting(self, turn: int, part: Part) -> None:
+        self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
+
+    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
+        reporter, counters = self._reporter, self._reporter.counters
+        counters.turns += 1
+        reporter.is_outage_logged = False
+        reporter.warn_of_turns(self._episode_id, turn + 1)
+        counters.prompt_tokens += counts.prompt_tokens
+        counters.completion_tokens += counts.completion_tokens
+        counters.prompt_images += counts.images
+        counters.prompt_sounds += counts.sounds
+        counters.engine_seconds += seconds.engine
+        counters.renderer_seconds += seconds.renderer
+        counters.environment_seconds += seconds.environment
+        reporter.emit(
+            TurnFinished,
+            self._episode_id,
+            turn,
+            counts.prompt_tokens,
+            counts.completion_tokens,
+            counts.images,
+            seconds.engine,
+            seconds.renderer,
+            seconds.environment,
+            failed,
+            counts.sounds,
+        )

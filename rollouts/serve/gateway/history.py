@@ -1,0 +1,107 @@
+"""When messages of a request are those of a recorded conversation: equality by a digest of each prefix.
+
+Clients do not send back messages as they received them: they drop the reasoning, write the arguments of tool calls
+again, send missing content as null or an empty text, and text as one part or several. None of that is a change. The
+digest of a prefix covers what is left: role, text, images, names, tool calls without their ids, ids of tool results.
+
+Two things are compared where the client sends them, and are ignored where it does not: reasoning, and the ids of tool
+calls (`rollouts.serve.gateway.session` compares both).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+
+class History:
+    """The conversation of a request: its checked messages, and a digest for each prefix. `tools` are part of it.
+
+    `digests[k]` is that of the tools and the first k messages.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> None:
+        self.messages = messages
+        self.digests = [_digest(json.dumps(tools or None, sort_keys=True).encode())]
+        for message in messages:
+            self.digests.append(extended_digest(self.digests[-1], message))
+
+    @cached_property
+    def turn_ends(self) -> list[int]:
+        """The lengths of the prefixes that end with an assistant message, the longest first."""
+        ends = [end for end, message in enumerate(self.messages, 1) if message["role"] == "assistant"]
+        return ends[::-1]
+
+    def call_ids(self) -> Iterator[str]:
+        """The ids of the tool calls in the messages, the last message first."""
+        for end in self.turn_ends:
+            for call in self.messages[end - 1].get("tool_calls") or ():
+                if "id" in call:
+                    yield call["id"]
+
+
+def extended_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
+    """The digest of a conversation with one more message."""
+    return _digest(digest + _identity(message))
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str | None:
+    """The reasoning of a message without white space around it; None where it has none."""
+    return (message.get("reasoning_content") or "").strip() or None
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+def _identity(message: Mapping[str, Any]) -> bytes:
+    """What must be equal for two messages to be the same."""
+    role, content = message["role"], message.get("content")
+    parts: Any = content if isinstance(content, str) else _joined_parts(content or ())
+    if role != "assistant":
+        return repr((role, parts, message.get("name"), message.get("tool_call_id"))).encode("utf-8", "surrogatepass")
+    # Some clients remove white space around what the model wrote, and some add the name of the agent.
+    if isinstance(parts, str):
+        parts = parts.strip()
+    calls = [
+        (call["function"]["name"], _argument_identity(call["function"]["arguments"]))
+        for call in message.get("tool_calls") or ()
+    ]
+    return repr((role, parts, calls)).encode("utf-8", "surrogatepass")
+
+
+def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:
+    """Text for parts of text alone; otherwise texts, adjacent ones joined, and (modality, digest) of media."""
+    joined: list[Any] = []
+    for part in content:
+        if part["type"] != "text":
+            joined.append((part["type"], _digest(part[part["type"]].encode("utf-8", "surrogatepass"))))
+        elif joined and isinstance(joined[-1], str):
+            joined[-1] += part["text"]
+        else:
+            joined.append(part["text"])
+    if not joined:
+        return ""
+    return joined[0] if len(joined) == 1 and isinstance(joined[0], str) else joined
+
+
+def _argument_identity(arguments: str | Mapping[str, Any]) -> str:
+    """A text that is equal for arguments of equal value, whatever the order of their keys."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return repr(_without_order(value))
+    except (ValueError, RecursionError):  # no JSON
+        return str(arguments).strip()
+
+
+def _without_order(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_order(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_without_order(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # JavaScript writes 1.0 as 1
+    return value
