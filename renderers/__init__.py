@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from renderers import errors
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, ThinkingRetention
-from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError, missing_name
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError
+from renderers.failed_imports import missing_name
 from renderers.family_renderers import (
     DeepSeekR1Renderer,
     DeepSeekV3Renderer,
@@ -112,7 +113,7 @@ if TYPE_CHECKING:
     )
     from renderers.custom import custom_renderer_config, load_custom_renderer, load_target
     from renderers.family_options import merge_chat_template_kwargs, template_field_names
-    from renderers.model_files import load_tokenizer
+    from renderers.model_tokenizer import load_tokenizer
     from renderers.pool import RendererPool
     from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
 
@@ -136,7 +137,7 @@ _MODULE_OF = {
     "extract_message_tool_names": "base",
     "load_custom_renderer": "custom",
     "load_target": "custom",
-    "load_tokenizer": "model_files",
+    "load_tokenizer": "model_tokenizer",
     "merge_chat_template_kwargs": "family_options",
     "template_field_names": "family_options",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from renderers.errors import missing_name
+from renderers.failed_imports import missing_name
 from renderers.family_renderers import create_renderer
 from renderers.messages import (
     Content,
@@ -24,7 +24,8 @@ from renderers.messages import (
     check_messages,
     message_tool_names,
 )
-from renderers.model_files import MODEL_RENDERER_MAP, load_tokenizer
+from renderers.model_families import MODEL_RENDERER_MAP
+from renderers.model_tokenizer import load_tokenizer
 from renderers.parsing.response import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
 from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens

@@ -15,8 +15,8 @@ from renderers.configs import (
     config_class,
     load_custom_renderer,
 )
-from renderers.model_files import MODEL_RENDERER_MAP
-from renderers.options import DEFAULT_FAMILY, RendererOptions
+from renderers.model_families import DEFAULT_FAMILY, MODEL_RENDERER_MAP
+from renderers.options import RendererOptions
 
 
 def template_field_names(config: BaseRendererConfig) -> frozenset[str]:

@@ -18,7 +18,8 @@ from renderers.errors import ConfigError
 from renderers.loading import arguments_of_tokenizer, model_of_tokenizer
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
-from renderers.options import DEFAULT_FAMILY, RendererOptions
+from renderers.model_families import DEFAULT_FAMILY
+from renderers.options import RendererOptions
 from renderers.settings import Settings
 from renderers.template_renderer import TemplateRenderer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -14,28 +14,27 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 from weakref import WeakValueDictionary
 
 from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
-from renderers.errors import ConfigError, LoadError, short_repr
+from renderers.errors import ConfigError, LoadError
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.messages import Modality
+from renderers.model_families import check_family, with_parsing_rules
 from renderers.model_files import (
     DEFAULT_TEMPLATE,
-    TOOL_TEMPLATE,
     ModelFiles,
     added_tokens_decoder,
     generation_stops,
     named_sources,
     special_tokens_of,
 )
-from renderers.options import RendererOptions, check_family, with_parsing_rules
+from renderers.model_template import chosen_sources, compiled_template, converting
+from renderers.options import RendererOptions
 from renderers.parsing.format import Format
-from renderers.process.files import read_text
 from renderers.process.fork_reset import ProcessLock
 from renderers.settings import Settings
-from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
-from renderers.template.content_forms import ArgumentConvertingTemplate, ConvertingTemplate
+from renderers.template.chat_template import Template
 from renderers.template_renderer import TemplateRenderer
 from renderers.tokens.encoding import BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -117,7 +116,7 @@ def _arguments_of_files(
 ) -> RendererArguments:
     options = settings.options
     tokenizer = _tokenizer_of_files(files, options.cache_bytes)
-    sources = _chosen_sources(files.model, named_sources(files.directory, files.settings), options.chat_template)
+    sources = chosen_sources(files.model, named_sources(files.directory, files.settings), options.chat_template)
     # Imported here, as is the code that reads images: together a fifth of the time of `import renderers`.
     from renderers.formats.deepseek_prompts import prompt_for
 
@@ -128,9 +127,9 @@ def _arguments_of_files(
     if options.chat_template is not None:
         files = files._replace(chat_template=sources[DEFAULT_TEMPLATE])
     return _arguments(
-        _converting(template, options)
+        converting(template, options)
         if template is not None
-        else _template(sources, tokenizer, options, {**special_tokens, **options.chat_template_kwargs}, now),
+        else compiled_template(sources, tokenizer, options, {**special_tokens, **options.chat_template_kwargs}, now),
         tokenizer,
         settings,
         eos_token=special_tokens.get("eos_token"),
@@ -187,7 +186,7 @@ def arguments_of_tokenizer(
     model = model_of_tokenizer(tokenizer)
     template = getattr(tokenizer, "chat_template", None)
     named = template if isinstance(template, Mapping) else {} if template is None else {DEFAULT_TEMPLATE: template}
-    sources = _chosen_sources(model, dict(named), options.chat_template)
+    sources = chosen_sources(model, dict(named), options.chat_template)
     definition = backend.to_str()
     own = _shared_tokenizer(
         (model, blake2b(definition.encode(), digest_size=16).digest(), options.cache_bytes),
@@ -195,7 +194,7 @@ def arguments_of_tokenizer(
     )
     special_tokens = special_tokens_of(tokenizer.special_tokens_map)
     return _arguments(
-        _template(sources, own, options, {**special_tokens, **options.chat_template_kwargs}, now),
+        compiled_template(sources, own, options, {**special_tokens, **options.chat_template_kwargs}, now),
         own,
         settings,
         eos_token=special_tokens.get("eos_token"),
@@ -322,71 +321,3 @@ def _arguments(
         config=options if settings.family is None else settings.config,
         files=files,
     )
-
-
-def _template(
-    sources: Mapping[str, str],
-    tokenizer: TemplateTokenizer,
-    options: RendererOptions,
-    variables: Mapping[str, Any],
-    now: Callable[[], datetime],
-) -> Template:
-    """The model's template; a `TemplateWithTools` if it has another one for conversations with tools.
-
-    As in `get_chat_template` of transformers: `tool_use` if tools are given, else `default`.
-    """
-    from renderers.formats.kimi_prompts import TypeScriptToolTemplate, reads_typescript
-
-    def compiled(source: str) -> Template:
-        template = ChatTemplate(source, model=tokenizer.model, variables=variables, now=now)
-        return _converting(TypeScriptToolTemplate(template) if reads_typescript(source) else template, options)
-
-    default = next(iter(sources.values())) if len(sources) == 1 else sources.get(DEFAULT_TEMPLATE)
-    if default is None and TOOL_TEMPLATE not in sources:
-        found = f" (it has templates named {', '.join(sorted(sources))})" if sources else ""
-        raise LoadError(
-            f"{tokenizer.model} holds no chat_template.jinja: put the model's chat template there, or "
-            f"pass chat_template= as text, a path or a name{found}"
-        )
-    if TOOL_TEMPLATE in sources and len(sources) > 1:
-        without_tools = None if default is None else compiled(default)
-        return TemplateWithTools(without_tools, compiled(sources[TOOL_TEMPLATE]), model=tokenizer.model)
-    assert default is not None
-    return compiled(default)
-
-
-def _converting(template: Template, options: RendererOptions) -> Template:
-    if options.tool_arguments == "auto":
-        template = ArgumentConvertingTemplate(template)
-    return template if options.content_form == "as_given" else ConvertingTemplate(template)
-
-
-def _chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None) -> dict[str, str]:
-    """The model's own templates by name, or only the chosen one, given by its name, a path or its text."""
-    if chosen is None:
-        return named
-    is_name = isinstance(chosen, str) or (isinstance(chosen, Path) and not _is_file(chosen))
-    if is_name and str(chosen) in named:
-        return {DEFAULT_TEMPLATE: named[str(chosen)]}
-    return {DEFAULT_TEMPLATE: _chosen_source(model, named, chosen)}
-
-
-def _chosen_source(model: str, names: Collection[str], chosen: str | Path) -> str:
-    # A template is code with braces or line breaks; a path has neither.
-    if isinstance(chosen, str) and ("{" in chosen or "\n" in chosen):
-        return chosen
-    path = Path(chosen)
-    if not _is_file(path):
-        raise LoadError(
-            f"{model} holds no {str(chosen)[:255]}: chat_template= is template text, the path of a file, "
-            "or the name of one of the model's own templates, which are "
-            f"{', '.join(map(short_repr, sorted(names))) or 'none'}"
-        )
-    return read_text(path)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # invalid as a path, for example too long
-        return False

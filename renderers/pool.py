@@ -32,7 +32,7 @@ def _on_threads(
 
     @functools.wraps(method)
     async def method_async(pool: RendererPool, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await pool._run(functools.partial(method, pool, *args, **kwargs))
+        return await pool.run_on_thread(functools.partial(method, pool, *args, **kwargs))
 
     return method_async
 
@@ -170,7 +170,17 @@ class RendererPool:
 
     async def run_on_thread(self, call: Callable[[], T]) -> T:
         """Call a function on a thread of the pool, as the `_async` methods do."""
-        return await self._run(call)
+        try:
+            # In a copy of the caller's context, so that context variables of the caller hold on the thread.
+            result = self._executor.begin(_result_of, call)
+        except RuntimeError as error:
+            raise RendererError(_CLOSED) from error
+        try:
+            return await result
+        except asyncio.CancelledError as error:
+            if not _is_being_cancelled():  # by `close(wait=False)`
+                raise RendererError(_CLOSED) from error
+            raise
 
     render_async = _on_threads(render)
     render_ids_async = _on_threads(render_ids)
@@ -204,19 +214,6 @@ class RendererPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        try:
-            # In a copy of the caller's context, so that context variables of the caller hold on the thread.
-            result = self._executor.begin(_result_of, call)
-        except RuntimeError as error:
-            raise RendererError(_CLOSED) from error
-        try:
-            return await result
-        except asyncio.CancelledError as error:
-            if not _is_being_cancelled():  # by `close(wait=False)`
-                raise RendererError(_CLOSED) from error
-            raise
 
 
 def _renderers(make: Callable[[], Renderer], size: int) -> list[Renderer]:

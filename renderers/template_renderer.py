@@ -13,8 +13,10 @@ from typing import Any
 
 from renderers.attribution import TokenLayout, attribute
 from renderers.bridging.bridge import Bridge, BridgeRequest
-from renderers.bridging.continuation import ProbeMessages, TurnPrinter, TurnSummary
+from renderers.bridging.continuation import TurnSummary
+from renderers.bridging.probe_messages import ProbeMessages
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
+from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import (
@@ -41,7 +43,8 @@ from renderers.process.caches import ByteLRU, LayoutCache
 from renderers.protocol import Messages, Tools
 from renderers.rendered import TOKEN_TYPE_IDS, MultiModalData, RenderedTokens
 from renderers.template.chat_template import Template
-from renderers.template.content_forms import ContentForms, smallest_conversation
+from renderers.template.content_forms import ContentForms
+from renderers.template.probe_conversation import smallest_conversation
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.unread_input import UnreadInput

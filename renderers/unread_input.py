@@ -20,15 +20,8 @@ from renderers.messages import ROLES
 from renderers.parsing.format import Format
 from renderers.rendered import UnprintedField
 from renderers.template.chat_template import Messages, Printed, Template, Tools
-from renderers.template.content_forms import (
-    CALL_ID,
-    PROBE_TOOL,
-    ContentForms,
-    ProbeConversation,
-    calling_turn,
-    content_form_of,
-    has_text,
-)
+from renderers.template.content_forms import ContentForms, has_text
+from renderers.template.probe_conversation import CALL_ID, PROBE_TOOL, ProbeConversation, calling_turn, content_form_of
 
 _log = logging.getLogger("renderers")
 

@@ -29,7 +29,7 @@ except ImportError:
 with atheris.instrument_imports(include=["transport"]):
     import transport
     from transport import RecordReader, RecordWriter
-    from transport.steps import walk_decode_tensors, walk_encode_tensors
+    from transport.inline_arrays import walk_decode_tensors, walk_encode_tensors
 
 from renderers.media.item import MediaSource
 

@@ -111,7 +111,7 @@ def test_the_walk_finds_the_errors_of_all_packages() -> None:
     assert len(found) > 90
     assert {each.__module__ for each in found} >= {
         "renderers.errors",
-        "renderers.parsing.literals",
+        "renderers.parsing.json_text",
         "transport.errors",
         "rollouts.errors",
         "rollouts.episodes.errors",

@@ -19,17 +19,16 @@ from transport.errors import (
     MissingMediaError,
     TransportError,
 )
-from transport.records.reader import RecordReader, read_records
-from transport.records.rewriting import DroppedRecord, RepairReport, merge_record_files, repair_record_file
-from transport.records.writer import RecordWriter
-from transport.steps import (
+from transport.inline_arrays import (
     decode_tensor_payload,
-    drop_intermediate_multi_modal_data,
     encode_tensor_payload,
-    restore_multi_modal_data,
     walk_decode_tensors,
     walk_encode_tensors,
 )
+from transport.records.reader import RecordReader, read_records
+from transport.records.rewriting import DroppedRecord, RepairReport, merge_record_files, repair_record_file
+from transport.records.writer import RecordWriter
+from transport.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
 from transport.wire.arrays import RawTensor
 from transport.wire.codec import decode, decode_frames, encode, encode_frames
 from transport.wire.limits import DecodeLimits

@@ -14,17 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from renderers.attribution import TokenLayout, TurnEnd, attribute
-from renderers.bridging.continuation import (
-    Continuation,
-    Continuations,
-    ProbeMessages,
-    TurnPrinter,
-    TurnSummary,
-    shape_of,
-    unused_call_ids,
-)
+from renderers.attribution import TokenLayout, attribute
+from renderers.bridging.continuation import Continuation, Continuations, TurnSummary, shape_of
+from renderers.bridging.probe_messages import ProbeMessages, unused_call_ids
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
+from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.media.item import ExpansionPiece, MediaItem
 from renderers.messages import Modality, check_message, check_messages, message_tool_names, without_media
@@ -33,6 +27,7 @@ from renderers.placement import item_placement_error
 from renderers.process.caches import LayoutCache
 from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
+from renderers.turn_bounds import TurnEnd
 from renderers.unread_input import UnreadInput
 from renderers.vision.media_markers import MediaSlot
 

@@ -6,7 +6,7 @@
 from renderers.formats.detection import detect_format
 from renderers.formats.families import by_name, names
 from renderers.parsing.format import Format, MessageChannels, ReasoningMarkers
-from renderers.parsing.literals import InvalidJsonError
+from renderers.parsing.json_text import InvalidJsonError
 from renderers.parsing.response import ToolCallParseStatus
 from renderers.parsing.syntaxes.json_calls import JsonCalls
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax

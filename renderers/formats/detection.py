@@ -15,7 +15,7 @@ from renderers.parsing.format import Format, ReasoningMarkers
 from renderers.parsing.parser import parse_response
 from renderers.parsing.response import ArgumentsForm, ParsedResponse, ToolCallParseStatus
 from renderers.template.chat_template import Printed, Template, Tools
-from renderers.template.content_forms import ProbeConversation, content, content_form_of, smallest_conversation
+from renderers.template.probe_conversation import ProbeConversation, content, content_form_of, smallest_conversation
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 _ANSWER = "probe answer"

@@ -28,8 +28,9 @@ from typing import Any
 
 from renderers.errors import TemplateLimitError
 from renderers.template.chat_template import NESTED_TOO_DEEPLY, ChatTemplate, Messages, Printed, Tools
-from renderers.template.environment import traced_json
-from renderers.template.traced import TracedStr, traced_join, traced_text, traced_value
+from renderers.template.traced import TracedStr, traced_join, traced_text
+from renderers.template.traced_input import traced_value
+from renderers.template.traced_json import traced_json
 
 _VARIABLE = "tools_ts_str"
 _INDENT = "  "

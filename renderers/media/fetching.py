@@ -33,12 +33,6 @@ def client_tls_context() -> ssl.SSLContext:
     return context
 
 
-# One HTTP GET to addresses that were checked before, under a deadline and a byte limit, without log records.
-#
-# It uses httpcore, the connection layer of httpx: the client of httpx would log the whole URL, and follow redirects and
-# decompress bodies by rules of its own.
-
-
 _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 _READ_BYTES = 2**18
 
@@ -54,8 +48,9 @@ class HttpResponse(NamedTuple):
 def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: Deadline) -> HttpResponse:
     """Request `target` from one of `addresses` and read the response.
 
-    The certificate is checked against the host name. No proxy, netrc or cookie is used, nothing is
-    decompressed. Raises `MediaFetchError`, `MediaLimitError`, and TimeoutError after the deadline.
+    httpcore is the connection layer of httpx, whose client would log the whole URL, and follow redirects and decompress
+    bodies by rules of its own. The certificate is checked against the host name. No proxy, netrc or cookie is used,
+    nothing is decompressed. Raises `MediaFetchError`, `MediaLimitError`, and TimeoutError after the deadline.
     """
     backend = _PinnedBackend(addresses, deadline)
     headers = [

@@ -64,9 +64,6 @@ def _check_contiguous(data: bytes | memoryview) -> None:
         raise MediaDecodeError("the bytes of the medium are a memoryview that is not contiguous; pass bytes(view)")
 
 
-# A processed medium: tensors, their names and scale, and the tokens that stand for it.
-
-
 class PackedArray(Protocol):
     """An array in a smaller form: `unpack` gives the array, `nbytes` is the size of the form in memory."""
 

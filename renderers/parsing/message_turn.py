@@ -16,7 +16,8 @@ from renderers.parsing.grammar import Grammar
 from renderers.parsing.markers import MARKER_CHARACTER, MarkerSearch, Role
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt
-from renderers.parsing.transcript import Transcript, TurnParser
+from renderers.parsing.transcript import Transcript
+from renderers.parsing.turn_parser import TurnParser
 from renderers.parsing.values import OpenBlock
 
 _RECIPIENT = re.compile(r"\bto=([^\s<\ud800-\udfff]+)")

@@ -7,11 +7,11 @@ from typing import Any
 
 from renderers.parsing.format import Format
 from renderers.parsing.grammar import Grammar, grammar_of
-from renderers.parsing.literals import ToolSchemas
 from renderers.parsing.markers import Lexer
 from renderers.parsing.message_turn import MessageTurnParser
 from renderers.parsing.response import Delta, ParsedResponse
 from renderers.parsing.tagged_turn import TaggedTurnParser
+from renderers.parsing.tool_schemas import ToolSchemas
 from renderers.parsing.transcript import TextBuffer, Transcript
 from renderers.tokens.tokenizer import TemplateTokenizer
 

@@ -24,7 +24,8 @@ from renderers.parsing.grammar import Grammar
 from renderers.parsing.markers import MarkerSearch, Role
 from renderers.parsing.response import ToolCallParseStatus
 from renderers.parsing.syntaxes.syntax import Attempt
-from renderers.parsing.transcript import Transcript, TurnParser
+from renderers.parsing.transcript import Transcript
+from renderers.parsing.turn_parser import TurnParser
 from renderers.parsing.values import OpenBlock
 
 

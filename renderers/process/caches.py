@@ -84,9 +84,6 @@ class ByteLRU(Generic[K, V]):
         return len(self._entries)
 
 
-# A cache key for plain data: equal keys for equal values of equal types only.
-
-
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
@@ -118,9 +115,6 @@ def _is_plain(value: Any) -> bool:
         else:
             return False
     return True
-
-
-# A cache of what is computed of printed text: token layouts, and the extensions of bridges.
 
 
 class Sized(Protocol):

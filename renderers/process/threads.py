@@ -30,12 +30,6 @@ def on_event_loop() -> bool:
     return asyncio._get_running_loop() is not None
 
 
-# Threads for calls that may take for ever, such as a method of an environment or the fetching of an image.
-#
-# `concurrent.futures.ThreadPoolExecutor` waits at the end of the process for every call that has begun, and
-# `asyncio.run` does so for calls of `asyncio.to_thread`. One call that hangs would keep a program alive after Ctrl-C.
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -45,6 +39,10 @@ END_SECONDS: Final = 0.5
 
 class DaemonThreads(Executor):
     """An executor with up to `max_threads` threads, made when they are needed, that do not keep the process alive.
+
+    For calls that may take for ever, such as a method of an environment or the fetching of an image.
+    `concurrent.futures.ThreadPoolExecutor` waits at the end of the process for every call that has begun, and
+    `asyncio.run` does so for calls of `asyncio.to_thread`: one call that hangs would keep a program alive after Ctrl-C.
 
     At the end of the process, calls that run have half a second; then they are abandoned. A call that is cancelled
     while it runs no longer counts as one of the `max_threads`: calls that hang do not use up the threads.

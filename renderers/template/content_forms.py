@@ -1,225 +1,30 @@
-"""How a template wants content and arguments, found out with probe conversations."""
+"""Content in the form that a template reads: a string, or a list of parts.
+
+A template of a multimodal model often prints nothing of a string or fails on it; one of a text model fails on a list,
+or prints it as data. Servers convert content before they print. vLLM finds one form for all roles in the syntax tree
+of the template; here a message of each role is printed in either form, under trace, and the output shows which forms
+are read. This differs by role, and works for templates in Python.
+"""
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from renderers.errors import LoadError, TemplateError, TemplateLimitError
 from renderers.template.chat_template import Messages, Printed, Template, Tools
-
-# The smallest conversation that a template prints; all probing of a template starts from it.
-#
-# Most templates print a question and its answer. Some refuse them without tools (the `tool_use` template of Hermes) or
-# without a system message, and some read content only as a list of parts. So several conversations are tried, the
-# simplest first, until the texts of both the question and the answer are printed.
-
-
-ContentForm = Literal["text", "parts"]
-"""A message's content as a string, or as a list of parts; some templates of multimodal models read only the latter."""
-
-PROBE_TOOL: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": ".",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
-    },
-}
-CALL_ID = "call00000"
-_TEXT = "probe words"
-# A field of a text part that no template prints, unless it prints the list of parts as data.
-_FIELD, _VALUE = "probe_field", "probe value"
-
-
-class ProbeConversation(NamedTuple):
-    """A question, an answer, and what the template requires besides.
-
-    `before`: messages before the question, a system message or none. `tools`: None, or one tool.
-    """
-
-    before: tuple[Mapping[str, Any], ...]
-    question: Mapping[str, Any]
-    answer: Mapping[str, Any]
-    tools: tuple[Mapping[str, Any], ...] | None
-
-    @property
-    def opening(self) -> list[Mapping[str, Any]]:
-        """The messages before the answer."""
-        return [*self.before, self.question]
-
-
-def content(text: str, form: ContentForm) -> str | list[dict[str, str]]:
-    """Content of this text in this form."""
-    return text if form == "text" else [{"type": "text", "text": text}]
-
-
-def probe_content(form: ContentForm, mark: str = "") -> str | list[dict[str, str]]:
-    """Content that `reads` looks for; `mark` distinguishes several in one conversation."""
-    text = _TEXT + mark
-    return text if form == "text" else [{"type": "text", "text": text, _FIELD: f"{_VALUE}{mark}."}]
-
-
-def probe_message(role: str, form: ContentForm, **fields: Any) -> dict[str, Any]:
-    """A message whose content is a `probe_content`."""
-    return {"role": role, "content": probe_content(form), **fields}
-
-
-def calling_turn(answer: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
-    """A turn that calls the probe tool, with content in the form of `answer`."""
-    call = {"id": CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    return {"role": "assistant", "content": content("", content_form_of(answer)), "tool_calls": [call]}
-
-
-def reads(printed: Printed, index: int, mark: str = "") -> bool:
-    """Whether the template printed the text of the `probe_content` of message `index`.
-
-    False if the template printed nothing of it, or the list of parts as data, with every field of a part:
-    `[{'type': 'text', ...}]`.
-    """
-    return f"{_VALUE}{mark}." not in printed.text and any(
-        segment.origin is not None
-        and segment.origin.message_index == index
-        and segment.origin.path.startswith("content")
-        for segment in printed.segments
-    )
-
-
-def smallest_conversation(template: Template) -> ProbeConversation:
-    """The simplest conversation whose question and answer the template prints; else the one of which it prints most.
-
-    Raises `LoadError` with the template's first error message if it prints none of them.
-    """
-    best: tuple[int, ProbeConversation] | None = None
-    refusal = ""
-    for candidate in _candidates():
-        messages = [*candidate.opening, candidate.answer]
-        try:
-            printed = template.print(messages, tools=candidate.tools)
-        except TemplateLimitError as error:  # each further attempt would take as long
-            raise LoadError(
-                f"the chat template refuses a plain question and answer: {error.template_message}"
-            ) from error
-        except TemplateError as error:
-            refusal = refusal or error.template_message
-            continue
-        count = sum(reads(printed, index) for index in range(len(messages)))
-        if best is None or count - len(messages) > best[0]:
-            best = count - len(messages), candidate
-        if count == len(messages):
-            break
-    if best is None:
-        raise LoadError(
-            f"the chat template refuses a plain question and answer, with tools and a system message too: {refusal}"
-        )
-    return _plain(best[1])
-
-
-def _candidates() -> Iterator[ProbeConversation]:
-    """Conversations to try, the simplest first: text before parts, without tools and system message before with."""
-    forms: tuple[ContentForm, ...] = ("text", "parts")
-    alike_first = sorted(itertools.product(forms, forms), key=lambda pair: pair[0] != pair[1])
-    systems: list[tuple[Mapping[str, Any], ...]] = [(), *((probe_message("system", form),) for form in forms)]
-    for tools, before, (of_user, of_assistant) in itertools.product((None, (PROBE_TOOL,)), systems, alike_first):
-        question, answer = probe_message("user", of_user), probe_message("assistant", of_assistant)
-        yield ProbeConversation(before, question, answer, tools)
-
-
-def _plain(conversation: ProbeConversation) -> ProbeConversation:
-    """The conversation without the probe field in its parts."""
-
-    def plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**message, "content": content(_TEXT, content_form_of(message))}
-
-    before, question, answer, tools = conversation
-    return ProbeConversation(tuple(map(plain, before)), plain(question), plain(answer), tools)
-
-
-def content_form_of(message: Mapping[str, Any]) -> ContentForm:
-    """The form of a message's content."""
-    return "text" if isinstance(message.get("content"), str) else "parts"
-
-
-# Tool-call arguments in the form that a template reads: a JSON object, or the text of one.
-#
-# OpenAI's API carries arguments as text. A template that loops over arguments (GLM, MiniMax, Qwen3.5) fails on text,
-# one that joins strings (DeepSeek) fails on an object, and many print either. As for content, the template is printed
-# once with each form, and the output shows which are read.
-
-
-_ARGUMENTS = {"probe_key": "probe value"}
-_ARGUMENT_TEXT = json.dumps(_ARGUMENTS)
-
-
-class ArgumentConvertingTemplate:
-    """Wraps a template: converts arguments that it does not read to the form that it reads, then prints.
-
-    Arguments that cannot be converted (text that is no JSON object) stay unchanged.
-    """
-
-    def __init__(self, template: Template) -> None:
-        self.source = template.source
-        self._template = template
-
-    def print(self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False) -> Printed:
-        """As `Template.print`; message indices of the result are those of `messages`."""
-        if any(message.get("tool_calls") for message in messages):
-            messages = [self._converted(message) for message in messages]
-        return self._template.print(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-
-    def _converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not message.get("tool_calls"):
-            return message
-        return {**message, "tool_calls": [self._converted_call(call) for call in message["tool_calls"]]}
-
-    def _converted_call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
-        arguments = call["function"]["arguments"]
-        if isinstance(arguments, str) and self._read_forms == {"object"}:
-            arguments = _json_object(arguments)
-        elif isinstance(arguments, Mapping) and self._read_forms == {"json"}:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        return {**call, "function": {**call["function"], "arguments": arguments}}
-
-    @cached_property
-    def _read_forms(self) -> frozenset[str]:
-        """The forms that the template reads: `json` (text), `object`."""
-        forms: set[str] = set()
-        if (text := self._print_call(_ARGUMENT_TEXT)) is not None and _ARGUMENT_TEXT in text:
-            forms.add("json")
-        text = self._print_call(_ARGUMENTS)
-        # A template that joins a string and an object may print it as Python prints a dict.
-        if text is not None and _ARGUMENTS["probe_key"] in text and str(_ARGUMENTS) not in text:
-            forms.add("object")
-        return frozenset(forms)
-
-    def _print_call(self, arguments: Any) -> str | None:
-        smallest = smallest_conversation(self._template)
-        messages = [*smallest.opening, calling_turn(smallest.answer, arguments)]
-        try:
-            return self._template.print(messages, tools=[PROBE_TOOL]).text
-        except TemplateError:
-            return None
-
-
-def _json_object(text: str) -> Any:
-    """The JSON object that the text holds, else the text."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
-
-
-# Content in the form that a template reads: a string, or a list of parts.
-#
-# A template of a multimodal model often prints nothing of a string or fails on it; one of a text model fails on a list,
-# or prints it as data. Servers convert content before they print. vLLM finds one form for all roles in the syntax tree
-# of the template; here a message of each role is printed in either form, under trace, and the output shows which forms
-# are read. This differs by role, and works for templates in Python.
-
+from renderers.template.probe_conversation import (
+    CALL_ID,
+    PROBE_TOOL,
+    ContentForm,
+    calling_turn,
+    content,
+    content_form_of,
+    probe_content,
+    probe_message,
+    reads,
+    smallest_conversation,
+)
 
 _FORMS: tuple[ContentForm, ...] = ("text", "parts")
 _OTHER: Mapping[ContentForm, ContentForm] = {"text": "parts", "parts": "text"}

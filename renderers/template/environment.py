@@ -1,10 +1,15 @@
-"""The Jinja environment of chat templates: as transformers' own, sandboxed and bounded."""
+"""The Jinja environment in which chat templates run: that of transformers, made to keep provenance and count work.
+
+Settings and helpers follow `transformers.utils.chat_template_utils`. Six operations of Jinja would silently drop
+spans, and each is replaced here or in `syntax_rewriting`: the `concat` that joins a template's output, the text of a
+printed list or dict, the operators `~` and `%`, methods called on string literals (`', '.join(items)`), and filters
+that build new strings. The work of loops, calls, filters and of the operators whose result is larger than their
+operands is counted (`work_limit`).
+"""
 
 from __future__ import annotations
 
 import functools
-import itertools
-import json
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -19,7 +24,6 @@ from jinja2.utils import Namespace
 from renderers.template.operation_costs import count_filter
 from renderers.template.syntax_rewriting import FILTERS, GenerationTag, rewrite
 from renderers.template.traced import (
-    Span,
     TracedStr,
     plain,
     spend_on_width,
@@ -28,73 +32,8 @@ from renderers.template.traced import (
     traced_percent,
     traced_text,
 )
-from renderers.template.work_limit import ITEM, STEP, InputDict, InputList, spend, spend_on_text_of, spend_on_text_times
-
-# The greatest depth that `json` writes; a line is indented by its depth.
-_MAX_DEPTH = 1000
-# Characters of both separators together; longer ones are counted piece by piece.
-_MAX_UNCOUNTED_SEPARATORS = 8
-_PIECES_PER_COUNT = 64
-
-
-def traced_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The `tojson` filter of transformers: the same text, with spans.
-
-    The quotes around a string count as template text; a list or a dict counts as content from bracket to
-    bracket, because it is the caller's data, and is written by `json` in one call.
-    """
-    text = _counted_dump(value, ensure_ascii, indent, separators, sort_keys)
-    if not isinstance(value, TracedStr):
-        return str(tainted_like(text, (value,)))
-    if len(value.spans) == 1 and value.spans[0][:2] == (0, len(value)):
-        return TracedStr(text, (Span(1, len(text) - 1, value.spans[0].origin),))
-    # JSON escapes character by character, so each piece with its own origin can be escaped by itself.
-    pieces, position = ['"'], 0
-    for start, end, origin in value.spans:
-        if start < end:
-            pieces.append(json.dumps(plain(value)[position:start], ensure_ascii=ensure_ascii)[1:-1])
-            escaped = json.dumps(plain(value)[start:end], ensure_ascii=ensure_ascii)[1:-1]
-            pieces.append(TracedStr(escaped, (Span(0, len(escaped), origin),)))
-            position = end
-    pieces += [json.dumps(plain(value)[position:], ensure_ascii=ensure_ascii)[1:-1], '"']
-    return traced_join("", pieces)
-
-
-def _counted_dump(
-    value: Any, ensure_ascii: bool, indent: int | None, separators: tuple[str, str] | None, sort_keys: bool
-) -> str:
-    """`json.dumps`; the text that it makes counts as work of the template."""
-    if type(value) not in (InputDict, InputList):
-        spend_on_text_of(value)
-    separated = sum(map(len, separators or ())) > _MAX_UNCOUNTED_SEPARATORS
-    if indent is None and not separated:
-        text = json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
-        spend(len(text))
-        return text
-    spend(_MAX_DEPTH * (indent if isinstance(indent, int) else len(indent or "")))
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    written: list[str] = []
-    encoded = iter(encoder.iterencode(value))
-    while pieces := list(itertools.islice(encoded, _PIECES_PER_COUNT)):
-        spend(sum(map(len, pieces)) + ITEM * len(pieces))
-        written += pieces
-    return "".join(written)
-
-
-# The Jinja environment in which chat templates run: that of transformers, made to keep provenance and count work.
-#
-# Settings and helpers follow `transformers.utils.chat_template_utils`. Six operations of Jinja would silently drop
-# spans, and each is replaced here or in `syntax_rewriting`: the `concat` that joins a template's output, the text of a
-# printed list or dict, the operators `~` and `%`, methods called on string literals (`', '.join(items)`), and filters
-# that build new strings. The work of loops, calls, filters and of the operators whose result is larger than their
-# operands is counted (`work_limit`).
-
+from renderers.template.traced_json import traced_json
+from renderers.template.work_limit import STEP, spend, spend_on_text_of, spend_on_text_times
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # The sandbox allows all public methods of a string but `format` and `format_map`, which it replaces: they could read

@@ -15,7 +15,8 @@ import jinja2.nodes as nodes
 import jinja2.parser
 
 from renderers.template.operation_costs import added, multiplied, raised_to
-from renderers.template.traced import TracedMessage, loop_mark, traced_join
+from renderers.template.traced import loop_mark, traced_join
+from renderers.template.traced_input import TracedMessage
 from renderers.template.work_limit import STEP, TemplateRun
 
 #: The variable of a template run that holds its `TemplateRun`.

@@ -62,14 +62,8 @@ def load_media(
     policy = policy or MediaPolicy()
     store = MediaStore() if store is None else store
 
-    from renderers.vision.qwen_vl import (
-        QwenVLConfig,
-        QwenVLProcessor,
-        QwenVLVideoConfig,
-        QwenVLVideoProcessor,
-        is_qwen_vl_image_config,
-        is_qwen_vl_video_config,
-    )
+    from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, is_qwen_vl_image_config
+    from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, is_qwen_vl_video_config
 
     is_qwen_vl = not image or is_qwen_vl_image_config(image)
     if hears or not (image or video) or not is_qwen_vl or (video and not is_qwen_vl_video_config(video)):

@@ -17,7 +17,7 @@ from renderers.media.audio_decoding import audio_info, decode_audio
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.messages import AUDIO_PART_TYPES, VIDEO_PART_TYPES
-from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
+from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts.engines.http.exchange import excerpt
 from rollouts.engines.http.source_files import SourceFile

@@ -9,7 +9,6 @@ import copy
 import json
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,7 +150,6 @@ def test_any_file_of_a_model_directory_loads_or_raises_a_renderer_error(model: P
     name = data.draw(st.sampled_from(FILES))
     original = (model / name).read_bytes()
     content = data.draw(BYTES | altered(json.loads(original)).map(as_json))
-    started = time.monotonic()
     try:
         (model / name).write_bytes(content)
         use(model)
@@ -159,7 +157,6 @@ def test_any_file_of_a_model_directory_loads_or_raises_a_renderer_error(model: P
         check_error(error)
     finally:
         (model / name).write_bytes(original)
-    assert time.monotonic() - started < 60
 
 
 def rewritten(directory: Path, target: Path, name: str, **changes: Any) -> Path:
@@ -178,6 +175,12 @@ def rewritten(directory: Path, target: Path, name: str, **changes: Any) -> Path:
             "added_tokens holds no id and content at 1.5",
         ),
         ("tokenizer.json", {"added_tokens": {"a": 1}}, "added_tokens is a list"),
+        ("tokenizer.json", {"added_tokens": [{"id": 0}]}, "added_tokens holds"),
+        ("tokenizer.json", {"model": "x"}, "tokenizer"),
+        ("tokenizer_config.json", {"chat_template": ["x"]}, "tokenizer_config"),
+        ("tokenizer_config.json", {"chat_template": [{"template": "x"}]}, "tokenizer_config"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"5": {}}}, "tokenizer_config"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}, "does not map an id"),
         ("tokenizer.json", {"added_tokens": [{"id": 2**40, "content": "a"}]}, "added_tokens holds"),
         ("tokenizer.json", {"added_tokens": [{"id": 5, "content": HALF_A_PAIR}]}, "added_tokens holds"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "a"}}}, "does not map an id"),
@@ -288,10 +291,7 @@ PROMPTS = ["trl/qwen3", "trl/gemma4", "trl/llama3_1", "deepseek-v3.2", "deepseek
 @settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages=altered(CONVERSATION) | st.just(CONVERSATION), tools=st.just(corpus.TOOLS) | altered(corpus.TOOLS))
 def test_any_conversation_is_rendered_or_raises_a_renderer_error(prompt: str, messages: Any, tools: Any) -> None:
-    renderer = renderer_of(prompt) if "/" in prompt else load_renderer_once(prompt)
-    started = time.monotonic()
-    everything(renderer, messages, tools)
-    assert time.monotonic() - started < 60
+    everything(renderer_of(prompt) if "/" in prompt else load_renderer_once(prompt), messages, tools)
 
 
 _LOADED: dict[str, TemplateRenderer] = {}
@@ -322,15 +322,13 @@ def test_an_unknown_role_or_part_is_shortened_in_the_error() -> None:
 
 # Arguments of another type than their annotation.
 
-OTHER_TYPES = [5, 1.5, b"x", [1.5], {"a": 1}, object(), np.zeros(3), NUMBERS[6]]
+OTHER_TYPES = [5, 1.5, [1.5], {"a": 1}, object(), np.zeros(3), NUMBERS[6]]
 
 
 @pytest.mark.parametrize("value", OTHER_TYPES, ids=lambda value: type(value).__name__)
 def test_ids_of_another_type_raise_a_renderer_error(model: Path, value: Any) -> None:
     renderer = load_renderer(model)
     stop = renderer.get_stop_token_ids()[:1]
-    if isinstance(value, bytes):  # a sequence of whole numbers
-        return
     with pytest.raises(TokenizerError, match="token ids"):
         renderer.parse_response(value)
     with pytest.raises(TokenizerError, match="token ids"):

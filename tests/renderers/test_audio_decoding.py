@@ -16,7 +16,7 @@ from sounds import RATE, decoded, ffmpeg_file, int16, sound, sound_file, tone
 from transformers.audio_utils import load_audio
 
 from renderers.errors import MediaDecodeError
-from renderers.media.audio_decoding import AudioInfo, audio_info, decode_audio
+from renderers.media.audio_decoding import audio_info
 from renderers.media.sniffing import sniff
 
 SNDFILE = [
@@ -98,15 +98,6 @@ def test_any_length_rate_and_number_of_channels_is_decoded_as_soundfile_and_soxr
     assert not got[len(expected) :].any()
 
 
-def test_an_array_is_the_same_sound_as_a_file_of_it() -> None:
-    samples = tone(0.3, 44100, 2)
-    from_file = decoded(sound_file(samples, 44100, "WAV", "FLOAT"))
-    assert np.array_equal(decoded(samples, sampling_rate=44100), from_file)
-    whole = int16(samples)
-    assert np.array_equal(decoded(whole, sampling_rate=44100), decoded(sound_file(whole, 44100)))
-    assert not np.array_equal(decoded(samples, sampling_rate=22050)[: len(from_file)], from_file)
-
-
 @pytest.mark.parametrize(("format", "codec", "media_type"), FFMPEG)
 def test_what_ffmpeg_reads_is_the_sound_that_was_written(format: str, codec: str, media_type: str) -> None:
     rate = 48000
@@ -155,11 +146,3 @@ def test_a_wav_whose_writer_did_not_know_its_length_is_read_to_its_end() -> None
 def test_a_video_without_a_sound_is_refused() -> None:
     with pytest.raises(MediaDecodeError, match=r"video/mp4\) hold no sound stream; check where they come from"):
         decoded(video_file("mp4", "mpeg4"))
-
-
-def test_the_header_suffices_for_the_properties(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = sound(sound_file(tone(2, 44100, 2), 44100, "FLAC"))
-    monkeypatch.setattr(soundfile.SoundFile, "buffer_read_into", None)
-    assert audio_info(source, POLICY) == AudioInfo(2.0, 44100, 2, "audio/flac")
-    with pytest.raises(MediaDecodeError):
-        decode_audio(source, POLICY, RATE)

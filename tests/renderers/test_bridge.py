@@ -172,29 +172,6 @@ def test_the_text_of_control_tokens_in_new_messages_stays_text(
 # Media.
 
 
-def test_images_keep_their_offsets_and_new_ones_follow(renderer: TemplateRenderer) -> None:
-    prompt = renderer.render([{"role": "user", "content": [image_part(0), image_part(1)]}], add_generation_prompt=True)
-    assert prompt.multi_modal_data is not None
-    before = list(prompt.multi_modal_data.mm_placeholders["image"])
-    completion = ids_of(renderer, "A", "<|im_end|>")
-    new = [{"role": "tool", "content": [image_part(2), image_part(0)]}]
-    result = bridged(
-        renderer.bridge_to_next_turn(
-            prompt.token_ids, completion, new, previous_multi_modal_data=prompt.multi_modal_data
-        )
-    )
-    assert result.multi_modal_data is not None
-    ranges = result.multi_modal_data.mm_placeholders["image"]
-    assert ranges[:2] == before
-    assert [where.length for where in ranges] == [4, 6, 8, 4]
-    pad = ids_of(renderer, "<|image_pad|>")[0]
-    for where in ranges:
-        assert result.token_ids[where.offset : where.end] == [pad] * where.length
-    items = result.multi_modal_data.media_items["image"]
-    assert items[3] is items[0]
-    assert prompt.multi_modal_data.mm_placeholders["image"] == before  # the caller's own data is not touched
-
-
 def test_a_sampled_placeholder_is_not_an_image(renderer: TemplateRenderer) -> None:
     prompt = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
     completion = ids_of(renderer, "look: ", "<|image_pad|>", "<|vision_start|>", "<|image_pad|>", "<|im_end|>")
@@ -215,32 +192,3 @@ def test_a_sampled_placeholder_is_not_an_image(renderer: TemplateRenderer) -> No
     )
     assert second.multi_modal_data is not None
     assert [where.length for where in second.multi_modal_data.mm_placeholders["image"]] == [4, 6]
-
-
-@pytest.fixture(scope="module")
-def prompt(renderer: TemplateRenderer) -> list[int]:
-    return renderer.render(QUESTION, add_generation_prompt=True).token_ids
-
-
-@pytest.fixture(scope="module")
-def completion(renderer: TemplateRenderer) -> list[int]:
-    return ids_of(renderer, "A", "<|im_end|>")
-
-
-# History.
-
-
-def test_the_extension_is_equal_for_a_history_with_or_without_the_sampled_turn_or_no_history(
-    renderer: TemplateRenderer,
-) -> None:
-    history = [{"role": "system", "content": "S"}, *QUESTION]
-    turn = {"role": "assistant", "content": "A", "tool_calls": [call]}
-    prompt = renderer.render(history, add_generation_prompt=True).token_ids
-    completion = sampled_turn(renderer, history, turn)
-    new = [{"role": "tool", "tool_call_id": "call_0", "content": "T"}, {"role": "tool", "content": "U"}]
-    results = [
-        bridged(renderer.bridge_to_next_turn(prompt, completion, new, previous_messages=previous))
-        for previous in (None, history, [*history, turn])
-    ]
-    assert results[0].token_ids == results[1].token_ids == results[2].token_ids
-    assert results[0].spans == results[1].spans == results[2].spans

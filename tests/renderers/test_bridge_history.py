@@ -136,35 +136,7 @@ def test_as_sampled_extends_the_tokens_that_the_policy_saw_and_is_counted() -> N
     assert renderer.bridge_stats.overridden[BridgeRefusal.REWRITES_HISTORY] == kept + 1
 
 
-THINKING = """\
-{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
-{%- if m.role == 'assistant' and m.reasoning_content and loop.last %}
-    {{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}
-{%- endif %}
-{{- m.content + '<|im_end|>\\n' }}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-
-
-def test_reasoning_is_kept_by_its_own_option_and_counted_by_its_own_reason() -> None:
-    def bridge(**options: Any) -> tuple[Any, Any]:
-        renderer = load_renderer(graft("thinking", THINKING), config=RendererOptions(**options))
-        prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
-        completion = renderer.tokenizer.encode_scaffold("<think>\nwhy\n</think>\n\nb<|im_end|>")
-        return renderer.try_bridge(
-            prompt, completion, [user("c")], previous_messages=[user("a")]
-        ), renderer.bridge_stats
-
-    refused, _ = bridge(history="as_sampled")
-    assert refused is BridgeRefusal.DROPS_REASONING
-    outcome, stats = bridge(thinking_retention="all")
-    assert isinstance(outcome, RenderedTokens)
-    assert dict(stats.overridden) == {BridgeRefusal.DROPS_REASONING: 1}
-
-
-WITHOUT = WITH_SYSTEM[1:]
-
-
 def test_a_bridge_that_depends_on_a_missing_history_is_refused_with_needs_history() -> None:
     renderer = loaded(PIXTRAL)
-    prompt, completion = sampled(renderer, WITHOUT, 1)
-    assert renderer.try_bridge(prompt, completion, WITHOUT[2:]) is BridgeRefusal.NEEDS_HISTORY
+    prompt, completion = sampled(renderer, WITH_SYSTEM[1:], 1)
+    assert renderer.try_bridge(prompt, completion, WITH_SYSTEM[3:]) is BridgeRefusal.NEEDS_HISTORY

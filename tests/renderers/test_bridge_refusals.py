@@ -55,20 +55,22 @@ def completion(renderer: TemplateRenderer) -> list[int]:
     return ids_of(renderer, "A", "<|im_end|>")
 
 
-def test_no_new_messages_are_refused(renderer: TemplateRenderer, prompt: list[int], completion: list[int]) -> None:
-    assert refusal(renderer, prompt, completion, []) is BridgeRefusal.NO_NEW_MESSAGES
-
-
-def test_an_assistant_among_the_new_messages_is_refused(
-    renderer: TemplateRenderer, prompt: list[int], completion: list[int]
+@pytest.mark.parametrize(
+    ("asked", "sampled", "new", "reason"),
+    [
+        (QUESTION, ["A"], [], BridgeRefusal.NO_NEW_MESSAGES),
+        (QUESTION, ["A"], [*REPLY, {"role": "assistant", "content": "x"}], BridgeRefusal.ASSISTANT_IN_EXTENSION),
+        (QUESTION, ["<think>", "hm"], REPLY, BridgeRefusal.OPEN_REASONING),
+        ([{"role": "user", "content": [image_part()]}], ["A"], REPLY, BridgeRefusal.MISSING_MEDIA),
+        (None, ["A"], REPLY, BridgeRefusal.NO_PROMPT),
+    ],
+    ids=lambda value: value.name if isinstance(value, BridgeRefusal) else "",
+)
+def test_a_bridge_that_could_not_be_right_is_refused(
+    renderer: TemplateRenderer, asked: Any, sampled: list[str], new: Any, reason: BridgeRefusal
 ) -> None:
-    new = [*REPLY, {"role": "assistant", "content": "made up"}]
-    assert refusal(renderer, prompt, completion, new) is BridgeRefusal.ASSISTANT_IN_EXTENSION
-
-
-def test_a_stop_token_sampled_inside_open_reasoning_is_refused(renderer: TemplateRenderer, prompt: list[int]) -> None:
-    thought = ids_of(renderer, "<think>", "hm", "<|im_end|>")
-    assert refusal(renderer, prompt, thought, REPLY) is BridgeRefusal.OPEN_REASONING
+    prompt = renderer.render(asked, add_generation_prompt=True).token_ids if asked else []
+    assert refusal(renderer, prompt, ids_of(renderer, *sampled, "<|im_end|>"), new) is reason
 
 
 def test_reasoning_cut_off_by_a_length_limit_is_closed_with_scaffold(
@@ -108,18 +110,6 @@ def test_a_bridge_is_refused_where_the_template_drops_earlier_reasoning_before_a
     assert isinstance(plain, RenderedTokens)
 
 
-@pytest.mark.parametrize(("retention", "may_keep"), [("template", False), ("tool_cycle", False), ("all", True)])
-def test_retention_decides_whether_reasoning_is_kept_before_a_user_message(
-    tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool
-) -> None:
-    config = RendererOptions(thinking_retention=retention, chat_template=FORGETFUL)
-    forgetful = load_renderer(tiny_model_dir, config=config)
-    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
-    thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
-    kept = forgetful.bridge_to_next_turn(prompt, thought, REPLY)
-    assert (kept is not None) == may_keep
-
-
 ALWAYS_FORGETFUL = """{%- for m in messages -%}
 {{- '<|im_start|>' + m.role + '\\n' -}}
 {%- if m.role == 'assistant' and m.reasoning_content and loop.last -%}
@@ -130,17 +120,19 @@ ALWAYS_FORGETFUL = """{%- for m in messages -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
 
-@pytest.mark.parametrize("role", ["tool", "developer"])
-@pytest.mark.parametrize(("retention", "may_keep"), [("template", False), ("tool_cycle", True), ("all", True)])
-def test_retention_decides_whether_reasoning_is_kept_within_a_tool_cycle_which_a_developer_ends(
-    tiny_model_dir: Path, retention: ThinkingRetention, may_keep: bool, role: str
+@pytest.mark.parametrize("role", ["tool", "developer", "user"])
+@pytest.mark.parametrize("retention", ["template", "tool_cycle", "all"])
+def test_retention_decides_whether_reasoning_is_kept_within_a_tool_cycle_which_others_end(
+    tiny_model_dir: Path, retention: ThinkingRetention, role: str
 ) -> None:
-    config = RendererOptions(thinking_retention=retention, chat_template=ALWAYS_FORGETFUL)
+    config = RendererOptions(thinking_retention=retention, history="as_sampled", chat_template=ALWAYS_FORGETFUL)
     forgetful = load_renderer(tiny_model_dir, config=config)
     prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
     thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
     kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": role, "content": "T"}])
-    assert (kept is not None) == (may_keep and (retention, role) != ("tool_cycle", "developer"))
+    may_keep = retention == "all" or (retention, role) == ("tool_cycle", "tool")
+    assert (kept is not None) == may_keep
+    assert forgetful.bridge_stats.overridden[BridgeRefusal.DROPS_REASONING] == may_keep
 
 
 def plain_template(message: str) -> str:
@@ -213,15 +205,6 @@ def test_new_messages_that_the_template_refuses_are_refused(tiny_model_dir: Path
     assert refusal(strict, prompt, ids_of(strict, "A", "<|im_end|>"), new) is BridgeRefusal.TEMPLATE_REFUSES
 
 
-def test_an_empty_prompt_is_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
-    assert refusal(renderer, [], completion, REPLY) is BridgeRefusal.NO_PROMPT
-
-
-def test_image_tokens_without_their_media_are_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
-    seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
-    assert refusal(renderer, seen.token_ids, completion, REPLY) is BridgeRefusal.MISSING_MEDIA
-
-
 def test_media_whose_range_covers_other_tokens_is_refused(renderer: TemplateRenderer, completion: list[int]) -> None:
     seen = renderer.render([{"role": "user", "content": [image_part()]}], add_generation_prompt=True)
     assert seen.multi_modal_data is not None
@@ -246,7 +229,7 @@ def test_a_template_that_does_not_close_earlier_turns_is_refused(tiny_model_dir:
 
 def test_every_refusal_reason_is_covered_above() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
-    assert [reason for reason in BridgeRefusal if f"is BridgeRefusal.{reason.name}" not in source] == []
+    assert [reason for reason in BridgeRefusal if f"BridgeRefusal.{reason.name}" not in source] == []
 
 
 def with_markers(start: str, end: str) -> str:

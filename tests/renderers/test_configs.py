@@ -27,28 +27,15 @@ from renderers import (
     Qwen38RendererConfig,
     RenderedTokens,
     RendererConfig,
-    config_from_name,
     create_renderer,
     load_renderer,
 )
 from renderers.configs import config_class
 from renderers.errors import ConfigError, MessageError
 from renderers.family_options import options_of, resolve_config
-from renderers.model_files import MODEL_RENDERER_MAP
 
 QUESTION = [{"role": "user", "content": "Q"}]
 ANY: TypeAdapter[Any] = TypeAdapter(RendererConfig)
-
-
-@pytest.mark.parametrize("name", sorted(set(MODEL_RENDERER_MAP.values())))
-def test_every_family_has_a_configuration_that_its_name_selects(name: str) -> None:
-    config = config_from_name(name)
-    assert config is not None
-    assert ANY.validate_python({"name": name}) == config
-    assert ANY.validate_json(config.model_dump_json()) == config
-    assert pickle.loads(pickle.dumps(config)) == config
-    assert type(config).template_field_names() <= set(type(config).model_fields)
-    assert options_of(config).thinking_retention in ("template", "tool_cycle", "all")
 
 
 @pytest.mark.parametrize(
@@ -94,12 +81,6 @@ def test_only_variables_that_are_set_are_passed_to_the_template_but_the_date_alw
     effort = config_class("deepseek-v4")(reasoning_effort="max")  # type: ignore[call-arg]
     assert options_of(effort).chat_template_kwargs == {"reasoning_effort": "max", "release": "0731"}
     assert options_of(DefaultRendererConfig(my_switch=1)).chat_template_kwargs == {"my_switch": 1}  # type: ignore[call-arg]
-
-
-def test_auto_is_the_family_of_a_listed_model_and_the_default_for_any_other() -> None:
-    auto = AutoRendererConfig(thinking_retention="all")
-    assert resolve_config("Qwen/Qwen3-8B", auto) == Qwen3RendererConfig(thinking_retention="all")
-    assert resolve_config("me/mine", auto) == DefaultRendererConfig(thinking_retention="all")
 
 
 def test_template_variables_are_added_if_the_family_has_them() -> None:

@@ -252,9 +252,6 @@ def test_as_given_prints_the_text_of_transformers_and_logs_lost_text(caplog: pyt
     assert "content_form" in caplog.text
 
 
-# Attribution, bridges and parsing.
-
-
 # Images.
 
 IMAGES = ["llava-next", "idefics3", "pixtral", "gemma3", "qwen2-vl"]

@@ -131,15 +131,3 @@ def test_harmony_keeps_a_sampled_return_token_and_prints_end_in_history() -> Non
         for index, token_id in enumerate(outcome.token_ids)
     ]
     assert swapped == full
-
-
-CALLED = [corpus.user("a"), corpus.says("", None, [corpus.call("run", {})]), corpus.answer("4321")]
-
-
-def test_a_tool_result_that_gemma_prints_inside_an_assistant_turn_belongs_to_the_tool_message() -> None:
-    renderer = renderer_of("trl/gemma4")
-    rendered = renderer.render(CALLED)
-    (span,) = [span for span in rendered.spans if span.message_index == 2]
-    assert span.content
-    assert not span.sampled
-    assert renderer.tokenizer.decode(rendered.token_ids[span.start : span.end]) == "4321"

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaded import TODAY, directory_of, renderer_of
+from test_bridge import check_spans
 from transformers import PreTrainedTokenizerFast
 
 from renderers import RenderedTokens, RendererOptions, TemplateRenderer, create_renderer
@@ -92,13 +93,9 @@ a_few = settings(max_examples=15, deadline=None)
 # Attribution.
 
 
-def check_spans(rendered: RenderedTokens) -> None:
+def check_distinct_spans(rendered: RenderedTokens) -> None:
     """Spans partition the tokens, and no two neighbours are alike."""
-    position = 0
-    for span in rendered.spans:
-        assert span.start == position < span.end
-        position = span.end
-    assert position == len(rendered.token_ids)
+    check_spans(rendered)
     assert all(one[2:] != other[2:] for one, other in itertools.pairwise(rendered.spans))
 
 
@@ -144,7 +141,7 @@ def test_spans_partition_the_tokens_and_only_assistants_sample(
 ) -> None:
     renderer, (messages, tools) = drawn(data, template)
     rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
-    check_spans(rendered)
+    check_distinct_spans(rendered)
     check_sampled(rendered, messages)
     assert set(rendered.message_indices) <= {-1, *range(len(messages))}
 
@@ -183,7 +180,7 @@ def test_the_checks_of_attribution_find_planted_faults(template: str) -> None:
         for fault in faults:
             wrong = replace(rendered, spans=(*rendered.spans[:index], fault, *rendered.spans[index + 1 :]))
             with pytest.raises(AssertionError):  # noqa: PT012
-                check_spans(wrong)
+                check_distinct_spans(wrong)
                 check_sampled(wrong, messages)
                 assert check_bodies(renderer, wrong, messages) == 0
 
@@ -254,6 +251,3 @@ def test_a_renderer_made_from_a_loaded_tokenizer_gives_the_ids_of_one_loaded_fro
             for renderer in (from_directory, from_tokenizer)
         ]
         assert ids[0] == ids[1], name
-
-
-# Parsing piece by piece.

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree, ignore_patterns
 from typing import Any
 
 import numpy as np
 import pytest
 
 from renderers import MediaItem, MediaPolicy, MediaSource, MediaStore, load_renderer
-from renderers.errors import ConfigError, MediaError, MessageError
+from renderers.errors import ConfigError, MediaError
 from renderers.media.decoding import decode_image
 from renderers.media.item import ExpansionPiece, TensorField
 from renderers.messages import Modality
@@ -75,15 +74,6 @@ def test_a_processor_of_a_user_replaces_those_of_the_directory(tiny_model_dir: P
     assert len(processor.made) == 2  # each distinct image once
     renderer.render(question(20))
     assert len(processor.made) == 2
-
-
-def test_a_directory_of_a_model_that_reads_only_text_gets_a_processor(tiny_model_dir: Path, tmp_path: Path) -> None:
-    files = ignore_patterns("*processor_config.json")
-    directory = Path(copytree(tiny_model_dir, tmp_path / "text", ignore=files))
-    with pytest.raises(MessageError, match="reads only text"):
-        load_renderer(directory).render(question(10))
-    renderer = load_renderer(directory, processors={"image": MeanColour()})
-    assert renderer.render(question(10)).multi_modal_data is not None
 
 
 @pytest.mark.parametrize(

@@ -74,16 +74,6 @@ def decoded(data: bytes, policy: MediaPolicy = POLICY) -> tuple[np.ndarray, floa
 
 
 @pytest.mark.parametrize(("container", "encoder"), CODINGS)
-def test_frames_are_those_that_the_decoder_gives(container: str, encoder: str) -> None:
-    data = video_file(moving_square(12), container, encoder)
-    frames, fps = decoded(data)
-    assert frames.dtype == np.uint8
-    np.testing.assert_array_equal(frames, directly(data))
-    assert frames.shape == (12, 48, 64, 3)
-    assert fps == pytest.approx(10)
-
-
-@pytest.mark.parametrize(("container", "encoder"), CODINGS)
 @pytest.mark.parametrize("indices", [[0], [11], [0, 3, 3, 7], list(range(12))], ids=str)
 def test_only_the_frames_that_are_asked_for_are_kept(container: str, encoder: str, indices: list[int]) -> None:
     data = video_file(moving_square(12), container, encoder)

@@ -20,10 +20,8 @@ from renderers.errors import TemplateError
 from renderers.formats import deepseek_prompts as deepseek_v4
 from renderers.formats.deepseek_prompts import prompt_for
 from renderers.messages import check_messages
-from renderers.template.chat_template import (
-    Printed,
-    PythonTemplate,
-)
+from renderers.template.chat_template import Printed
+from renderers.template.python_template import PythonTemplate
 from renderers.template.traced import Origin
 from renderers.tokens.encoding import EncodedText, encode_printed, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -302,13 +300,6 @@ def test_deepseek_v32_thinks_only_behind_the_last_question() -> None:
     )
 
 
-def test_deepseek_v32_continues_after_results_without_the_assistant_token() -> None:
-    printed = print_with(template_of(V32, thinking_mode="thinking"), _V32_CYCLE[:5])
-    assert owned(printed, 2) == "\n\n<function_results>\n<result>1</result>"
-    assert owned(printed, 3) == "\n<result>2</result>\n</function_results>\n\n<think>"
-    assert owned(printed, 4) == "second</think>done<｜end▁of▁sentence｜>"
-
-
 def test_deepseek_v32_declares_tools_as_json_lines_between_tags() -> None:
     text = print_with(template_of(V32), [system("S"), user("q")], TOOLS).text
     schemas = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in TOOLS)
@@ -342,11 +333,6 @@ def test_deepseek_v32_refuses_results_that_its_format_cannot_distinguish(message
 
 
 # Detection.
-
-
-def test_deepseek_releases_are_recognised_by_their_control_tokens() -> None:
-    assert "DeepSeek V4" in template_of(V4).source
-    assert "DeepSeek V3.2" in template_of(V32).source
 
 
 @pytest.mark.parametrize("missing", deepseek_v4.REQUIRED_TOKENS)

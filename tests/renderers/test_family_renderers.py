@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import corpus
+import huggingface_hub
 import numpy as np
 import pytest
 from transformers import AutoProcessor
@@ -32,7 +34,8 @@ from renderers import (
 from renderers.configs import config_class
 from renderers.errors import ConfigError
 from renderers.family_renderers import renderer_class
-from renderers.model_files import MODEL_RENDERER_MAP, ModelTokenizer
+from renderers.model_families import MODEL_RENDERER_MAP
+from renderers.model_tokenizer import ModelTokenizer
 
 FAMILIES = sorted({*MODEL_RENDERER_MAP.values(), "default"})
 
@@ -117,3 +120,20 @@ def test_a_processor_that_is_given_is_used_with_its_settings(tiny_model_dir: Pat
     processor.image_processor.size = {**dict(size), "longest_edge": 128 * 128}
     small = Qwen3VLRenderer(tokenizer, processor=processor).render(question)
     assert len(small.token_ids) < len(own.token_ids)
+
+
+def test_a_tokenizer_that_comes_from_an_open_copy_of_its_repository_is_logged(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gated, copy = "meta-llama/Llama-3.2-1B-Instruct", "unsloth/Llama-3.2-1B-Instruct"
+
+    def download(name: str, **_: Any) -> str:
+        if name == gated:
+            raise OSError("401")
+        return str(tiny_model_dir)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with caplog.at_level(logging.INFO, "renderers"):
+        tokenizer = load_tokenizer(gated)
+    assert tokenizer.name_or_path == gated
+    assert [gated in record.getMessage() and copy in record.getMessage() for record in caplog.records] == [True]

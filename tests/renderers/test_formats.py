@@ -173,12 +173,6 @@ def test_a_syntax_counts_only_if_it_reads_back_what_the_template_prints() -> Non
         assert (format.name, format.tool_calls) == ("chatml", None)
 
 
-def test_arguments_are_given_in_the_form_that_the_template_reads() -> None:
-    as_text = HERMES_CALL.replace("c.function.arguments | tojson", "'' + c.function.arguments")
-    assert detect(CHATML.replace("CALL", as_text), TOKENS).arguments == "json"
-    assert detect(CHATML.replace("CALL", HERMES_CALL), TOKENS).arguments == "object"
-
-
 def test_reasoning_needs_its_tokens_or_a_template_that_names_them() -> None:
     assert detect(CHATML, TOKENS).reasoning is None
     assert detect(CHATML, [*TOKENS, "<think>", "</think>"]).reasoning == ReasoningMarkers()

@@ -89,12 +89,6 @@ def test_kimi_writes_a_schema_as_a_type(schema: Any, expected: str) -> None:
     assert property_of(schema) == f"{{\n{expected}\n}}"
 
 
-def test_kimi_puts_required_properties_first_each_group_by_name() -> None:
-    names = ["d", "b", "c", "a"]
-    parameters = {"properties": {name: {"type": "string"} for name in names}, "required": ["d", "b"]}
-    assert declared(parameters) == "{\n  b: string,\n  d: string,\n  a?: string,\n  c?: string\n}"
-
-
 def test_kimi_names_definitions_as_interfaces_in_front() -> None:
     parameters = {
         "properties": {"x": {"$ref": "#/$defs/Node"}},
@@ -125,18 +119,6 @@ def test_kimi_refuses_a_schema_it_cannot_express_and_the_template_then_prints_js
     with pytest.raises(NotImplementedError):
         typescript_declarations(tools)
     assert tool_variables(tools) == {"tools": tools}
-
-
-def test_kimi_descriptions_keep_their_origin_and_the_declaration_around_them_has_none() -> None:
-    spans = typescript_declarations(TOOLS).spans
-    text = str(typescript_declarations(TOOLS))
-    found: dict[Any, str] = {}
-    for start, end, origin in spans:
-        found[origin] = found.get(origin, "") + text[start:end]
-    assert found[Origin(-1, "tools[1].function.description")] == "Run a command"
-    assert found[Origin(-1, "tools[0].function.parameters.properties.city.description")] == "Name of the city"
-    assert found[Origin(-1, "tools[0].function.parameters.properties.units.enum[1]")] == "imperial"
-    assert not any("namespace" in piece or "//" in piece for piece in found.values())
 
 
 _KIMI_LIKE = """{%- if tools -%}<|im_system|>tool_declare<|im_middle|>

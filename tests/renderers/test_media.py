@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import io
 import struct
 import zlib
@@ -19,7 +18,6 @@ from PIL import Image
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import (
     MediaDecodeError,
-    MediaDigestError,
     MediaError,
     MediaLimitError,
 )
@@ -183,26 +181,6 @@ def test_broken_files_raise_media_errors_and_nothing_else(
         broken[position % len(broken)] = byte
     with contextlib.suppress(MediaError):  # whatever else is raised fails the test
         pixels(bytes(broken[:length]), MediaPolicy(max_pixels=10**6))
-
-
-# Digests.
-
-
-@settings(max_examples=50)
-@given(one=st.binary(max_size=8), other=st.binary(max_size=8))
-def test_digests_are_equal_exactly_when_the_bytes_are(one: bytes, other: bytes) -> None:
-    assert (MediaSource.of(one).digest == MediaSource.of(other).digest) == (one == other)
-    assert (MediaSource.of(one) == MediaSource.of(other)) == (one == other)
-    assert MediaSource.of(one).digest == hashlib.sha256(one).hexdigest()
-
-
-def test_a_source_whose_bytes_changed_says_so() -> None:
-    honest = MediaSource.of(b"image")
-    honest.verify()
-    with pytest.raises(MediaDigestError) as caught:
-        MediaSource(honest.digest, b"Image").verify()
-    assert caught.value.expected == honest.digest
-    assert caught.value.actual == hashlib.sha256(b"Image").hexdigest()
 
 
 # The store.

@@ -52,19 +52,6 @@ def test_stacked_items_are_padded_at_their_ends_to_the_largest(shapes: list[tupl
             assert value == (100 + index if row < height and column < width else pad)
 
 
-def test_each_modality_has_rows_in_its_own_tensors_only() -> None:
-    """InternVL takes the rows of images and videos in one tensor, in the order of the prompt; Qwen-VL in two."""
-    image = {"pixels": np.zeros((1, 2)), "grid": np.array([1, 1, 1])}
-    video = {"pixels": np.ones((2, 2)), "video_grid": np.array([2, 1, 1])}
-    images = {"pixels": ROWS, "grid": ONE}
-    videos = {"pixels": ROWS, "video_grid": ONE}
-    mixed = [item(image, images), item(video, videos, "video"), item(image, images)]
-    batch = batch_tensors(mixed)
-    assert batch["pixels"][:, 0].tolist() == [0, 1, 1, 0]
-    assert batch["grid"].shape == (2, 3)
-    assert batch["video_grid"].shape == (1, 3)
-
-
 @pytest.mark.parametrize(
     ("field", "arrays", "reason"),
     [

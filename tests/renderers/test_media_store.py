@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -122,15 +121,3 @@ def test_threads_share_a_store_without_exceeding_its_bound() -> None:
 
     in_threads(6, work)
     assert store.source(source("0", 2 * KB).digest) is None or store.source(source("1", 2 * KB).digest) is None
-
-
-def test_an_unreferenced_store_is_freed_at_once() -> None:
-    held = source("image")
-    store = MediaStore()
-    store.add_source(held)
-    before = sys.getrefcount(held)
-    del store
-    assert sys.getrefcount(held) < before
-
-
-# Digests.

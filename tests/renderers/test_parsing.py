@@ -19,36 +19,7 @@ def parse(renderer: TemplateRenderer, *pieces: str, **options: Any) -> ParsedRes
     return renderer.parse_response(ids_of(renderer, *pieces), **options)
 
 
-def test_reasoning_that_the_prompt_opened_needs_no_marker(renderer: TemplateRenderer) -> None:
-    prompt = ids_of(renderer, "<think>", "a", "</think>", "<think>", "\n")
-    parsed = parse(renderer, "hm", "</think>", "yes", prompt_ids=prompt)
-    assert (parsed.reasoning_content, parsed.content) == ("hm", "yes")
-    parsed = parse(renderer, "hm", prompt_ids=ids_of(renderer, "<think>", "a", "</think>"))
-    assert (parsed.reasoning_content, parsed.content) == (None, "hm")
-
-
 # Tool calls.
-
-
-def test_tool_calls_come_with_their_arguments_text_and_token_spans(renderer: TemplateRenderer) -> None:
-    one, two = '\n{"name": "look", "arguments": {"q": "é", "n": [1, null]}}\n', '{"name": "bare"}'
-    pieces = ["ok", "\n", "<tool_call>", one, "</tool_call>", "\n", "<tool_call>", two, "</tool_call>", "<|im_end|>"]
-    parsed = parse(renderer, *pieces, tools=TOOLS)
-    first_start, first_end = 3, 3 + 1 + len(one.encode()) + 1
-    second_start = first_end + 1
-    assert parsed.tool_calls == [
-        ParsedToolCall(f"<tool_call>{one}</tool_call>", "look", {"q": "é", "n": [1, None]}, (first_start, first_end)),
-        ParsedToolCall(
-            f"<tool_call>{two}</tool_call>", "bare", {}, (second_start, second_start + len(two.encode()) + 2)
-        ),
-    ]
-    assert parsed.content == "ok"
-    message = parsed.to_message()
-    assert [call["function"] for call in message["tool_calls"]] == [
-        {"name": "look", "arguments": {"q": "é", "n": [1, None]}},
-        {"name": "bare", "arguments": {}},
-    ]
-    assert len({call["id"] for call in message["tool_calls"]}) == 2
 
 
 STATUSES: dict[str, tuple[str, ToolCallParseStatus, str | None, dict[str, Any] | None]] = {
@@ -120,22 +91,6 @@ def test_every_attempt_is_kept_with_its_status(renderer: TemplateRenderer, name:
         assert message["content"] == f"a{raw}"
         assert "tool_calls" not in message
 
-
-def test_the_table_above_has_every_status_but_those_that_such_a_call_cannot_have() -> None:
-    # A call without its end is tested below; the template prints several calls in a turn.
-    elsewhere = {ToolCallParseStatus.UNCLOSED_BLOCK, ToolCallParseStatus.SURPLUS_CALL}
-    assert {status for _, status, *_ in STATUSES.values()} == set(ToolCallParseStatus) - elsewhere
-
-
-def test_a_message_carries_arguments_in_the_form_that_the_template_reads() -> None:
-    call = ParsedToolCall("raw", "look", {"q": "é"}, (0, 1))
-    parsed = ParsedResponse("", tool_calls=[call, call], arguments_form="json", call_id="{name}:{index}")
-    first, second = parsed.to_message()["tool_calls"]
-    assert first == {"id": "look:0", "type": "function", "function": {"name": "look", "arguments": '{"q": "é"}'}}
-    assert second["id"] == "look:1"
-
-
-# Anything a policy may sample.
 
 # Render, then parse.
 

@@ -13,7 +13,7 @@ from tool_call_texts import CONTROL, TOOLS, parse, parse_single, tokenizer_for
 
 from renderers.formats import by_name
 from renderers.parsing.grammar import grammar_of
-from renderers.parsing.literals import MAX_DEPTH, is_deeper_than
+from renderers.parsing.json_text import MAX_DEPTH, is_deeper_than
 from renderers.parsing.parser import parse_response, plain_response
 
 
@@ -44,29 +44,7 @@ def test_half_a_surrogate_pair_never_reaches_the_arguments(name: str) -> None:
     json.dumps(call.arguments, ensure_ascii=False).encode()
 
 
-PIECES = [
-    "{",
-    "}",
-    "[",
-    "]",
-    '"',
-    "'",
-    "name",
-    "look",
-    "(",
-    ")",
-    "=",
-    ":",
-    ",",
-    "\n",
-    " ",
-    "<",
-    ">",
-    "/",
-    "é",
-    "1",
-    "\\u",
-]
+PIECES = [*"{}[]\"'()=:,\n <>/é1", "name", "look", "\\u"]
 
 
 @pytest.mark.slow

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import functools
-import os.path
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from corpus import call, drawn, says, user
+from corpus import call, drawn, says
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_parsing_families import (
@@ -17,6 +16,7 @@ from test_parsing_families import (
     UNQUOTED,
     WITH_CALLS,
     as_read,
+    cut_at_turn,
     given_id,
     ids_of_text,
     print_turn,
@@ -25,7 +25,6 @@ from test_parsing_families import (
 
 from renderers import ParsedResponse, TemplateRenderer, ToolCallParseStatus
 from renderers.formats import Format, by_name, names
-from renderers.messages import check_messages
 from renderers.parsing.parser import ResponseParser, leaves_reasoning_open
 from renderers.parsing.syntaxes.element_calls import GlmCalls, InvokeCalls, MiniMaxM3Calls, QwenXmlCalls
 from renderers.parsing.syntaxes.literal_calls import GemmaCalls
@@ -78,26 +77,15 @@ def turn_of(renderer: TemplateRenderer, arguments: Mapping[str, Any]) -> dict[st
     return says("", None, [call("look_up", as_read(renderer, dict(arguments)), id=given_id(renderer, "look_up", 0))])
 
 
-def cut_at_turn(renderer: TemplateRenderer, turn: dict[str, Any]) -> tuple[str, str]:
-    """The text of the prompt, and the text that the template prints for the turn behind it."""
-    printed = print_turn(renderer, turn, TOOLS)
-    prompt = renderer.template.print(check_messages([user("Q")]), tools=TOOLS, add_generation_prompt=True).text
-    cut = len(os.path.commonprefix([prompt, printed]))  # noqa: RUF071  (character by character is what is meant)
-    begun = printed.rfind("<", 0, cut)  # two markers that differ begin alike
-    if cut < len(prompt) and begun >= 0 and ">" not in printed[begun:cut]:
-        cut = begun
-    return printed[:cut], printed[cut:]
-
-
 def sample(renderer: TemplateRenderer, arguments: Any, text: str, *, as_text: bool) -> tuple[list[int], list[int]]:
     """The ids of the prompt and of a turn whose arguments hold `text`: there, with `as_text`, as ordinary tokens, else
     with its control tokens.
     """
-    prompt, printed = cut_at_turn(renderer, turn_of(renderer, arguments(text)))
+    prompt, printed = cut_at_turn(renderer, turn_of(renderer, arguments(text)), TOOLS)
     prompt_ids = ids_of_text(renderer, prompt)
     if not as_text:
         return prompt_ids, ids_of_text(renderer, printed)
-    _, other = cut_at_turn(renderer, turn_of(renderer, arguments("PLACE")))
+    _, other = cut_at_turn(renderer, turn_of(renderer, arguments("PLACE")), TOOLS)
     before, found, behind = other.partition("PLACE")
     assert found
     assert printed.startswith(before)

@@ -11,7 +11,7 @@ from training_conversations import renderer_of
 
 from renderers import ParsedResponse, config_from_name
 from renderers.formats import by_name
-from renderers.options import with_parsing_rules
+from renderers.model_families import with_parsing_rules
 from renderers.parsing.format import ReasoningMarkers
 from renderers.parsing.parser import parse_response
 

@@ -35,11 +35,7 @@ SEVERAL = {
         "<|tool_calls_section_begin|>{}{}<|tool_calls_section_end|>",
         "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>",
     ),
-    "mistral": ("{}{}", "[TOOL_CALLS]{}[ARGS]{{}}"),
     "qwen3.5": ("<tool_call>{}\n{}</tool_call>", "<function={}>\n</function>"),
-    "qwen3": ("<tool_call>[{}, {}]</tool_call>", '{{"name": "{}"}}'),
-    "lfm2": ("<|tool_call_start|>[{}, {}]<|tool_call_end|>", "{}(x='ä')"),
-    "llama-3.1": ("{}; {}", '{{"name": "{}", "parameters": {{}}}}'),
 }  # fmt: skip
 
 

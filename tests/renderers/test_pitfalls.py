@@ -65,19 +65,6 @@ def test_a_boolean_that_was_sampled_as_json_is_not_printed_as_python_in_the_next
     assert renderer.tokenizer.decode(following.token_ids) == anew.replace("\nFalse\n", "\nfalse\n")
 
 
-@pytest.mark.slow
-def test_text_sampled_in_other_tokens_than_the_tokenizer_would_choose_keeps_its_ids() -> None:
-    """`jsonp` + `enderer` and `json` + `p` + `enderer` are one text."""
-    renderer = renderer_of("trl/qwen2_5")
-    prompt = ask(renderer)
-    spellings = [ids_of(renderer, *pieces, "<|im_end|>") for pieces in (("jsonp", "enderer"), ("json", "p", "enderer"))]
-    assert spellings[0] != spellings[1]
-    assert len({renderer.parse_response(ids, prompt_ids=prompt).content for ids in spellings}) == 1
-    for sampled in spellings:
-        following = bridged(renderer.try_bridge(prompt, sampled, QUESTION)).token_ids
-        assert following[: len(prompt) + len(sampled)] == prompt + sampled
-
-
 @pytest.mark.parametrize("template", ["trl/qwen2_5", "own/glm-4.5v", "own/deepseek-v3.1"])
 @settings(max_examples=40, deadline=None)
 @given(pieces=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=6)))
@@ -144,6 +131,3 @@ def test_a_history_resent_with_other_white_space_or_argument_order_is_continued_
     following = [bridged(outcome).token_ids for outcome in outcomes]
     assert following[0][: len(prompt) + len(sampled)] == prompt + sampled
     assert all(ids == following[0] for ids in following)
-
-
-# Images.

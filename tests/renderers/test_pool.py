@@ -36,13 +36,11 @@ class Gate:
         self.calls: list[Any] = []
         self.inside = 0
         self.most_inside = 0
-        self.threads: set[int] = set()
         self._lock = threading.Lock()
 
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> RenderedTokens:
         with self._lock:
             self.calls.append(messages)
-            self.threads.add(threading.get_ident())
             self.inside += 1
             self.most_inside = max(self.most_inside, self.inside)
         self.entered.release()
@@ -111,17 +109,6 @@ def test_a_pool_is_a_renderer_and_is_multimodal_if_its_renderer_is(renderer: Tem
         for blind in (reading, plain):
             assert not is_multimodal(blind)
             assert blind.mm_token_type_id_map == {}
-
-
-async def test_the_event_loop_is_not_blocked_while_the_renderer_works() -> None:
-    gate = Gate()
-    async with RendererPool(gate, threads=1) as pool:
-        working = asyncio.ensure_future(pool.render_async(MESSAGES))
-        await entered(gate)  # needs a loop that turns
-        assert not working.done()
-        assert threading.get_ident() not in gate.threads
-        gate.open.set()
-        assert len(await working) == 1
 
 
 async def test_a_closed_pool_refuses_new_calls_and_finishes_earlier_ones() -> None:

@@ -113,9 +113,6 @@ def test_a_url_whose_source_the_store_has_evicted_is_not_found() -> None:
     assert store.references.get(URL) is None
 
 
-# Files.
-
-
 # Bounds.
 
 

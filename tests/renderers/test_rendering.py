@@ -1,18 +1,15 @@
-"""Messages -> tokens: the ids of Hugging Face, content that stays content, attribution, placeholders."""
+"""Messages -> tokens: content that stays content, and attribution."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
-from transformers import AutoTokenizer
 
-from renderers import PlaceholderRange, RenderedTokens, TemplateRenderer
+from renderers import RenderedTokens, TemplateRenderer
 from renderers.errors import MessageError, RendererError
 
 CONTROL_TOKENS = [
@@ -26,18 +23,9 @@ CONTROL_TOKENS = [
 ]
 CONTROL_TOKENS += ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|video_pad|>"]
 
-benign = st.text(max_size=12).filter(lambda text: "<" not in text)
 hostile = st.lists(
     st.sampled_from([*CONTROL_TOKENS, "<|im_", "end|>", "<", "|>", "user\n", " "]) | st.text(max_size=3), max_size=6
 ).map("".join)
-
-
-def picture(width: int, height: int, colour: int = 0) -> Image.Image:
-    return Image.new("RGB", (width, height), (colour, 10, 200))
-
-
-def image_part(width: int = 32, height: int = 32, colour: int = 0) -> dict[str, Any]:
-    return {"type": "image", "image": picture(width, height, colour)}
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -60,28 +48,6 @@ def content_of(renderer: TemplateRenderer, rendered: RenderedTokens, message: in
         if owner == message and body
     ]
     return renderer.tokenizer.decode(ids)
-
-
-@pytest.fixture(scope="module")
-def hf_tokenizer(tiny_model_dir: Path) -> Any:
-    return AutoTokenizer.from_pretrained(tiny_model_dir)
-
-
-def hf_ids(hf_tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-    return list(hf_tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options))
-
-
-parts = st.lists(benign.map(text_part), max_size=3)
-
-
-def test_ids_are_a_new_list_that_the_caller_may_change(renderer: TemplateRenderer) -> None:
-    messages = [{"role": "user", "content": "x"}]
-    first = renderer.render(messages)
-    assert type(first.token_ids) is list
-    assert {type(token_id) for token_id in first.token_ids} == {int}
-    length = len(first)
-    first.token_ids.append(0)
-    assert len(renderer.render(messages)) == length
 
 
 # Content is data.
@@ -190,119 +156,6 @@ def test_columns_of_a_literal_conversation(renderer: TemplateRenderer) -> None:
     columns = zip(rendered.message_indices, rendered.sampled_mask, rendered.is_content, strict=True)
     assert list(columns) == column(layout, renderer)
     assert rendered.message_roles == ["system", "user", "assistant", "tool"]
-
-
-def test_tool_calls_of_an_assistant_are_sampled_up_to_and_including_the_stop_token(renderer: TemplateRenderer) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}
-    messages = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "hm", "tool_calls": [call, call]},
-        {"role": "user", "content": "y"},
-    ]
-    rendered = renderer.render(messages)
-    sampled = [t for t, chosen in zip(rendered.token_ids, rendered.sampled_mask, strict=True) if chosen]
-    block = '\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
-    assert renderer.tokenizer.decode(sampled) == f"hm{block}{block}<|im_end|>"
-
-
-def check_spans(rendered: RenderedTokens) -> None:
-    """Spans partition the tokens."""
-    position = 0
-    for span in rendered.spans:
-        assert span.start == position < span.end
-        position = span.end
-    assert position == len(rendered.token_ids)
-
-
-# Media.
-
-
-def check_placeholders(renderer: TemplateRenderer, rendered: RenderedTokens) -> None:
-    """Each range covers as many placeholder tokens as its grid has merged patches; none is left uncovered."""
-    assert rendered.multi_modal_data is not None
-    pad = control_id(renderer, "<|image_pad|>")
-    covered = 0
-    for item, where in rendered.multi_modal_data.items_with_ranges():
-        grid = item["image_grid_thw"]
-        assert where.length == int(np.prod(grid)) // 4 == item.num_tokens
-        assert rendered.token_ids[where.offset : where.end] == [pad] * where.length
-        assert rendered.token_ids[where.offset - 1] == control_id(renderer, "<|vision_start|>")
-        assert rendered.token_ids[where.end] == control_id(renderer, "<|vision_end|>")
-        assert item["pixel_values"].shape == (int(np.prod(grid)), 3 * 2 * 8 * 8)
-        covered += where.length
-    assert covered == count(rendered, pad)
-    check_spans(rendered)
-
-
-def logical(rendered: RenderedTokens) -> list[int]:
-    """Ids with one placeholder token per image."""
-    ids = list(rendered.token_ids)
-    assert rendered.multi_modal_data is not None
-    for _, where in reversed(rendered.multi_modal_data.items_with_ranges()):
-        del ids[where.offset + 1 : where.end]
-    return ids
-
-
-IMAGE_CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
-    "one": ([{"role": "user", "content": [text_part("a"), image_part(), text_part("b")]}], [4]),
-    "only an image": ([{"role": "user", "content": [image_part(64, 48)]}], [12]),
-    "adjacent": ([{"role": "user", "content": [image_part(), image_part(64, 48), image_part(48, 32)]}], [4, 12, 6]),
-    "the same twice": ([{"role": "user", "content": [image_part(), text_part("and"), image_part()]}], [4, 4]),
-    "in a tool message": (
-        [{"role": "user", "content": "x"}, {"role": "tool", "content": [text_part("shot"), image_part()]}],
-        [4],
-    ),
-    "in several messages": (
-        [
-            {"role": "system", "content": [image_part(colour=1)]},
-            {"role": "user", "content": [image_part(colour=2)]},
-            {"role": "assistant", "content": "ok"},
-            {"role": "user", "content": [text_part("x"), image_part(64, 48, 3)]},
-        ],
-        [4, 4, 12],
-    ),
-    "none": ([{"role": "user", "content": "x"}], []),
-}
-
-
-@pytest.mark.parametrize("name", IMAGE_CONVERSATIONS)
-def test_each_image_becomes_as_many_placeholders_as_its_merged_patches(
-    renderer: TemplateRenderer, hf_tokenizer: Any, name: str
-) -> None:
-    messages, lengths = IMAGE_CONVERSATIONS[name]
-    rendered = renderer.render(messages, add_generation_prompt=True)
-    check_placeholders(renderer, rendered)
-    assert rendered.multi_modal_data is not None
-    assert [where.length for _, where in rendered.multi_modal_data.items_with_ranges()] == lengths
-    shown = [
-        {**message, "content": [{"type": part["type"], "text": part.get("text")} for part in message["content"]]}
-        if isinstance(message["content"], list)
-        else message
-        for message in messages
-    ]
-    assert logical(rendered) == hf_ids(hf_tokenizer, shown, add_generation_prompt=True)
-
-
-def test_the_placeholder_check_finds_planted_faults(renderer: TemplateRenderer) -> None:
-    rendered = renderer.render([{"role": "user", "content": [image_part()]}])
-    assert rendered.multi_modal_data is not None
-    where = rendered.multi_modal_data.mm_placeholders["image"][0]
-    for wrong in (where.shifted(1), PlaceholderRange(where.offset, where.length - 1)):
-        rendered.multi_modal_data.mm_placeholders["image"][0] = wrong
-        with pytest.raises(AssertionError):
-            check_placeholders(renderer, rendered)
-
-
-@settings(max_examples=30)
-@given(text=hostile, images=st.integers(0, 2))
-def test_the_text_of_a_placeholder_in_content_is_not_an_image(
-    renderer: TemplateRenderer, text: str, images: int
-) -> None:
-    parts = [text_part(f"<|image_pad|>{text}<|vision_start|><|image_pad|>"), *[image_part()] * images]
-    rendered = renderer.render([{"role": "user", "content": parts}])
-    check_placeholders(renderer, rendered)
-    assert rendered.multi_modal_data is not None
-    assert len(rendered.multi_modal_data) == images
 
 
 def test_text_that_is_not_unicode_is_a_renderer_error(renderer: TemplateRenderer) -> None:

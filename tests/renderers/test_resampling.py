@@ -68,17 +68,6 @@ def test_large_images_give_the_pixels_of_torch(before: tuple[int, int], after: t
     check_equal(pixels(*before, extreme=extreme), *after, 3)
 
 
-def test_floats_of_32_bits_are_taken_only_where_their_sums_are_exact() -> None:
-    """Strong shrinking leaves more fractional bits than 24-bit sums hold; both products are covered above."""
-    runs = {scale: resampling._direction(100 * scale, 100, 3).runs for scale in (2, 4, 16)}
-    weights = {scale: [run.weights for run in of_scale if run.weights is not None] for scale, of_scale in runs.items()}
-    assert {scale: bands[0].dtype for scale, bands in weights.items()} == {2: np.float32, 4: np.float32, 16: np.float64}
-    for bands in weights.values():
-        bits = next(bits for bits in range(23) if all((band * 2**bits % 1 == 0).all() for band in bands))
-        largest = 128 * 2**bits * max(float(np.abs(band).sum(axis=1).max()) for band in bands)
-        assert largest < (1 << 24 if bands[0].dtype == np.float32 else 1 << 53)
-
-
 def test_a_process_resizes_with_the_torch_that_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("_resize_in_blas", "_resize_in_torch"):

@@ -220,20 +220,6 @@ def test_a_turn_that_cannot_be_sampled_is_named_with_the_reason(
     assert isinstance(caught.value, RendererError)
 
 
-def test_a_body_is_trained_once_although_several_samples_hold_it() -> None:
-    renderer = renderer_of("trl/qwen3")
-    messages = [QUESTION, says("b", "r"), user("c"), says("d", "s"), user("e")]
-    samples = build_training_samples(renderer, messages, content_sft_roles={"user"})
-    assert sorted(index for sample in samples for index in sample.trained_messages) == [0, 1, 2, 3, 4]
-    assert [text for sample in samples for text in trained_text(renderer, sample)] == [
-        "a",
-        "<think>\nr\n</think>\n\nb<|im_end|>",
-        "c",
-        "<think>\ns\n</think>\n\nd<|im_end|>",
-        "e",
-    ]
-
-
 def test_each_sample_has_the_images_of_its_messages(tiny_model_dir: Path) -> None:
     forgetful = load_renderer(
         tiny_model_dir,

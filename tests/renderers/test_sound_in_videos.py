@@ -13,11 +13,12 @@ import audio_families
 import numpy as np
 import pytest
 import torch
-from films import RATE, Film, film, inputs_of
+from films import Film, film, inputs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from processor_outputs import TEXT_KEYS, check_equal
+from test_audio_rendering import hear, said, see, sound
 from transformers import AutoProcessor
 
 from renderers import (
@@ -53,21 +54,6 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
     return load
 
 
-def said(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def hear(seconds: float) -> dict[str, Any]:
-    count = round(seconds * RATE)
-    samples = np.random.default_rng(count).uniform(-1, 1, count).astype(np.float32)
-    return {"type": "audio", "audio": samples, "sampling_rate": RATE}
-
-
-def see(width: int) -> dict[str, Any]:
-    values = np.random.default_rng(width).integers(0, 256, (64, width, 3), dtype=np.uint8)
-    return {"type": "image", "image": Image.fromarray(values)}
-
-
 def user(*parts: dict[str, Any] | Film) -> dict[str, Any]:
     return {"role": "user", "content": [part.part if isinstance(part, Film) else part for part in parts]}
 
@@ -95,7 +81,7 @@ def conversation(*turns: Sequence[dict[str, Any] | Film]) -> list[dict[str, Any]
 
 
 _TEXTS = st.sampled_from(["Hear\n", "\n  ?", "00:", " "]).map(said)
-_SOUNDS = st.sampled_from([0.1, 0.61, 1.2]).map(hear)
+_SOUNDS = st.sampled_from([0.1, 0.61, 1.2]).map(lambda seconds: hear(sound(seconds)))
 _IMAGES = st.sampled_from([64, 128]).map(see)
 # Shorter and longer sounds than the frames; a silent one is a video alone.
 _FILMS = st.builds(
@@ -187,7 +173,7 @@ def test_the_first_film_whose_sound_is_dropped_is_logged_once_with_the_option(
     monkeypatch.setattr(hf_processor, "_first_film", {"unlogged": True})
     frames = {"type": "video", "video": film(4, None, 7).frames, "fps": 4.0}
     heard.render([user(film(4, 1.0, 7))])
-    silent.render([user(film(4, None, 7), frames, hear(0.3))])
+    silent.render([user(film(4, None, 7), frames, hear(sound(0.3)))])
     assert "renderers" not in {each.name for each in caplog.records}
     for sound_seed in (8, 9):
         silent.render([user(film(4, 1.0, 7, sound_seed=sound_seed))])
@@ -225,7 +211,7 @@ def test_what_a_server_would_load_is_refused_where_it_would_lose_the_sound(famil
     messages = [user(said("See:"), film(2, 0.4))]
     with pytest.raises(MessageError, match=r"message 0, part 1: a video with its sound.*process_multimodal=True"):
         renderer.render(messages, process_multimodal=False)
-    heard = [user(hear(0.3))]
+    heard = [user(hear(sound(0.3)))]
     assert renderer.render(heard, process_multimodal=False).multi_modal_data is None
 
 

@@ -21,7 +21,8 @@ from renderers import (
     load_renderer,
 )
 from renderers.errors import LoadError, TemplateError, TemplateLimitError
-from renderers.template.content_forms import ContentForms, smallest_conversation
+from renderers.template.content_forms import ContentForms
+from renderers.template.probe_conversation import smallest_conversation
 
 # Like the tool_use templates of Hermes 2 Pro and Hermes 3: the loop over the tools does not ask whether there are any.
 HERMES = """\

@@ -15,8 +15,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from renderers.errors import TemplateError, TemplateSyntaxError
 from renderers.template.chat_template import ChatTemplate
-from renderers.template.environment import traced_json
 from renderers.template.traced import Origin, TracedStr, plain
+from renderers.template.traced_json import traced_json
 from rollouts.testing import CHAT_TEMPLATE
 
 # Plain text, which every template below takes.
@@ -140,7 +140,7 @@ def test_no_character_of_content_counts_as_template_text(template: str) -> None:
 
 
 def test_the_leak_check_finds_a_planted_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("renderers.template.traced.traced_value", lambda value, index, path: value)
+    monkeypatch.setattr("renderers.template.traced_input.traced_value", lambda value, index, path: value)
     with pytest.raises(AssertionError):
         test_no_character_of_content_counts_as_template_text("chatml")
 

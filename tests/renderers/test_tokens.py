@@ -105,14 +105,6 @@ def test_content_cannot_become_a_control_token_of_the_base_vocabulary(forged: st
     assert ids(template_text(forged), tokenizer) == [forged_id]
 
 
-def test_characters_outside_the_vocabulary_become_its_unknown_token() -> None:
-    theirs = unigram("always")
-    tokenizer = ours(theirs)
-    unknown = tokenizer.require_control_id("<unk>", "a test")
-    assert unknown in ids(content_text("the 漢 cat"), tokenizer)
-    assert ids(content_text("the 漢 cat"), tokenizer) == theirs.encode("the 漢 cat", add_special_tokens=False).ids
-
-
 @pytest.mark.parametrize("word", ["ü", "   ", "<table>", "</b>", "naïve"])
 def test_an_added_token_of_ordinary_text_is_encoded_in_content(word: str) -> None:
     theirs = byte_level(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import decimal
 import enum
 import gc
 import subprocess
 import sys
 import weakref
+import zoneinfo
 from typing import Any
 
 import numpy as np
@@ -41,11 +44,6 @@ class Node:
 
 wire_type("tests.codec.Mood")(Mood)
 wire_type("tests.codec.Node")(Node)
-
-
-def test_dicts_that_look_like_the_wire_format_come_back_as_they_are() -> None:
-    value = {"__torch_tensor__": True, "dtype": "f4", "data": b"", 1: [0, 1, [0]], "array": ["array", "<f4", [1]]}
-    assert decode(encode(value)) == value
 
 
 def test_large_decoded_arrays_are_views_on_the_buffer_at_aligned_offsets() -> None:
@@ -192,29 +190,14 @@ class Unregistered:
         (looped_node(), "contains itself"),
         (chain(1001), "1001 deep"),
         ([MediaSource("beef", b"")], r"value\[0\]: media digest"),
+        ([dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))], "zoneinfo.ZoneInfo"),
+        ([decimal.Decimal(1)], "decimal.Decimal"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_sent_says_where_it_is_and_what_to_do(value: Any, says: str) -> None:
     with pytest.raises(EncodeError, match=says):
         encode(value)
-
-
-def test_objects_nested_as_deep_as_allowed_are_sent() -> None:
-    back, depth = decode(encode(chain(1000))), 0
-    while back:
-        back, depth = back[0], depth + 1
-    assert depth == 1000
-
-
-def test_a_shared_object_graph_with_exponentially_many_paths_stays_small() -> None:
-    value: Any = ()
-    for _ in range(60):
-        value = (value, value)
-    buffer = encode(value)
-    assert len(buffer) < 4000
-    back = decode(buffer)
-    assert back[0] is back[1]
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from transport import (
     encode_frames,
     wire_type,
 )
-from transport.steps import walk_decode_tensors, walk_encode_tensors
+from transport.inline_arrays import walk_decode_tensors, walk_encode_tensors
 
 torch = pytest.importorskip("torch")
 

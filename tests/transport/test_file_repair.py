@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from transport import (
     FileChangedError,
     LimitError,
     RecordReader,
-    RecordWriter,
     encode,
     read_records,
     wire_type,
@@ -126,20 +124,6 @@ def test_what_appends_during_repair_without_asking_for_the_lock_is_noticed_and_l
     assert os.listdir(path.parent) == [path.name]
     with RecordReader(path) as reader:
         assert reader[3] == "late"
-
-
-def test_compressed_and_plain_files_merge_and_stay_as_they_are(path: Path) -> None:
-    pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
-    plain, small = path.with_name("plain.mmr"), path.with_name("small.mmr")
-    write(plain, "x" * 5000)
-    with RecordWriter(small, compression="zstd") as out:
-        out.append("y" * 5000)
-    assert merge_record_files([plain, small], path) == 2
-    assert list(read_records(path)) == ["x" * 5000, "y" * 5000]
-    assert path.stat().st_size < 6000
-    flip(path, path.read_bytes().index(b"xxxx"))
-    repair_record_file(path)
-    assert list(read_records(path)) == ["y" * 5000]
 
 
 def test_merging_writes_over_nothing_and_leaves_nothing_where_a_record_is_damaged(path: Path) -> None:

@@ -149,30 +149,6 @@ def test_repair_and_merge_of_a_file_that_a_writer_has_open_are_refused(path: Pat
     assert merge_record_files([path, path], out) == 2
 
 
-def test_a_writer_is_refused_while_its_file_is_being_repaired(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transport.records import rewriting as repair_module
-
-    write(path, "x" * 500, "kept")
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.write_bytes(data)
-    refused = []
-    copy = repair_module._RecordCopier.copy
-
-    def try_to_write(copier: Any, reader: RecordReader, index: int) -> None:
-        try:
-            RecordWriter(path)
-        except FileLockedError as error:
-            refused.append(error)
-        copy(copier, reader, index)
-
-    monkeypatch.setattr(repair_module._RecordCopier, "copy", try_to_write)
-    assert repair_record_file(path).kept == 1
-    assert refused
-    write(path, "next")
-    assert list(read_records(path)) == ["kept", "next"]
-
-
 def test_merging_does_not_keep_a_writer_from_its_file_and_notices_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

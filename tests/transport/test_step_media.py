@@ -7,13 +7,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_list_makers import (
-    MAKERS,
     PIXELS,
     Maker,
     check_exact,
@@ -24,24 +22,14 @@ from step_list_makers import (
     on_tokens,
     pixels_in,
     reach,
-    same,
     turn,
 )
 
 from transport import (
     TransportError,
-    decode,
     drop_intermediate_multi_modal_data,
-    encode,
     restore_multi_modal_data,
 )
-
-
-@MAKERS
-def test_the_copy_on_the_response_is_dropped_too(make: Maker) -> None:
-    dropped = check_exact([make(*turn("xA")), make(*turn("xAyB"))])
-    assert [hashes(on_response(step)) for step in dropped] == [[], []]
-    assert pixels_in(dropped) == {"A": 1, "B": 1}
 
 
 def test_media_that_are_on_the_response_only_stay_there_and_are_dropped_by_lineage() -> None:
@@ -58,12 +46,6 @@ def test_one_hash_over_other_pixels_is_kept() -> None:
     on_tokens(steps[1])["mm_items"]["image"][0]["pixel_values"][2, 3] += 1
     dropped = check_exact(steps)
     assert hashes(on_tokens(dropped[1])) == ["A"]
-
-
-def test_items_that_are_none_are_not_filled_with_those_of_the_step_before() -> None:
-    steps = [dict_step(*turn("xA")), dict_step(*turn("xAy"))]
-    on_tokens(steps[1])["mm_items"]["image"] = [None]
-    check_exact(steps)
 
 
 def entries(data: dict[str, Any], chosen: list[int]) -> None:
@@ -119,14 +101,6 @@ def test_videos_beside_images_have_columns_of_their_own() -> None:
             data["mm_items"]["video"] = [{"frames": np.zeros(2)}]
     dropped = check_exact(steps)
     assert on_tokens(dropped[1])["mm_hashes"] == {"image": ["B"], "video": []}
-
-
-def test_what_was_dropped_survives_the_codec_and_msgpack() -> None:
-    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
-    dropped = drop_intermediate_multi_modal_data(steps)
-    assert same(restore_multi_modal_data(decode(encode(dropped))), steps)
-    record = on_tokens(dropped[1])["multi_modal_lineage"]
-    assert msgpack.unpackb(msgpack.packb(record)) == record
 
 
 # Refusals.

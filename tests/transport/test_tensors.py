@@ -12,19 +12,6 @@ from transport import EncodeError, RawTensor, decode, encode, encode_frames
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float16", "int64", "bool", "uint8", "complex64", "float8_e4m3fn", "uint16"]
-)
-@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_every_dtype_and_shape_comes_back_as_an_equal_tensor(dtype: str, shape: tuple[int, ...]) -> None:
-    tensor = torch.randint(0, 2, shape).to(getattr(torch, dtype))
-    back = decode(encode({"t": tensor}))["t"]
-    assert back.dtype == tensor.dtype
-    assert back.shape == tensor.shape
-    assert torch.equal(back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
-    back.zero_()  # owns its memory: what was received cannot be changed through it
-
-
 def test_a_view_sends_its_own_bytes_and_not_its_storage() -> None:
     big = torch.zeros(1000, 1000, dtype=torch.bfloat16)
     assert memoryview(encode_frames(big[3])[1]).nbytes == 2000
@@ -35,11 +22,6 @@ def test_a_view_sends_its_own_bytes_and_not_its_storage() -> None:
 def test_a_contiguous_tensor_is_not_copied_into_its_frame() -> None:
     tensor = torch.arange(1000)
     assert np.shares_memory(np.frombuffer(encode_frames(tensor)[1], np.uint8), tensor.numpy())
-
-
-def test_parameters_travel_as_tensors_and_conjugates_as_their_values() -> None:
-    assert torch.equal(decode(encode(torch.nn.Parameter(torch.ones(2)))), torch.ones(2))
-    assert decode(encode(torch.tensor([1 + 2j]).conj())).tolist() == [1 - 2j]
 
 
 def test_sparse_and_meta_tensors_are_refused() -> None:

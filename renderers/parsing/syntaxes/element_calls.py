@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, Schema, end_of_json, parse_json
+from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, end_of_json, parse_json
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
+from renderers.parsing.tool_schemas import Schema
 from renderers.parsing.values import Value
 
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")

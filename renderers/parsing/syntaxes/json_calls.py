@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.literals import InvalidJsonError, ToolSchemas, end_of_json, parse_json
+from renderers.parsing.json_text import InvalidJsonError, end_of_json, parse_json
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
+from renderers.parsing.tool_schemas import ToolSchemas
 from renderers.parsing.values import JSON_STRING, Value, find_outside
 
 _FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n```\s*", re.DOTALL)

@@ -6,14 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from renderers.parsing.literals import (
-    PYTHON,
-    InvalidJsonError,
-    Language,
-    LiteralReader,
-    end_of_json,
-    parse_json,
-)
+from renderers.parsing.json_text import InvalidJsonError, end_of_json, parse_json
+from renderers.parsing.literals import PYTHON, Language, LiteralReader
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.json_calls import json_calls, object_attempt, skip

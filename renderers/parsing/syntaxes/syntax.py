@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, ToolSchemas, is_deeper_than, parse_json
+from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
+from renderers.parsing.tool_schemas import ToolSchemas
 from renderers.parsing.values import Value, find_outside, readings
 
 _NOT_IN_A_NAME = re.compile(r"[<>(){}\[\]\"\r\n]")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from renderers.messages import MEDIA_PART_TYPES, ROLES, media_value, unknown_part_reason
 from renderers.parsing.format import Format
-from renderers.parsing.literals import InvalidJsonError, parse_json
+from renderers.parsing.json_text import InvalidJsonError, parse_json
 from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
 from rollouts.serve.errors import invalid_message, unsupported_field

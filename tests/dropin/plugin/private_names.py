@@ -33,7 +33,7 @@ def _token_type_ids(placeholders, length):
 
 
 if not hasattr(configs, "_config_class_for"):
-    from renderers.model_files import ModelTokenizer
+    from renderers.model_tokenizer import ModelTokenizer
 
     ModelTokenizer.apply_chat_template = _apply_chat_template
     configs._config_class_for = configs.config_class
