@@ -64,9 +64,9 @@ def compare_bytes(report: Report, model_dir: Path) -> None:
 
 async def _episode(model_dir: Path) -> tuple[int, int, int]:
     """Returns the bytes of all requests, of each image's features once, and of the cumulative float32 form."""
-    fake, generation, render = map(importlib.import_module, ("fake_server", "fake_generation", "fake_render"))
+    fake, fake_model = map(importlib.import_module, ("fake_server", "fake_model"))
     renderer = load_renderer(model_dir)
-    render.IMAGE_PAD, generation.VOCABULARY = renderer.tokenizer.control_id("<|image_pad|>"), 2**20
+    fake_model.IMAGE_PAD = renderer.tokenizer.control_id("<|image_pad|>")
     async with fake.FakeVLLM(max_model_len=2**17) as server, VLLMEngine(server.base_url) as engine:
         trajectory = await run_episode(
             NewImageEveryTurn(),

@@ -33,7 +33,7 @@ from rollouts.engines.vllm import HttpLimits, VLLMEngine
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rollouts" / "vllm"))
 
-from fake_http import Channel, Seen
+import fake_http
 from fake_server import GENERATE, FakeVLLM
 
 AT_ONCE = 512
@@ -214,16 +214,16 @@ class _Repeating(FakeVLLM):
 
     _repeated: bytes = b""
 
-    async def handle(self, seen: Seen, channel: Channel) -> None:
+    async def handle(self, seen: fake_http.Seen, connection: fake_http.Connection) -> None:
         if seen.path != GENERATE or b"request-0" not in seen.body:  # the requests of an engine's probe
-            return await super().handle(seen, channel)
+            return await super().handle(seen, connection)
         if not self._repeated:
             body = (await self.respond(seen)).body
             head = (
                 f"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
             )
             self._repeated = f"{head}\r\n\r\n".encode() + body
-        channel.write(self._repeated)
+        connection.write(self._repeated)
 
 
 def _serve(pipe: Connection) -> None:

@@ -1,7 +1,7 @@
 """Episodes on a real server for several architectures: its log-probabilities are those of the training side.
 
 Episodes become samples, batches and log-probabilities as in a training run: `samples_from_trajectory`, `TrainingBatch`,
-`token_logprobs`. Qwen3-VL: also `test_real_episodes.py`.
+`token_logprobs`. Qwen3-VL: `test_real_episodes.py`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def largest_difference(model, samples) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("vllm_server", ["float32", "qwen2.5-vl", "internvl3", "idefics3"], indirect=True)
+@pytest.mark.parametrize("vllm_server", ["qwen2.5-vl", "internvl3", "idefics3"], indirect=True)
 async def test_log_probabilities_of_episodes_with_images_are_those_of_the_trainer(vllm_server):
     renderer = load_renderer(vllm_server.model_dir)
     episodes = await sampled_episodes(vllm_server, renderer, images=True)

@@ -27,6 +27,12 @@ def reloadable_model_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
+def other(reloadable_model_dir: Path, tmp_path: Path) -> Path:
+    """Another checkpoint of the same model."""
+    return shutil.copytree(reloadable_model_dir, tmp_path / "other")
+
+
+@pytest.fixture
 async def server() -> AsyncIterator[Any]:
     """A `FakeVLLM`; modules that need another server have a fixture of this name."""
     from fake_server import FakeVLLM
@@ -49,7 +55,7 @@ async def engine(server: Any) -> AsyncIterator[Any]:
 @pytest.fixture
 async def control(server: Any) -> AsyncIterator[Any]:
     """A `ServerControl` of the fixture `server`, which records its callbacks among the server's events."""
-    from controlled_server import capabilities_of
+    from engine_inputs import capabilities_of
 
     from rollouts.engines.http.connection import HttpLimits, ServerConnection
     from rollouts.engines.vllm.control import ServerControl

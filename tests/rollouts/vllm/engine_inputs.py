@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 from fake_model import completion_of
+from fake_responses import hold
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import PixelScale, TensorField
@@ -55,6 +58,31 @@ def request(*images, **more):
     return GenerateRequest([*ids, 7], sampling, media, **more)
 
 
+def capabilities_of(server):
+    """What `ServerControl` asks an engine for."""
+
+    async def capabilities():
+        return ServerCapabilities("0.32.0", server.model, 4096, True, server.pixel_dtype, {}, 4, server.control)
+
+    return capabilities
+
+
+async def until(condition):
+    """Wait for what can only be asked for."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def held(server, path, call, *, tokens_before=1):
+    """The task of a call whose request the server holds, and the event that lets it answer."""
+    release, arrived = asyncio.Event(), asyncio.Event()
+    server.script[path] += [hold(release, arrived, tokens_before=tokens_before)]
+    task = asyncio.ensure_future(call)
+    await arrived.wait()
+    return task, release
+
+
 async def generate_one(engine, generate_request):
     (completion,) = (await engine.generate(generate_request)).completions
     return completion
@@ -67,3 +95,11 @@ def expected(generate_request, index=0):
         index,
         generate_request.sampling.stop_token_ids,
     )
+
+
+def write_adapter(directory: Path) -> Path:
+    """A directory with the names of the files of an adapter."""
+    directory.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (directory / name).touch()
+    return directory

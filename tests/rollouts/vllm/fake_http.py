@@ -1,4 +1,4 @@
-"""HTTP for `FakeVLLM`: requests as received, responses, and the sending side of a connection."""
+"""HTTP of `FakeVLLM`: requests as received, responses, and connections, on which a step may misbehave."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import json
 import socket
 import struct
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 Json = Any
 
@@ -22,7 +24,7 @@ class Seen:
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes
-    connection: int = 0
+    connection: int
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -40,14 +42,9 @@ class Seen:
     def shipped(self) -> list[str]:
         """The image hashes that came with their data."""
         features = self.json.get("features") or {}
-        return [
-            mm_hash
-            for modality, hashes in (features.get("mm_hashes") or {}).items()
-            for mm_hash, data in zip(
-                hashes, (features.get("kwargs_data") or {}).get(modality) or [None] * len(hashes), strict=True
-            )
-            if data is not None
-        ]
+        hashes = (features.get("mm_hashes") or {}).get("image") or []
+        data = (features.get("kwargs_data") or {}).get("image") or [None] * len(hashes)
+        return [mm_hash for mm_hash, item in zip(hashes, data, strict=True) if item is not None]
 
 
 @dataclass
@@ -73,14 +70,72 @@ def error_response(status: int, message: str, kind: str, param: str | None = Non
     return json_response({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
 
 
-class Channel:
-    """The sending side of one connection, for the steps that misbehave on it."""
+def event_stream(chunks: list[bytes | asyncio.Event], status: int = 200) -> Response:
+    return Response(status, headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=chunks)
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+
+class Connection(asyncio.Protocol):
+    """Reads requests, one at a time, and calls `handle` with each; its end ends the request that is being answered."""
+
+    def __init__(self, number: int, handle: Callable[[Seen, Connection], Coroutine[Any, Any, None]]) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.is_open = False
+        self._number = number
+        self._handle = handle
+        self._received = bytearray()
+        self._seen: list[Seen] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        for seen in self._seen:
+            seen.disconnected.set()
+        if self.task is not None:
+            self.task.cancel()
+
+    def _next(self) -> None:
+        if self.task is not None and not self.task.done():
+            return
+        if (end := self._received.find(b"\r\n\r\n")) < 0:
+            return
+        first, *lines = self._received[:end].decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        size = end + 4 + int(headers.get("content-length", 0))
+        if len(self._received) < size:
+            return
+        body = bytes(memoryview(self._received)[end + 4 : size])
+        del self._received[:size]
+        method, target, _ = first.split(" ")
+        parts = urlsplit(target)
+        seen = Seen(method, parts.path, dict(parse_qsl(parts.query)), headers, body, self._number)
+        self._seen.append(seen)
+        self.task = asyncio.get_running_loop().create_task(self._handle(seen, self))
+        self.task.add_done_callback(lambda task: None if task.cancelled() else self._next())
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
+
+    async def send(self, response: Response) -> None:
+        length = {"content-length": str(len(response.body))}
+        framing = length if response.chunks is None else {"transfer-encoding": "chunked"}
+        headers = {"server": "uvicorn"} | framing | response.headers
+        head = [f"HTTP/1.1 {response.status} Fake", *(f"{name}: {value}" for name, value in headers.items())]
+        self.write("\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + response.body)
+        for chunk in response.chunks or ():
+            if isinstance(chunk, asyncio.Event):
+                await chunk.wait()
+            elif chunk:
+                self.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        if response.chunks is not None:
+            self.write(b"0\r\n\r\n")
 
     def close(self) -> None:
         """End it in good order (FIN)."""
@@ -92,24 +147,3 @@ class Channel:
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # on, for 0 seconds
         self._transport.abort()
-
-
-async def send_response(response: Response, channel: Channel) -> None:
-    channel.write(encoded_response(response))
-    for chunk in response.chunks or ():
-        if isinstance(chunk, asyncio.Event):
-            await chunk.wait()
-        elif chunk:
-            channel.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-    if response.chunks is not None:
-        channel.write(b"0\r\n\r\n")
-
-
-def encoded_response(response: Response) -> bytes:
-    """The head, and the body unless it comes in chunks."""
-    framing = (
-        {"content-length": str(len(response.body))} if response.chunks is None else {"transfer-encoding": "chunked"}
-    )
-    headers = {"server": "uvicorn"} | framing | response.headers
-    head = [f"HTTP/1.1 {response.status} Fake", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + response.body

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import binascii
+import base64
+import hashlib
+import io
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -10,10 +12,18 @@ import msgpack
 from fake_http import Json
 from PIL import Image
 
+IMAGE_PAD, VISION_START, VISION_END = 397, 394, 395  # of the tiny Qwen3-VL
+_WIDTHS = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
-def next_token(before: Sequence[int], index: int = 0, *, first: bool = True) -> int:
-    """The id that follows `before`. Sample `index` differs from sample 0 in its first token (and so in all others)."""
-    return (sum(before) * 31 + 7 * len(before) + (index if first else 0)) % 384
+
+def completion_of(prompt: Sequence[int], count: int, index: int = 0, stop: Iterable[int] = ()) -> list[int]:
+    """The first `count` tokens of sample `index`, or up to and with a stop id. Samples differ in their first token."""
+    ids: list[int] = []
+    stops = set(stop)
+    while len(ids) < count and (not ids or ids[-1] not in stops):
+        before = [*prompt, *ids]
+        ids.append((sum(before) * 31 + 7 * len(before) + (0 if ids else index)) % 384)
+    return ids
 
 
 def logprob_of(token_id: int) -> float:
@@ -21,38 +31,40 @@ def logprob_of(token_id: int) -> float:
     return -(1 + token_id % 16) / 8
 
 
-def completion_of(prompt: Sequence[int], count: int, index: int = 0, stop: Iterable[int] = ()) -> list[int]:
-    """The first `count` tokens of sample `index`, or up to and with a stop id."""
+def rendered(messages: Sequence[Json], pixel_dtype: str) -> Json:
+    """The answer of `/render`: text is one token a character; an image is resized to a multiple of 32 pixels."""
     ids: list[int] = []
-    stops = set(stop)
-    while len(ids) < count and (not ids or ids[-1] not in stops):
-        ids.append(next_token([*prompt, *ids], index, first=not ids))
-    return ids
+    hashes, places, data = [], [], []
+    for message in messages:
+        content = message["content"]
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            if part["type"] != "image_url":
+                ids += [ord(character) % 256 for character in part["text"]]
+                continue
+            file = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+            image = Image.open(io.BytesIO(file))
+            grid = (1, max(2, round(image.height / 32) * 2), max(2, round(image.width / 32) * 2))
+            hashes.append(hashlib.sha256(file).hexdigest())
+            ids.append(VISION_START)
+            places.append({"offset": len(ids), "length": grid[1] * grid[2] // 4})
+            ids += [IMAGE_PAD] * places[-1]["length"] + [VISION_END]
+            data.append(_encoded(grid, pixel_dtype))
+    lists = (("mm_hashes", hashes), ("mm_placeholders", places), ("kwargs_data", data))
+    features = {name: {"image": values} for name, values in lists} if hashes else None
+    return {"request_id": "chatcmpl-fake", "token_ids": ids, "features": features}
 
 
-def prompt_logprobs(prompt: Sequence[int]) -> Json:
-    entries = [{str(each): {"logprob": logprob_of(each), "rank": 1, "decoded_token": None}} for each in prompt]
-    return [None, *entries[1:]]
-
-
-def image_grid(image: Image.Image) -> tuple[int, int, int]:
-    """(t, h, w) in patches of 16 pixels, sides rounded to whole merged patches."""
-    return (1, max(2, round(image.height / 32) * 2), max(2, round(image.width / 32) * 2))
-
-
-def encoded_image(image: Image.Image, dtype: str) -> str:
-    """One image the way vLLM encodes it."""
-    grid = image_grid(image)
+def _encoded(grid: tuple[int, int, int], dtype: str) -> str:
+    """An image of (t, h, w) patches of 16 pixels the way vLLM encodes it."""
     rows = grid[0] * grid[1] * grid[2]
-    width = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}[dtype]
     fields = {
         "image_grid_thw": {
             "data": ["int64", [3], msgpack.ExtType(3, struct.pack("<3q", *grid))],
             "field": ["batched", {"keep_on_cpu": True}],
         },
         "pixel_values": {
-            "data": [dtype, [rows, 1536], msgpack.ExtType(3, bytes(rows * 1536 * width))],
+            "data": [dtype, [rows, 1536], msgpack.ExtType(3, bytes(rows * 1536 * _WIDTHS[dtype]))],
             "field": ["flat", {"keep_on_cpu": False, "slices": [[[0, rows, None]]], "dim": 0}],
         },
     }
-    return binascii.b2a_base64(msgpack.packb(fields), newline=False).decode()
+    return base64.b64encode(msgpack.packb(fields)).decode()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 from collections.abc import Callable, Mapping
 
-from fake_generation import first_of
-from fake_http import Channel, Json, Response, Seen, encoded_response, json_response
-from fake_server import FakeVLLM, Step
+from fake_http import Connection, Json, Response, Seen, event_stream, json_response
+from fake_server import DONE, FakeVLLM, Step, first_of
 
 
 def answer(
@@ -18,32 +16,29 @@ def answer(
     status: int = 200,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
-    compress: bool = False,
 ) -> Step:
     """Exactly this answer: JSON content or bytes; without either, what vLLM would have said."""
 
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        if body is not None:
-            response = Response(status, body, {"content-type": "application/json"})
-        elif content is not None:
-            response = json_response(content, status)
-        else:
-            response = await server.respond(seen)
-        if compress:
-            response.body = gzip.compress(response.body)
-            response.headers["content-encoding"] = "gzip"
+    async def step(server: FakeVLLM, seen: Seen, connection: Connection) -> Response:
+        if body is None and content is None:
+            return await server.respond(seen)
+        response = json_response(content, status)
+        response.body = response.body if body is None else body
         response.headers |= headers or {}
         return response
 
     return step
 
 
+def failing(status: int = 500, message: str = "it broke") -> Step:
+    """An error of vLLM's shape."""
+    return answer({"error": {"message": message, "type": "x", "param": None, "code": status}}, status=status)
+
+
 def busy(status: int = 503, *, retry_after: str | None = None) -> Step:
     """429 or 503, as a gateway or a paused server says it."""
     headers = {} if retry_after is None else {"retry-after": retry_after}
-    return answer(
-        {"error": {"message": "busy", "type": "Busy", "param": None, "code": status}}, status=status, headers=headers
-    )
+    return answer({"error": {"message": "busy", "type": "Busy"}}, status=status, headers=headers)
 
 
 def hold(until: asyncio.Event, arrived: asyncio.Event | None = None, *, tokens_before: int = 1) -> Step:
@@ -53,7 +48,7 @@ def hold(until: asyncio.Event, arrived: asyncio.Event | None = None, *, tokens_b
     and its first `tokens_before` tokens.
     """
 
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
+    async def step(server: FakeVLLM, seen: Seen, connection: Connection) -> Response:
         if arrived is not None:
             arrived.set()
         await first_of(until, seen.aborted)
@@ -64,45 +59,33 @@ def hold(until: asyncio.Event, arrived: asyncio.Event | None = None, *, tokens_b
     return step
 
 
-def change(edit: Callable[[Json], Json | None]) -> Step:
-    """The usual answer after `edit`, which changes the decoded JSON in place or returns another."""
+def change(edit: Callable[[Json], None]) -> Step:
+    """The usual answer after `edit`, which changes the decoded JSON of it, or of each event of a stream."""
 
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
+    def edited(text: bytes) -> bytes:
+        content = json.loads(text)
+        edit(content)
+        return json.dumps(content).encode()
+
+    def edited_event(chunk: bytes) -> bytes:
+        return chunk if chunk == DONE else b"data: " + edited(chunk.removeprefix(b"data: ")) + b"\n\n"
+
+    async def step(server: FakeVLLM, seen: Seen, connection: Connection) -> Response:
         response = await server.respond(seen)
-        if response.chunks is not None:
-            response.chunks = [_edit_event(chunk, edit) for chunk in response.chunks]
-            return response
-        content = response.json
-        edited = edit(content)
-        response.body = json.dumps(content if edited is None else edited).encode()
+        if response.chunks is None:
+            response.body = edited(response.body)
+        else:
+            response.chunks = [edited_event(chunk) for chunk in response.chunks]
         return response
 
     return step
 
 
-def half(fraction: float = 0.5) -> Step:
-    """The usual answer with all of its Content-Length, of which only a part is sent before the connection ends."""
+def reset() -> Step:
+    """The connection is reset before anything was answered."""
 
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        response = await server.respond(seen)
-        sent = encoded_response(response)
-        channel.write(sent[: len(sent) - len(response.body) + int(len(response.body) * fraction)])
-        channel.close()
-        return None
-
-    return step
-
-
-def reset(*, after_head: bool = False) -> Step:
-    """The connection is reset, before anything was answered or after the head of the answer."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        if after_head:
-            channel.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\ncontent-type: application/json\r\n\r\n{")
-            channel.close()
-        else:
-            channel.reset()
-        return None
+    async def step(server: FakeVLLM, seen: Seen, connection: Connection) -> None:
+        connection.reset()
 
     return step
 
@@ -110,66 +93,18 @@ def reset(*, after_head: bool = False) -> Step:
 def raw(data: bytes, *, close: bool = True) -> Step:
     """These bytes, HTTP or not."""
 
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        channel.write(data)
+    async def step(server: FakeVLLM, seen: Seen, connection: Connection) -> None:
+        connection.write(data)
         if close:
-            channel.close()
-        return None
+            connection.close()
 
     return step
 
 
-def malformed() -> Step:
-    """HTTP 200 with JSON that ends too early."""
-
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        response = await server.respond(seen)
-        response.body = response.body[: len(response.body) // 2]
-        return response
-
-    return step
-
-
-def stream_pieces(*pieces: bytes | asyncio.Event, status: int = 200) -> Step:
+def stream_pieces(*pieces: bytes | asyncio.Event) -> Step:
     """A stream of these pieces; an event in between is waited for."""
 
-    async def step(server: FakeVLLM, seen: Seen, channel: Channel) -> Response | None:
-        return Response(status, headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=list(pieces))
+    async def step(server: FakeVLLM, seen: Seen, connection: Connection) -> Response:
+        return event_stream(list(pieces))
 
     return step
-
-
-def without_logprobs(content: Json) -> None:
-    for choice in content["choices"]:
-        choice["logprobs"] = None
-
-
-def one_logprob_short(content: Json) -> None:
-    for choice in content["choices"]:
-        choice["logprobs"]["content"].pop()
-
-
-def clamped_logprob(content: Json) -> None:
-    """What vLLM writes for a log-probability of minus infinity or NaN."""
-    for choice in content["choices"]:
-        choice["logprobs"]["content"][-1]["logprob"] = -9999.0
-
-
-def one_choice_short(content: Json) -> None:
-    content["choices"].pop()
-
-
-def finished_by(reason: str) -> Callable[[Json], None]:
-    def edit(content: Json) -> None:
-        for choice in content["choices"]:
-            choice["finish_reason"] = reason
-
-    return edit
-
-
-def _edit_event(chunk: bytes | asyncio.Event, edit: Callable[[Json], Json | None]) -> bytes | asyncio.Event:
-    if isinstance(chunk, asyncio.Event) or b"[DONE]" in chunk:
-        return chunk
-    content = json.loads(chunk.removeprefix(b"data: "))
-    edited = edit(content)
-    return b"data: " + json.dumps(content if edited is None else edited).encode() + b"\n\n"

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from controlled_server import Controlled
 from fake_responses import hold
-from fake_server import GENERATE
+from fake_server import GENERATE, FakeVLLM
 
 
 async def main(model_dir: str, path: str | None) -> None:
-    async with Controlled(model_dir) as server:
+    async with FakeVLLM(root=model_dir) as server:
         arrived = asyncio.Event()
         if path is not None:
             server.script[path] += [hold(asyncio.Event(), arrived)] * 64

@@ -7,6 +7,8 @@ import base64
 import io
 import json
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgpack
 import numpy as np
@@ -41,6 +43,7 @@ def text(value):
     return {"type": "text", "text": value}
 
 
+@dataclass
 class RenderingServer:
     """Answers as vLLM does: a token a character, 16x16 pixels an image token, tensors as in the wire notes.
 
@@ -48,28 +51,21 @@ class RenderingServer:
     a name it knows; "silent", which never hands out tensors; "off", which finds nothing by name.
     """
 
+    cache: str = "processor"
+    version: str = "0.32.0"
+    dtype: str = "uint8"
+    takes_images: bool = True
+    names: tuple[str, ...] = ("image_grid_thw", "pixel_values")
+    delay: float = 0.0
+    status: int = 200
+    shift: int = 0
+    extra_length: int = 0
+    names_ignored: bool = False
+    before_answer: Callable[[dict], None] | None = None
+    held: dict[str, Image.Image] = field(default_factory=dict)
+    rendered: list[dict] = field(default_factory=list)
+    files: list[bytes] = field(default_factory=list)
     base_url = "http://rendering.test"
-
-    def __init__(
-        self,
-        cache="processor",
-        version="0.32.0",
-        dtype="uint8",
-        takes_images=True,
-        delay=0.0,
-        names=("image_grid_thw", "pixel_values"),
-    ):
-        self.cache, self.version, self.dtype, self.takes_images = cache, version, dtype, takes_images
-        self.names = names
-        self.delay = delay
-        self.held: dict[str, Image.Image] = {}
-        self.rendered: list[dict] = []
-        self.files: list[bytes] = []
-        self.status = 200
-        self.shift = 0
-        self.names_ignored = False
-        self.extra_length = 0
-        self.before_answer = None
 
     async def request(self, method, path, *, name, body=None, params=None, headers=None, **_):
         if path == "/version":

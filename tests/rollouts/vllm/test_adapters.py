@@ -4,10 +4,9 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from engine_inputs import FAST_RETRIES, connected, expected, generate_one, request
-from fake_adapters import LOAD, UNLOAD, AdapterVLLM, write_adapter
-from fake_responses import answer, hold
-from fake_server import GENERATE, FakeVLLM
+from engine_inputs import FAST_RETRIES, connected, expected, generate_one, held, request, until, write_adapter
+from fake_responses import failing
+from fake_server import GENERATE, LOAD, UNLOAD, FakeVLLM
 
 from rollouts import FinishReason
 from rollouts.engines.fleet import EngineFleet, FleetLimits
@@ -26,7 +25,7 @@ from rollouts.errors import (
 
 @pytest.fixture
 async def server():
-    async with AdapterVLLM() as server:
+    async with FakeVLLM(lora=True) as server:
         yield server
 
 
@@ -39,7 +38,7 @@ async def engine(server):
 @pytest.fixture
 async def servers():
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(AdapterVLLM()) for _ in range(3)]
+        yield [await stack.enter_async_context(FakeVLLM(lora=True)) for _ in range(3)]
 
 
 @pytest.fixture
@@ -54,6 +53,14 @@ async def fleet(servers):
 @pytest.fixture
 def adapter(tmp_path):
     return write_adapter(tmp_path / "adapter")
+
+
+@pytest.fixture
+async def policy(engine, adapter):
+    """An adapter as an engine, with its first weights."""
+    policy = LoRAEngine(engine, "policy")
+    await policy.update_weights(adapter, "policy@1")
+    return policy
 
 
 def sampled_by(server):
@@ -138,10 +145,7 @@ async def test_a_server_without_adapters_is_an_error_with_the_flags_to_start_it_
 
 async def test_an_adapter_is_unloaded_after_its_requests_have_ended(engine, server, adapter):
     await engine.load_adapter("one", adapter)
-    proceed, arrived = asyncio.Event(), asyncio.Event()
-    server.script[GENERATE] = [hold(proceed, arrived)]
-    sampling = asyncio.ensure_future(generate_one(engine, request(adapter="one")))
-    await arrived.wait()
+    sampling, proceed = await held(server, GENERATE, generate_one(engine, request(adapter="one")))
     unloading = asyncio.ensure_future(engine.unload_adapter("one"))
     await generate_one(engine, request(request_id="other"))
     assert "one" in server.adapters
@@ -181,10 +185,8 @@ async def test_a_version_that_does_not_name_the_adapter_is_refused(engine, serve
     assert server.adapters == {}
 
 
-async def test_weights_that_are_not_loaded_leave_the_adapter_of_before_in_use(engine, server, adapter):
-    policy = LoRAEngine(engine, "policy")
-    await policy.update_weights(adapter, "policy@1")
-    server.script[LOAD] = [answer({"error": {"message": "rank 64 is above 16", "code": 500}}, status=500)]
+async def test_weights_that_are_not_loaded_leave_the_adapter_of_before_in_use(policy, server, adapter):
+    server.script[LOAD] = [failing(500, "rank 64 is above 16")]
     with pytest.raises(WeightUpdateError, match="rank 64"):
         await policy.update_weights(adapter, "policy@2")
     assert policy.weight_version == "policy@1"
@@ -192,14 +194,9 @@ async def test_weights_that_are_not_loaded_leave_the_adapter_of_before_in_use(en
 
 
 @pytest.mark.parametrize("in_flight", ["abort", "keep"])
-async def test_requests_in_flight_continue_with_the_new_weights_from_their_tokens(engine, server, adapter, in_flight):
-    policy = LoRAEngine(engine, "policy")
-    await policy.update_weights(adapter, "policy@1")
-    arrived = asyncio.Event()
-    server.script[GENERATE] = [hold(asyncio.Event(), arrived, tokens_before=4)]
+async def test_requests_in_flight_continue_with_the_new_weights_from_their_tokens(policy, server, adapter, in_flight):
     cut = request(sampling={"max_tokens": 9})
-    sampling = asyncio.ensure_future(generate_one(policy, cut))
-    await arrived.wait()
+    sampling, _ = await held(server, GENERATE, generate_one(policy, cut), tokens_before=4)
     await policy.update_weights(adapter, "policy@2", in_flight=in_flight)
     completion = await sampling
     assert completion.token_ids.tolist() == expected(cut)
@@ -209,18 +206,12 @@ async def test_requests_in_flight_continue_with_the_new_weights_from_their_token
 
 
 async def test_requests_in_flight_end_with_the_old_weights_beside_new_requests_with_the_new_ones(
-    engine, server, adapter
+    policy, server, adapter
 ):
-    policy = LoRAEngine(engine, "policy")
-    await policy.update_weights(adapter, "policy@1")
-    proceed, arrived = asyncio.Event(), asyncio.Event()
-    server.script[GENERATE] = [hold(proceed, arrived)]
-    sampling = asyncio.ensure_future(generate_one(policy, request(request_id="old")))
-    await arrived.wait()
+    sampling, proceed = await held(server, GENERATE, generate_one(policy, request(request_id="old")))
     updating = asyncio.ensure_future(policy.update_weights(adapter, "policy@2", in_flight="wait"))
     await server.requests_seen(2, LOAD)
-    while policy.weight_version != "policy@2":  # noqa: ASYNC110  the state of an engine can only be asked for
-        await asyncio.sleep(0)
+    await until(lambda: policy.weight_version == "policy@2")
     assert versions(await generate_one(policy, request(request_id="new"))) == [("policy@2", 0, 6)]
     assert not updating.done()
     proceed.set()
@@ -229,13 +220,8 @@ async def test_requests_in_flight_end_with_the_old_weights_beside_new_requests_w
     assert list(server.adapters) == ["policy@2"]
 
 
-async def test_an_abort_of_the_caller_is_not_continued(engine, server, adapter):
-    policy = LoRAEngine(engine, "policy")
-    await policy.update_weights(adapter, "policy@1")
-    arrived = asyncio.Event()
-    server.script[GENERATE] = [hold(asyncio.Event(), arrived, tokens_before=2)]
-    sampling = asyncio.ensure_future(generate_one(policy, request()))
-    await arrived.wait()
+async def test_an_abort_of_the_caller_is_not_continued(policy, server):
+    sampling, _ = await held(server, GENERATE, generate_one(policy, request()), tokens_before=2)
     await policy.abort_all()
     completion = await sampling
     assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.ABORT, 2)
@@ -257,7 +243,7 @@ async def test_an_adapter_of_a_fleet_is_loaded_everywhere_and_serves_sessions_an
 
 
 async def test_an_adapter_that_one_server_refuses_is_unloaded_at_the_others(fleet, servers, adapter):
-    servers[1].script[LOAD] = [answer({"error": {"message": "no memory", "code": 500}}, status=500)]
+    servers[1].script[LOAD] = [failing(500, "no memory")]
     with pytest.raises(FleetControlError, match="no memory") as caught:
         await fleet.load_adapter("one", adapter)
     assert list(caught.value.errors) == [servers[1].base_url]

@@ -10,7 +10,7 @@ import pytest
 import typer
 from fake_server import FakeVLLM
 from server_thread import served
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.cli.demo import demo
@@ -28,30 +28,25 @@ def guarded() -> Iterator[str]:
         yield server.base_url
 
 
-def examined(url: str, directory: Path, *options: str, **environment: str) -> Result:
+@pytest.mark.parametrize(
+    ("options", "key", "named"),
+    [
+        ([], "", "--api-key-env"),
+        (["--api-key-env", "THE_KEY"], "a-wrong-secret", "THE_KEY"),
+        (["--api-key-env", "THE_KEY"], "", "--api-key-env THE_KEY"),
+    ],
+    ids=["no key", "another key", "an empty variable"],
+)
+def test_the_command_names_its_own_option_or_variable(
+    guarded: str, tiny_model_dir: Path, options: list[str], key: str, named: str
+) -> None:
     app = typer.Typer()
     app.command()(doctor)
-    return CliRunner().invoke(app, [url, "--model", str(directory), *options], env=environment)
-
-
-def test_the_command_names_its_own_option_where_no_key_was_given(guarded: str, tiny_model_dir: Path) -> None:
-    result = examined(guarded, tiny_model_dir)
+    result = CliRunner().invoke(app, [guarded, "--model", str(tiny_model_dir), *options], env={"THE_KEY": key})
     assert result.exit_code == 2
-    assert "--api-key-env" in result.output
+    assert named in result.output
     assert "api_key=" not in result.output
-
-
-def test_the_command_names_the_variable_that_holds_a_wrong_key(guarded: str, tiny_model_dir: Path) -> None:
-    result = examined(guarded, tiny_model_dir, "--api-key-env", "THE_KEY", THE_KEY="a-wrong-secret")
-    assert result.exit_code == 2
-    assert "THE_KEY" in result.output
-    assert "a-wrong-secret" not in result.output
-
-
-def test_an_empty_variable_is_named_with_its_option(guarded: str, tiny_model_dir: Path) -> None:
-    result = examined(guarded, tiny_model_dir, "--api-key-env", "THE_KEY", THE_KEY="")
-    assert result.exit_code == 2
-    assert "--api-key-env THE_KEY" in result.output
+    assert "secret" not in result.output
 
 
 def test_demo_refuses_a_variable_that_is_not_set(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import msgpack
 import pytest
-from fake_responses import answer, change
-from fake_server import GENERATE, IMAGE_PAD, RENDER, FakeVLLM
+from fake_model import IMAGE_PAD
+from fake_responses import answer, change, failing
+from fake_server import GENERATE, RENDER, FakeVLLM
 
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe, release_of
+from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.errors import CapabilityError, MalformedResultError, ServerError, ServerUnreachableError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
@@ -26,73 +27,66 @@ async def probed(server, *, api_key=None, **options):
         await connection.close()
 
 
-def failing(status, message="no"):
-    return answer({"error": {"message": message, "type": "x", "param": None, "code": status}}, status=status)
+async def test_a_default_server_of_0_32_is_known_after_one_probe(server):
+    assert await probed(server) == ServerCapabilities(
+        version="0.32.0",
+        model="tiny-qwen3vl",
+        max_model_len=4096,
+        scale_out=True,
+        pixel_dtype="uint8",
+        placeholder_ids={"image": IMAGE_PAD},
+        merge_area=4,
+        patch_values=1536,
+        control=True,
+        image_fields={"pixel_values": "flat", "image_grid_thw": "batched"},
+        sound_refusal="rendering a sound: HTTP 400 BadRequestError: At most 0 audio(s) may be provided in one "
+        "prompt. (parameter=audio)",
+    )
 
 
-async def test_a_default_server_of_0_32_is_known_after_one_probe():
-    async with FakeVLLM() as server:
-        assert await probed(server) == ServerCapabilities(
-            version="0.32.0",
-            model="tiny-qwen3vl",
-            max_model_len=4096,
-            scale_out=True,
-            pixel_dtype="uint8",
-            placeholder_ids={"image": IMAGE_PAD},
-            merge_area=4,
-            patch_values=1536,
-            control=True,
-            image_fields={"pixel_values": "flat", "image_grid_thw": "batched"},
-            sound_refusal="rendering a sound: HTTP 400 BadRequestError: At most 0 audio(s) may be provided in one "
-            "prompt. (parameter=audio)",
-        )
+async def test_the_probe_generates_nothing_and_takes_six_requests(server):
+    await probed(server)
+    assert [seen.path for seen in server.requests] == [
+        *("/version", "/v1/models", GENERATE, "/is_paused"),
+        *(RENDER, RENDER),
+    ]
+    assert "sampling_params" not in server.generations[0].json
 
 
-async def test_the_probe_generates_nothing_and_takes_six_requests():
-    async with FakeVLLM() as server:
+async def test_every_probe_names_its_media_anew_because_a_known_name_may_be_answered_without_tensors(server):
+    for _ in range(3):
         await probed(server)
-        assert [seen.path for seen in server.requests] == [
-            *("/version", "/v1/models", GENERATE, "/is_paused"),
-            *(RENDER, RENDER),
-        ]
-        assert "sampling_params" not in server.generations[0].json
-
-
-async def test_every_probe_names_its_media_anew_because_a_known_name_may_be_answered_without_tensors():
-    async with FakeVLLM() as server:
-        for _ in range(3):
-            await probed(server)
-        parts = [seen.json["messages"][0]["content"][0] for seen in server.requests if seen.path == RENDER]
-        assert len({part["uuid"] for part in parts}) == len(parts) == 6
-        (url,) = {part["image_url"]["url"] for part in parts if part["type"] == "image_url"}
-        assert base64.b64decode(url.partition(",")[2]).startswith(b"\x89PNG")
+    parts = [seen.json["messages"][0]["content"][0] for seen in server.requests if seen.path == RENDER]
+    assert len({part["uuid"] for part in parts}) == len(parts) == 6
+    (url,) = {part["image_url"]["url"] for part in parts if part["type"] == "image_url"}
+    assert base64.b64decode(url.partition(",")[2]).startswith(b"\x89PNG")
 
 
 # Which model.
 
 
-async def test_an_unknown_model_is_answered_with_the_names_that_are_served():
-    async with FakeVLLM() as server:
-        with pytest.raises(CapabilityError, match=r"serves tiny-qwen3vl, not qwen9"):
-            await probed(server, model="qwen9")
-
-
-async def test_an_adapter_has_the_length_of_the_model_that_it_belongs_to():
+async def test_an_adapter_has_the_length_of_the_model_that_it_belongs_to(server):
     cards = [{"id": "base", "max_model_len": 777}, {"id": "adapter", "parent": "base", "max_model_len": None}]
-    async with FakeVLLM() as server:
-        server.script["/v1/models"] += [answer({"data": cards})] * 2
-        assert (await probed(server)).model == "base"
-        found = await probed(server, model="adapter")
-        assert (found.model, found.max_model_len) == ("adapter", 777)
+    server.script["/v1/models"] += [answer({"data": cards})] * 2
+    assert (await probed(server)).model == "base"
+    found = await probed(server, model="adapter")
+    assert (found.model, found.max_model_len) == ("adapter", 777)
 
 
-async def test_something_that_is_no_vllm_is_named():
-    async with FakeVLLM() as server:
-        server.script["/v1/models"] += [answer(body=b"<html>hello</html>"), failing(404)]
-        with pytest.raises(MalformedResultError, match="not JSON"):
-            await probed(server)
-        with pytest.raises(CapabilityError, match="Is this a vLLM"):
-            await probed(server)
+@pytest.mark.parametrize(
+    ("path", "step", "options", "error", "words"),
+    [
+        ("", None, {"model": "qwen9"}, CapabilityError, r"serves tiny-qwen3vl, not qwen9"),
+        ("/v1/models", answer(body=b"<html>hello</html>"), {}, MalformedResultError, "not JSON"),
+        ("/v1/models", failing(404), {}, CapabilityError, "Is this a vLLM"),
+        (GENERATE, failing(404), {}, CapabilityError, r"has no /inference/v1/generate \(HTTP 404\)"),
+        (GENERATE, failing(500, "EngineCore encountered an issue"), {}, ServerError, "EngineCore"),
+    ],
+)
+async def test_what_a_server_lacks_is_named(server, path, step, options, error, words):
+    server.script[path] += [step]
+    with pytest.raises(error, match=words):
+        await probed(server, **options)
 
 
 async def test_a_server_that_is_not_there_is_unreachable_and_not_incapable():
@@ -115,20 +109,6 @@ async def test_a_server_that_does_not_generate_can_be_looked_at_when_that_is_exp
         assert found.pixel_dtype is None
 
 
-async def test_a_missing_generate_route_is_told_from_one_that_is_off():
-    async with FakeVLLM() as server:
-        server.script[GENERATE] += [answer({"detail": "Not Found"}, status=404)]
-        with pytest.raises(CapabilityError, match=r"has no /inference/v1/generate \(HTTP 404\)"):
-            await probed(server)
-
-
-async def test_an_error_that_says_nothing_about_the_route_is_passed_on():
-    async with FakeVLLM() as server:
-        server.script[GENERATE] += [failing(500, "EngineCore encountered an issue")]
-        with pytest.raises(ServerError, match="EngineCore"):
-            await probed(server)
-
-
 @pytest.mark.parametrize("given", [None, "a-wrong-secret"])
 async def test_a_server_that_wants_a_key_says_so_without_showing_any(given):
     async with FakeVLLM(api_key="the-right-secret") as server:
@@ -141,17 +121,16 @@ async def test_a_server_that_wants_a_key_says_so_without_showing_any(given):
 # Servers that do not render an image.
 
 
-async def test_patches_that_do_not_share_out_evenly_have_no_merge_area():
+async def test_patches_that_do_not_share_out_evenly_have_no_merge_area(server):
     def add_image_token(content):
         (placeholder,) = content["features"]["mm_placeholders"]["image"]
         content["token_ids"].insert(placeholder["offset"], IMAGE_PAD)
         placeholder["length"] += 1
 
-    async with FakeVLLM() as server:
-        server.script[RENDER] += [change(add_image_token)]
-        found = await probed(server)
-        assert found.merge_area is None
-        assert found.placeholder_ids == {"image": IMAGE_PAD}
+    server.script[RENDER] += [change(add_image_token)]
+    found = await probed(server)
+    assert found.merge_area is None
+    assert found.placeholder_ids == {"image": IMAGE_PAD}
 
 
 async def test_a_server_whose_pixels_are_of_an_unknown_type_gets_source_files():
@@ -204,20 +183,12 @@ async def test_what_is_expected_holds_where_the_server_does_not_tell():
         (ExpectedCapabilities(scale_out=False), "True"),
     ],
 )
-async def test_a_contradiction_names_what_both_say(expected, said):
+async def test_a_contradiction_names_what_both_say(server, expected, said):
     (name,) = [each for each in ExpectedCapabilities.__slots__ if getattr(expected, each) not in (None, {})]
-    async with FakeVLLM() as server:
-        with pytest.raises(CapabilityError, match=name) as caught:
-            await probed(server, expected=expected)
-        assert said in str(caught.value)
-        assert str(getattr(expected, name)) in str(caught.value)
-
-
-async def test_what_agrees_is_no_contradiction():
-    async with FakeVLLM() as server:
-        found = await probed(server)
-        given = {each: getattr(found, each) for each in ExpectedCapabilities.__slots__}
-        assert await probed(server, expected=ExpectedCapabilities(**given)) == found
+    with pytest.raises(CapabilityError, match=name) as caught:
+        await probed(server, expected=expected)
+    assert said in str(caught.value)
+    assert str(getattr(expected, name)) in str(caught.value)
 
 
 async def test_a_build_of_the_expected_release_is_the_expected_version():
@@ -225,13 +196,12 @@ async def test_a_build_of_the_expected_release_is_the_expected_version():
         assert (await probed(server, expected=ExpectedCapabilities(version="0.33.0"))).version == "0.33.0rc1.dev5+gabc"
 
 
-async def test_an_unknown_length_must_be_given():
-    async with FakeVLLM() as server:
-        server.script["/v1/models"] += [answer({"data": [{"id": "m"}]})] * 2
-        server.script[RENDER] += [failing(400)] * 2
-        with pytest.raises(CapabilityError, match="max_model_len"):
-            await probed(server)
-        assert (await probed(server, expected=ExpectedCapabilities(max_model_len=99))).max_model_len == 99
+async def test_an_unknown_length_must_be_given(server):
+    server.script["/v1/models"] += [answer({"data": [{"id": "m"}]})] * 2
+    server.script[RENDER] += [failing(400)] * 2
+    with pytest.raises(CapabilityError, match="max_model_len"):
+        await probed(server)
+    assert (await probed(server, expected=ExpectedCapabilities(max_model_len=99))).max_model_len == 99
 
 
 @pytest.mark.parametrize("wrong", [{"pixel_dtype": "int8"}, {"max_model_len": 0}, {"merge_area": 0}])
@@ -239,16 +209,3 @@ def test_expectations_that_no_server_could_meet_are_refused(wrong):
     with pytest.raises(CapabilityError, match=next(iter(wrong))):
         ExpectedCapabilities(**wrong)
     assert replace(ExpectedCapabilities(), version="x").version == "x"
-
-
-@pytest.mark.parametrize(
-    ("version", "release"),
-    [
-        ("0.32.0", (0, 32, 0)),
-        ("v0.20.2", (0, 20, 2)),
-        ("0.33.0rc1.dev5+gabc", (0, 33, 0)),
-        ("dev", None),
-    ],
-)
-def test_the_release_of_a_version(version, release):
-    assert release_of(version) == release

@@ -118,41 +118,43 @@ def test_an_untied_output_layer_must_be_in_both_checkpoints_or_in_neither(copy, 
         check_checkpoint(copy, like=untied)
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.00001, 0.001, 0.5, 0.999999])
-def test_a_file_that_is_still_being_written_is_not_loaded(copy, kept):
-    data = (copy / FILE).read_bytes()
-    (copy / FILE).write_bytes(data[: int(len(data) * kept)])
-    with pytest.raises(WeightUpdateError, match="still being written"):
-        check_checkpoint(copy, like=None)
+def cut_to(kept):
+    def edit(directory):
+        data = (directory / FILE).read_bytes()
+        (directory / FILE).write_bytes(data[: int(len(data) * kept)])
+
+    return edit
 
 
-def test_the_error_names_a_missing_shard(copy):
-    (sharded(copy) / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(WeightUpdateError, match="model-00002-of-00002"):
-        check_checkpoint(copy, like=None)
+def with_header(header):
+    return lambda directory: (directory / FILE).write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-def test_an_index_that_lists_tensors_that_no_file_holds_is_refused(copy):
-    path = sharded(copy) / f"{FILE}.index.json"
+def promised(directory):
+    path = sharded(directory) / f"{FILE}.index.json"
     index = json.loads(path.read_text())
     index["weight_map"]["promised"] = "model-00001-of-00002.safetensors"
     path.write_text(json.dumps(index))
-    with pytest.raises(WeightUpdateError, match="promised"):
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        *((cut_to(kept), "still being written") for kept in (0.0, 0.00001, 0.001, 0.5, 0.999999)),
+        (with_header(b"[]"), "no complete safetensors file"),
+        (with_header(b"{"), "no complete safetensors file"),
+        (with_header(b'{"a": {"shape": [1]}}'), "no complete safetensors file"),
+        (with_header(b"\xff\xff"), "no complete safetensors file"),
+        (lambda directory: (sharded(directory) / "model-00002-of-00002.safetensors").unlink(), "model-00002-of-00002"),
+        (promised, "promised"),
+        (lambda directory: (directory / FILE).unlink(), r"no \.safetensors"),
+        (shutil.rmtree, "no such directory"),
+    ],
+)
+def test_what_is_no_whole_checkpoint_is_refused(copy, edit, words):
+    edit(copy)
+    with pytest.raises(WeightUpdateError, match=words):
         check_checkpoint(copy, like=None)
-
-
-@pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": 1}', b'{"a": {"shape": [1]}}', b"\xff\xff"])
-def test_a_broken_header_is_refused(tmp_path, header):
-    (tmp_path / FILE).write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(WeightUpdateError, match="no complete safetensors file"):
-        check_checkpoint(tmp_path, like=None)
-
-
-def test_a_directory_that_is_not_there_or_empty_is_refused(tmp_path):
-    with pytest.raises(WeightUpdateError, match="no such directory"):
-        check_checkpoint(tmp_path / "typo", like=None)
-    with pytest.raises(WeightUpdateError, match=r"no \.safetensors"):
-        check_checkpoint(tmp_path, like=None)
 
 
 def test_without_the_first_checkpoint_only_completeness_is_checked(copy, tmp_path):

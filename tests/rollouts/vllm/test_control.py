@@ -1,20 +1,19 @@
-"""`ServerControl` against a scripted server: order of calls, what is refused, and what state a failure leaves."""
+"""Control calls to a scripted server: their order, what is refused, and what state a failure leaves."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 
 import pytest
-from controlled_server import ENCODER, LABEL, MM, PREFIX, RELOAD, Controlled
-from fake_responses import answer, hold
-from fake_server import ABORT
+from engine_inputs import generate_one, held, request
+from fake_responses import answer, failing
+from fake_server import ABORT, ENCODER, LABEL, MM, PREFIX, RELOAD, FakeVLLM
 
+from rollouts.engines.protocol import UpdatableEngine
 from rollouts.errors import (
     ArgumentError,
     CapabilityError,
     EngineError,
-    InvalidRequestError,
     MalformedResultError,
     ServerError,
     WeightUpdateError,
@@ -23,18 +22,8 @@ from rollouts.errors import (
 
 @pytest.fixture
 async def server(reloadable_model_dir):
-    async with Controlled(reloadable_model_dir) as server:
+    async with FakeVLLM(root=str(reloadable_model_dir)) as server:
         yield server
-
-
-@pytest.fixture
-def other(reloadable_model_dir, tmp_path):
-    """Another checkpoint of the same model."""
-    return shutil.copytree(reloadable_model_dir, tmp_path / "other")
-
-
-def failing(status=500):
-    return answer({"error": "it broke"}, status=status)
 
 
 # Pausing.
@@ -101,10 +90,27 @@ async def test_sleep_and_wake_up(server, control):
     assert server.events == ["forget", "/sleep", "forget", "/wake_up", "/sleep", "/wake_up"]
 
 
-async def test_a_server_that_another_client_put_to_sleep_is_not_resumed(server, control):
-    server.level = 2
-    with pytest.raises(EngineError, match="level 2"):
-        await control.resume()
+@pytest.mark.parametrize(
+    ("level", "call", "words"),
+    [
+        (2, lambda control, _: control.resume(), "level 2"),
+        (1, lambda control, _: control.sleep(2), "sleeps already"),
+        (1, lambda control, other: control.reload_weights(other), r"wake_up\(\[\"weights\"\]\)"),
+        (1, lambda control, other: control.update_weights_from_directory(other, "v"), r"wake_up\(\[\"weights\"\]\)"),
+        (0, lambda control, other: control.reload_weights(other), "pause first"),
+        (0, lambda control, _: control.reset_encoder_cache(), "pause first"),
+        (0, lambda control, _: control.sleep(3), "level"),
+        (0, lambda control, _: control.wake_up(["weight"]), "weight"),
+        (0, lambda control, _: control.pause("now"), "now"),
+    ],
+)
+async def test_what_the_state_of_the_server_forbids_is_not_sent(server, control, other, level, call, words):
+    server.level = level  # another client put it to sleep, which pauses it
+    if level:
+        server._running.clear()
+    with pytest.raises((EngineError, ArgumentError), match=words):
+        await call(control, other)
+    assert set(server.events) <= {"forget"}
 
 
 async def test_without_a_reported_sleep_level_the_level_of_the_last_call_counts(server, control):
@@ -113,12 +119,6 @@ async def test_without_a_reported_sleep_level_the_level_of_the_last_call_counts(
     assert await control.is_sleeping()
     with pytest.raises(EngineError, match="the server sleeps"):
         await control.resume()
-
-
-async def test_a_sleeping_server_is_not_put_to_a_deeper_sleep(server, control):
-    await control.sleep(1)
-    with pytest.raises(EngineError, match="sleeps already"):
-        await control.sleep(2)
 
 
 async def test_dropped_weights_are_loaded_before_a_server_is_awake(server, control, other):
@@ -135,21 +135,6 @@ async def test_dropped_weights_are_loaded_before_a_server_is_awake(server, contr
     await control.wake_up()
     assert not await control.is_sleeping()
     assert server.loaded[-1] == str(other)
-
-
-async def test_sleeping_weights_get_their_memory_back_before_others_are_loaded(server, control, other):
-    await control.sleep(1)
-    for call in (control.reload_weights(other), control.update_weights_from_directory(other, "v1")):
-        with pytest.raises(EngineError, match=r"wake_up\(\[\"weights\"\]\)"):
-            await call
-    assert RELOAD not in server.events
-    assert "/pause" not in server.events
-
-
-@pytest.mark.parametrize("call", [lambda c: c.sleep(3), lambda c: c.wake_up(["weight"]), lambda c: c.pause("now")])
-async def test_unknown_levels_memory_tags_and_modes_are_refused(control, call):
-    with pytest.raises((InvalidRequestError, ArgumentError)):
-        await call(control)
 
 
 # Caches.
@@ -174,12 +159,10 @@ async def test_an_empty_response_to_a_reset_is_a_success_only_if_nothing_runs(se
         await control.reset_prefix_cache()
 
 
-async def test_the_encoder_cache_is_reset_only_while_the_server_is_paused(server, control):
-    with pytest.raises(EngineError, match="pause first"):
-        await control.reset_encoder_cache()
-    assert ENCODER not in server.events
+async def test_the_encoder_cache_is_reset_while_the_server_is_paused(server, control):
     await control.pause("keep")
     await control.reset_encoder_cache()
+    assert ENCODER in server.events
 
 
 # Ending requests.
@@ -267,7 +250,7 @@ async def test_the_state_of_a_server_is_forgotten_when_it_restarts(server, contr
     server.bad |= {str(other), server.root}
     with pytest.raises(WeightUpdateError):
         await control.update_weights_from_directory(other, "v1")
-    server.started += 60
+    server.started_at += 60
     await control.resume()
     assert not server.paused
 
@@ -282,13 +265,6 @@ async def test_a_server_with_new_weights_and_old_caches_stays_paused_until_the_n
     assert server.paused
     await control.update_weights_from_directory(other, "v1")
     assert not server.paused
-    server.script[path] += [failing()]
-    with pytest.raises(WeightUpdateError):
-        await control.update_weights_from_directory(other, "v1")
-    await control.pause()  # from here on it is paused because somebody wants it
-    await control.update_weights_from_directory(other, "v1")
-    assert server.paused
-    await control.resume()
 
 
 async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(server, control, other):
@@ -307,8 +283,6 @@ async def test_a_reload_with_an_unexpected_result_of_a_worker_is_a_failure(serve
 
 
 async def test_weights_are_not_reloaded_under_running_requests(server, control, other):
-    with pytest.raises(EngineError, match="pause first"):
-        await control.reload_weights(other)
     await control.pause("keep", clear_cache=False)
     server.events.clear()
     server.busy = 1  # what is kept
@@ -319,10 +293,7 @@ async def test_weights_are_not_reloaded_under_running_requests(server, control, 
 
 
 async def test_nothing_resumes_a_server_in_the_middle_of_an_update(server, control, other):
-    release, arrived = asyncio.Event(), asyncio.Event()
-    server.script[RELOAD] += [hold(release, arrived)]
-    updating = asyncio.ensure_future(control.update_weights_from_directory(other, "v1"))
-    await arrived.wait()
+    updating, release = await held(server, RELOAD, control.update_weights_from_directory(other, "v1"))
     calls = [
         control.resume(),
         control.wake_up(),
@@ -339,10 +310,7 @@ async def test_nothing_resumes_a_server_in_the_middle_of_an_update(server, contr
 
 
 async def test_a_cancelled_update_is_completed(server, control, other):
-    release, arrived = asyncio.Event(), asyncio.Event()
-    server.script[RELOAD] += [hold(release, arrived)]
-    updating = asyncio.ensure_future(control.update_weights_from_directory(other, "v1"))
-    await arrived.wait()
+    updating, release = await held(server, RELOAD, control.update_weights_from_directory(other, "v1"))
     updating.cancel()
     release.set()
     with pytest.raises(asyncio.CancelledError):
@@ -350,6 +318,27 @@ async def test_a_cancelled_update_is_completed(server, control, other):
     assert server.loaded[-1] == str(other)
     assert server.weight_version == "v1"
     assert not server.paused
+
+
+# Updates of an engine.
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+async def test_an_engine_has_the_server_load_the_directory_and_label_its_tokens(engine, server, other, mode):
+    assert isinstance(engine, UpdatableEngine)
+    await engine.update_weights(other, "7", in_flight=mode)
+    assert server.loaded[-1] == str(other)
+    assert next(seen for seen in server.requests if seen.path == "/pause").query["mode"] == mode
+    assert engine.weight_version == "7"
+    completion = await generate_one(engine, request())
+    assert {span.version for span in completion.weight_spans} == {"7"}
+
+
+@pytest.mark.parametrize("version", ["", None])
+async def test_a_version_without_a_name_is_refused_before_anything_is_sent(engine, server, version):
+    with pytest.raises(ArgumentError, match=r"version is .*not empty"):
+        await engine.update_weights("directory", version)
+    assert not server.requests
 
 
 # Watching.

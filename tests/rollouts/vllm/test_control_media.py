@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from controlled_server import Controlled, capabilities_of
+from engine_inputs import capabilities_of
+from fake_server import FakeVLLM
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,15 +17,15 @@ from rollouts.errors import EngineError, ServerError
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
 
 
-class Fragile(Controlled):
+class Fragile(FakeVLLM):
     """Runs one request that shows an image, and has put another back into its queue, as far as anyone lets it.
 
     It dies as vLLM 0.32 does: when its caches are emptied while it has either, and goes on with it. Takes no notice of
     what kind of prompts they are where it takes text alone.
     """
 
-    def __init__(self, root, **options):
-        super().__init__(root, **options)
+    def __init__(self, root):
+        super().__init__(root=str(root))
         self.busy, self.queued = 1, 1
         self.paused_as = None
         self.doomed = False
@@ -48,7 +49,7 @@ class Fragile(Controlled):
         return await super().respond(seen)
 
     def clear(self):
-        self.doomed |= self.takes_media and bool(self.busy or self.queued)
+        self.doomed |= self.pixel_dtype is not None and bool(self.busy or self.queued)
         self.dead |= self.doomed and not self.paused
 
 
@@ -85,7 +86,7 @@ async def test_a_pause_that_waits_ends_queued_requests_before_it_empties_the_cac
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 async def test_a_text_only_server_pauses_in_one_call_and_may_keep_requests_over_a_cleared_cache(server, control, mode):
-    server.takes_media = False
+    server.pixel_dtype = None
     await control.pause(mode, clear_cache=True)
     assert pauses(server) == [(mode, True)]
 
@@ -102,7 +103,7 @@ async def test_a_text_only_server_pauses_in_one_call_and_may_keep_requests_over_
     ],
 )
 async def test_the_pauses_that_an_update_sends(server, control, reloadable_model_dir, takes_media, in_flight, expected):
-    server.takes_media = takes_media
+    server.pixel_dtype = "uint8" if takes_media else None
     await control.update_weights_from_directory(reloadable_model_dir, "v1", in_flight)
     assert pauses(server) == expected
     assert not server.dead

@@ -10,7 +10,7 @@ import pytest
 import typer
 from engine_inputs import FAST_RETRIES, request
 from fake_http import error_response
-from fake_responses import answer, busy, change, malformed, reset, without_logprobs
+from fake_responses import answer, busy, change, reset
 from fake_server import GENERATE, FakeVLLM
 from test_error_pickling import an_error, error_classes
 from typer.testing import CliRunner
@@ -69,6 +69,10 @@ async def generate_after_a_prompt_of_4096_tokens(engine: VLLMEngine) -> object:
     return await engine.generate(GenerateRequest([1] * 4096, SamplingParams()))
 
 
+def last_token(content: Any) -> Any:
+    return content["choices"][0]["logprobs"]["content"][-1]
+
+
 async def update(engine: VLLMEngine) -> object:
     return await engine.update_weights("no-such-directory", "1")
 
@@ -79,9 +83,10 @@ async def update(engine: VLLMEngine) -> object:
         ({}, [busy(500)] * 9, generate, ServerError),
         ({}, [refuse], generate, ServerError),
         ({}, [reset()] * 9, generate, ServerUnreachableError),
-        ({}, [malformed()], generate, MalformedResultError),
+        ({}, [answer(body=b'{"choices": [')], generate, MalformedResultError),
         ({}, [answer({"choices": []})], generate, MalformedResultError),
-        ({}, [change(without_logprobs)], generate, MissingLogProbsError),
+        ({}, [change(lambda content: content["choices"][0].update(logprobs=None))], generate, MissingLogProbsError),
+        ({}, [change(lambda content: last_token(content).update(logprob=-9999.0))], generate, MissingLogProbsError),
         ({}, [], generate_after_a_prompt_of_4096_tokens, OverlongPromptError),
         ({"scale_out": False}, [], generate, CapabilityError),
         ({"api_key": "open-sesame"}, [], generate, ApiKeyError),

@@ -7,10 +7,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from engine_inputs import FAST_RETRIES, connected, expected, generate_one, image, request
+from engine_inputs import FAST_RETRIES, connected, expected, generate_one, held, image, request
 from fake_model import logprob_of
-from fake_responses import answer, hold, stream_pieces
-from fake_server import ABORT, GENERATE, FakeVLLM
+from fake_responses import answer, busy, hold, stream_pieces
+from fake_server import ABORT, GENERATE
 
 from rollouts import FinishReason
 from rollouts.engines.vllm import ResumePolicy, VLLMEngine
@@ -33,10 +33,7 @@ async def test_leaving_a_stream_early_aborts_it_on_the_server(engine, server):
 
 
 async def test_cancelling_aborts_with_the_request_id_of_the_server(engine, server):
-    never, arrived = asyncio.Event(), asyncio.Event()
-    server.script[GENERATE] = [hold(never, arrived)]
-    call = asyncio.ensure_future(engine.generate(request(request_id="mine")))
-    await arrived.wait()
+    call, _ = await held(server, GENERATE, engine.generate(request(request_id="mine")))
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -50,10 +47,7 @@ async def test_aborts_that_the_server_refuses_are_logged_once_until_one_succeeds
 
     async def cancelled(count):
         """Cancel a request, and wait until the server has received `count` aborts."""
-        arrived = asyncio.Event()
-        server.script[GENERATE] = [hold(asyncio.Event(), arrived)]
-        call = asyncio.ensure_future(engine.generate(request()))
-        await arrived.wait()
+        call, _ = await held(server, GENERATE, engine.generate(request()))
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -73,10 +67,7 @@ async def test_aborts_that_the_server_refuses_are_logged_once_until_one_succeeds
 async def test_a_completion_cut_off_by_a_pause_continues_with_the_same_tokens(engine, server):
     generate_request = request(image(), sampling={"max_tokens": 9})
     await generate_one(engine, request(image()))
-    arrived = asyncio.Event()
-    server.script[GENERATE] = [hold(asyncio.Event(), arrived, tokens_before=4)]
-    call = asyncio.ensure_future(generate_one(engine, generate_request))
-    await arrived.wait()
+    call, _ = await held(server, GENERATE, generate_one(engine, generate_request), tokens_before=4)
     await engine.control.pause("abort")
     await engine.control.update_weight_version("v2")
     assert not call.done()
@@ -95,9 +86,7 @@ async def test_a_completion_cut_off_by_a_pause_continues_with_the_same_tokens(en
 
 async def test_a_cut_group_continues_sample_by_sample(engine, server):
     generate_request = request(sampling={"max_tokens": 9, "n": 3})
-    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=4)]
-    call = asyncio.ensure_future(engine.generate(generate_request))
-    await arrived.wait()
+    call, _ = await held(server, GENERATE, engine.generate(generate_request), tokens_before=4)
     await engine.control.pause("abort")
     await engine.control.resume()
     assert [completion.token_ids.tolist() for completion in (await call).completions] == [
@@ -105,27 +94,22 @@ async def test_a_cut_group_continues_sample_by_sample(engine, server):
     ]
 
 
-async def test_requests_wait_for_a_server_that_answers_503_while_paused():
+async def test_requests_wait_for_a_server_that_answers_503_while_paused(engine, server):
     """vLLM 0.33 answers 503 where 0.32 queues."""
-    async with (
-        FakeVLLM(queue_while_paused=False) as server,
-        connected(VLLMEngine(server.base_url, limits=FAST_RETRIES), server) as engine,
-    ):
-        await engine.control.pause("abort")
-        generate_request = request()
-        call = asyncio.ensure_future(generate_one(engine, generate_request))
-        await server.requests_seen(1 + FAST_RETRIES.retries, GENERATE)
-        await server.requests_seen(1, "/is_paused")
-        assert not call.done()
-        await engine.control.resume()
-        assert (await call).token_ids.tolist() == expected(generate_request)
+    server.script[GENERATE] = [busy(503)] * (1 + FAST_RETRIES.retries)
+    await engine.control.pause("abort")
+    generate_request = request()
+    call = asyncio.ensure_future(generate_one(engine, generate_request))
+    await server.requests_seen(1 + FAST_RETRIES.retries, GENERATE)
+    await server.requests_seen(1, "/is_paused")
+    assert not call.done()
+    await engine.control.resume()
+    assert (await call).token_ids.tolist() == expected(generate_request)
 
 
 async def test_an_aborted_request_returns_its_tokens_and_does_not_continue(engine, server):
     generate_request = request(request_id="mine")
-    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=2)]
-    call = asyncio.ensure_future(generate_one(engine, generate_request))
-    await arrived.wait()
+    call, _ = await held(server, GENERATE, generate_one(engine, generate_request), tokens_before=2)
     await engine.abort(["mine", "unknown"])
     completion = await call
     assert completion.finish_reason is FinishReason.ABORT
@@ -157,9 +141,7 @@ async def test_a_request_aborted_in_every_round_is_an_error(server):
 async def test_a_pause_past_the_wait_limit_is_a_timeout(server):
     resume = ResumePolicy(wait_seconds=0.2)
     async with connected(VLLMEngine(server.base_url, limits=FAST_RETRIES, resume=resume), server) as engine:
-        server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event())]
-        call = asyncio.ensure_future(engine.generate(request()))
-        await arrived.wait()
+        call, _ = await held(server, GENERATE, engine.generate(request()))
         await engine.control.pause("abort")
         with pytest.raises(ServerTimeoutError, match="paused"):
             await call
@@ -176,9 +158,7 @@ def cut(count, prompt_logprobs=True):
 
 
 async def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted(engine, server):
-    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=2)]
-    call = asyncio.ensure_future(generate_one(engine, request(request_id="mine")))
-    await arrived.wait()
+    call, _ = await held(server, GENERATE, generate_one(engine, request(request_id="mine")), tokens_before=2)
     await engine.control.pause("abort")
     await server.requests_seen(2, "/is_paused")
     await engine.abort(["mine"])

@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from engine_inputs import PAD, connected, expected, generate_one, image, request
-from fake_responses import answer, hold, reset, stream_pieces
+from engine_inputs import PAD, connected, expected, generate_one, held, image, request
+from fake_responses import failing, hold, reset, stream_pieces
 from fake_server import GENERATE
 
 from rollouts.engines.http.source_files import SourceFile
@@ -18,6 +18,8 @@ from rollouts.errors import (
     InvalidRequestError,
     ServerError,
 )
+
+FAILED = b'data: {"error":{"message":"Internal server error","type":"x","code":500}}\n\ndata: [DONE]\n\n'
 
 
 async def test_an_image_is_sent_with_its_first_use_only(engine, server):
@@ -64,7 +66,7 @@ async def test_other_requests_are_sent_after_the_carriers_first_token(engine, se
 async def test_an_image_that_the_server_evicted_is_sent_again(engine, server):
     generate_request = request(image())
     await generate_one(engine, generate_request)
-    server.forget_images()
+    server.cached.clear()
     assert (await generate_one(engine, replace(generate_request, request_id="second"))).token_ids.tolist() == expected(
         generate_request
     )
@@ -73,7 +75,8 @@ async def test_an_image_that_the_server_evicted_is_sent_again(engine, server):
 
 async def test_a_group_with_one_image_works_with_a_server_without_a_media_cache(engine, server):
     """As with --mm-processor-cache-gb 0, or where another client clears the cache all the time."""
-    server.cache_images = 0
+    take = server._take_images
+    server._take_images = lambda body: (take(body), server.cached.clear())[0]
     results = await asyncio.gather(*(generate_one(engine, request(image())) for _ in range(20)))
     assert len(results) == 20
 
@@ -81,10 +84,7 @@ async def test_a_group_with_one_image_works_with_a_server_without_a_media_cache(
 async def test_a_repeated_500_with_the_image_sent_again_is_an_error(engine, server):
     generate_request = request(image())
     await generate_one(engine, generate_request)
-    failure = answer(
-        {"error": {"message": "Internal server error", "type": "x", "param": None, "code": 500}}, status=500
-    )
-    server.script[GENERATE] = [failure] * 10
+    server.script[GENERATE] = [failing(500, "Internal server error")] * 10
     with pytest.raises(ServerError, match="Internal server error"):
         await generate_one(engine, replace(generate_request, request_id="second"))
     assert [seen.shipped for seen in server.generations] == [["cat"], [], ["cat"]]
@@ -92,10 +92,7 @@ async def test_a_repeated_500_with_the_image_sent_again_is_an_error(engine, serv
 
 async def test_a_cache_miss_reported_in_a_stream_sends_the_image_again(engine, server):
     await generate_one(engine, request(image()))
-    error = (
-        b'data: {"error":{"message":"Internal server error","type":"x","param":null,"code":500}}\n\ndata: [DONE]\n\n'
-    )
-    server.script[GENERATE] = [stream_pieces(error)]
+    server.script[GENERATE] = [stream_pieces(FAILED)]
     generate_request = request(image(), image("dog"))
     assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
     assert [seen.shipped for seen in server.generations] == [["cat"], ["dog"], ["cat", "dog"]]
@@ -130,9 +127,7 @@ def stream_event(ids, finish=None):
 
 async def test_an_error_after_the_first_token_is_no_missing_image(engine, server):
     await generate_one(engine, request(image()))
-    error = {"error": {"message": "Internal server error", "type": "x", "param": None, "code": 500}}
-    failed = b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n"
-    server.script[GENERATE] = [stream_pieces(stream_event([3]), failed)]
+    server.script[GENERATE] = [stream_pieces(stream_event([3]), FAILED)]
     token_ids = []
     with pytest.raises(ServerError, match="Internal server error"):  # noqa: PT012 the loop is what raises
         async for each in engine.stream(request(image())):
@@ -156,9 +151,7 @@ async def test_an_image_used_twice_in_content_parts_has_its_data_in_both_places(
 
 
 async def test_an_image_of_a_request_aborted_in_the_queue_is_sent_again(engine, server):
-    server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=0)]
-    call = asyncio.ensure_future(generate_one(engine, request(image(), request_id="mine")))
-    await arrived.wait()
+    call, _ = await held(server, GENERATE, generate_one(engine, request(image(), request_id="mine")), tokens_before=0)
     await engine.abort(["mine"])
     await call
     await generate_one(engine, request(image()))

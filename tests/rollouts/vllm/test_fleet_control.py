@@ -1,13 +1,11 @@
 """Control calls of a fleet: all members or none, results for each, and updates of weights that some members fail."""
 
-import asyncio
-import shutil
 from contextlib import AsyncExitStack
 
 import pytest
-from controlled_server import RELOAD, Controlled
-from engine_inputs import generate_one, request
-from fake_responses import answer, hold
+from engine_inputs import generate_one, held, request
+from fake_responses import failing
+from fake_server import RELOAD, FakeVLLM
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.errors import (
@@ -23,7 +21,7 @@ from rollouts.testing import ScriptedEngine
 @pytest.fixture
 async def servers(reloadable_model_dir):
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(Controlled(reloadable_model_dir)) for _ in range(3)]
+        yield [await stack.enter_async_context(FakeVLLM(root=str(reloadable_model_dir))) for _ in range(3)]
 
 
 @pytest.fixture
@@ -34,24 +32,8 @@ async def fleet(servers):
         yield fleet
 
 
-@pytest.fixture
-def other(reloadable_model_dir, tmp_path):
-    """Another checkpoint of the same model."""
-    return shutil.copytree(reloadable_model_dir, tmp_path / "other")
-
-
-def failing(status=500):
-    return answer({"error": "it broke"}, status=status)
-
-
 def states(fleet):
     return [str(member.state) for member in fleet.members]
-
-
-async def until(condition):
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
-            await asyncio.sleep(0.005)
 
 
 async def test_a_pause_stops_all_members_and_a_resume_starts_them(servers, fleet):
@@ -103,21 +85,6 @@ async def test_a_member_that_fails_an_update_is_ejected_and_named_and_the_others
     assert states(fleet) == ["ready", "ejected", "ready"]
 
 
-async def test_a_member_that_comes_back_with_old_weights_gets_the_new_ones_before_it_serves(servers, fleet, other):
-    await servers[1].stop()
-    await fleet.check()
-    assert states(fleet) == ["ready", "ejected", "ready"]
-    await fleet.control.update_weights(other, "v1")
-    await servers[1].start()
-    await fleet.check()
-    assert servers[1].weight_version != "v1"
-    assert states(fleet) == ["ready", "ejected", "ready"]
-    await until(lambda: servers[1].weight_version == "v1" and not servers[1].paused)
-    await fleet.check()
-    assert states(fleet) == ["ready", "ready", "ready"]
-    assert servers[1].loaded[-1] == str(other)
-
-
 async def test_weights_that_no_member_takes_leave_all_serving_the_old_ones(servers, fleet, other):
     for server in servers:
         server.bad.add(str(other))
@@ -129,10 +96,7 @@ async def test_weights_that_no_member_takes_leave_all_serving_the_old_ones(serve
 
 
 async def test_a_second_update_is_refused_while_one_runs(servers, fleet, other):
-    arrived, release = asyncio.Event(), asyncio.Event()
-    servers[0].script[RELOAD] = [hold(release, arrived)]
-    first = asyncio.create_task(fleet.update_weights(other, "v1"))
-    await arrived.wait()
+    first, release = await held(servers[0], RELOAD, fleet.update_weights(other, "v1"))
     with pytest.raises(EngineError, match="another update"):
         await fleet.update_weights(other, "v2")
     release.set()

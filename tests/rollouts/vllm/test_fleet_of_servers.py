@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from engine_inputs import expected, generate_one, image, request
+from engine_inputs import expected, generate_one, held, image, request, until
 from fake_responses import hold
 from fake_server import GENERATE, FakeVLLM
 
@@ -19,8 +19,8 @@ async def servers():
         yield [await stack.enter_async_context(FakeVLLM()) for _ in range(2)]
 
 
-def fleet_of(servers, limits=QUICK):
-    return EngineFleet.from_urls([server.base_url for server in servers], limits=limits)
+def fleet_of(servers):
+    return EngineFleet.from_urls([server.base_url for server in servers], limits=QUICK)
 
 
 @asynccontextmanager
@@ -52,12 +52,6 @@ def following(monkeypatch, *urls):
     return named
 
 
-async def until(condition):
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
-            await asyncio.sleep(0.005)
-
-
 def sampled(server):
     """The requests that were to be sampled; the probe of a server sends one without sampling parameters."""
     return [seen for seen in server.generations if "sampling_params" in seen.json]
@@ -82,11 +76,8 @@ async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_im
     async with checked(fleet_of(servers), servers) as fleet:
         await generate_one(fleet, request(image(), session_id="s"))
         first, other = serving(servers)
-        arrived, never = asyncio.Event(), asyncio.Event()
-        first.script[GENERATE] = [hold(never, arrived)]
         sent = request(image(), image("dog"), session_id="s")
-        running = asyncio.create_task(generate_one(fleet, sent))
-        await arrived.wait()
+        running, _ = await held(first, GENERATE, generate_one(fleet, sent))
         await first.stop()
         completion = await running
         assert completion.token_ids.tolist() == expected(sent)
@@ -102,39 +93,11 @@ async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_im
         assert len(other.generations) == 2
 
 
-@pytest.mark.slow
-async def test_a_server_that_hangs_is_ejected_by_its_checks_while_a_request_waits_for_it(servers):
-    limits = FleetLimits(check_seconds=0.02, check_timeout=2.0)
-    async with checked(fleet_of(servers, limits), servers) as fleet:
-        arrived, never = asyncio.Event(), asyncio.Event()
-        for server in servers:
-            server.script[GENERATE] = [hold(never, arrived)]
-        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
-        await arrived.wait()
-        first, other = serving(servers)
-        other.script[GENERATE].clear()
-        first.script["/health"] = [hold(never, asyncio.Event())] * 50
-        await running
-        assert len(other.generations) == 1
-
-
-async def test_a_server_that_is_down_at_the_beginning_joins_when_it_is_up(servers):
-    await servers[0].stop()
-    async with fleet_of(servers) as fleet:
-        await generate_one(fleet, request())
-        await servers[0].start()
-        await fleet.check()
-        assert [str(member.state) for member in fleet.members] == ["ready", "ready"]
-
-
 async def test_the_list_of_servers_adds_and_removes_members_while_requests_run(servers, monkeypatch):
     one, two = servers
     named = following(monkeypatch, one.base_url)
-    arrived, release = asyncio.Event(), asyncio.Event()
     async with checked(EngineFleet.from_ray(["actors"], limits=QUICK), servers) as fleet:
-        one.script[GENERATE] = [hold(release, arrived)]
-        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
-        await arrived.wait()
+        running, release = await held(one, GENERATE, generate_one(fleet, request(session_id="s")))
         named[:] = [one.base_url, two.base_url]
         await until(lambda: len(fleet.members) == 2)
         named[:] = [two.base_url]
@@ -176,11 +139,8 @@ async def test_a_list_that_becomes_unusable_changes_nothing_and_is_logged(server
 async def test_a_server_that_the_list_names_again_while_it_is_being_removed_stays(servers, monkeypatch):
     one, two = servers
     named = following(monkeypatch, one.base_url)
-    arrived, release = asyncio.Event(), asyncio.Event()
     async with checked(EngineFleet.from_ray(["actors"], limits=QUICK), servers) as fleet:
-        one.script[GENERATE] = [hold(release, arrived)]
-        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
-        await arrived.wait()
+        running, release = await held(one, GENERATE, generate_one(fleet, request(session_id="s")))
         named[:] = [two.base_url]
         await until(lambda: "draining" in {str(member.state) for member in fleet.members})
         named[:] = [one.base_url, two.base_url]
@@ -194,15 +154,12 @@ async def test_a_server_that_the_list_names_again_while_it_is_being_removed_stay
 async def test_a_server_that_hangs_does_not_delay_the_others_that_the_list_names(servers, monkeypatch):
     one, two = servers
     named = following(monkeypatch, one.base_url)
-    arrived, release = asyncio.Event(), asyncio.Event()
     patient = FleetLimits(check_seconds=0.02, check_timeout=600.0)
     async with (
         hanging_servers(3) as hanging,
         checked(EngineFleet.from_ray(["actors"], limits=patient), servers) as fleet,
     ):
-        one.script[GENERATE] = [hold(release, arrived)]
-        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
-        await arrived.wait()
+        running, release = await held(one, GENERATE, generate_one(fleet, request(session_id="s")))
         named[:] = [one.base_url, *hanging, two.base_url]
         await until(lambda: two.base_url in {member.name for member in fleet.members})
         assert not hanging & {member.name for member in fleet.members}

@@ -47,6 +47,7 @@ async def test_a_child_of_a_process_that_uses_an_engine_makes_one_of_its_own(
     engine: VLLMEngine, server: FakeVLLM
 ) -> None:
     assert len((await generate_one(engine, request(image()))).token_ids) > 0
+    (sent,) = server.generations
 
     async def check() -> None:
         with pytest.raises(EngineError, match="make an engine for each event loop, thread and process"):
@@ -58,6 +59,7 @@ async def test_a_child_of_a_process_that_uses_an_engine_makes_one_of_its_own(
     _, status = await asyncio.to_thread(os.waitpid, child, 0)
     assert status == 0
     assert len((await generate_one(engine, request(image()))).token_ids) > 0
+    assert server.generations[-1].connection == sent.connection  # the child has left it alone
 
 
 @pytest.mark.parametrize(

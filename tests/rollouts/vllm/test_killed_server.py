@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine_inputs import image, request
-from fake_server import GENERATE
+from engine_inputs import image, request, until
+from fake_server import GENERATE, LABEL, MM, RELOAD
 
 from rollouts.engines.vllm import HttpLimits, ServerRenderer, VLLMEngine
 from rollouts.engines.vllm.checkpoint_files import write_tied_head
@@ -67,25 +67,39 @@ async def killed_while(server, call):
     return caught.value
 
 
+def generating(*images):
+    return lambda engine, directory: engine.generate(request(*images, request_id="turn-7"))
+
+
+def updating(engine, directory):
+    return engine.control.update_weights_from_directory(directory, "v1")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "asked"),
+    ("path", "call", "error", "name"),
     [
-        (GENERATE, request(request_id="turn-7")),  # whole answers
-        (GENERATE, request(image(), request_id="turn-7")),  # the first token has come
-        ("/version", request(request_id="turn-7")),  # the first question to the server
-        ("/metrics", request(image(), request_id="turn-7")),
+        (GENERATE, generating(), ServerUnreachableError, "turn-7"),  # whole answers
+        (GENERATE, generating(image()), ServerUnreachableError, "turn-7"),  # the first token has come
+        ("/version", generating(), ServerUnreachableError, "turn-7"),  # the first question to the server
+        ("/metrics", generating(image()), ServerUnreachableError, "turn-7"),
+        ("/pause", lambda engine, directory: engine.control.pause("wait"), ServerUnreachableError, "pause"),
+        ("/pause", updating, ServerUnreachableError, "update_weights_from_directory"),
+        (RELOAD, updating, WeightUpdateError, "start it again"),
+        (MM, updating, WeightUpdateError, ""),
+        (LABEL, updating, WeightUpdateError, ""),
+        ("/resume", updating, ServerUnreachableError, "update_weights_from_directory"),
     ],
 )
-async def test_a_request_whose_server_is_killed_is_named_together_with_the_server(model_dir, path, asked):
+async def test_a_call_whose_server_is_killed_is_named_together_with_the_server(model_dir, path, call, error, name):
     async with killable(model_dir, path) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
-        error = await killed_while(server, engine.generate(asked))
-    assert isinstance(error, ServerUnreachableError)
-    assert error.request_id == "turn-7"
-    assert error.server == server.base_url
-    assert str(error).startswith("request turn-7")
-    assert server.base_url in str(error)
-    assert "Is the server running" in str(error)
+        caught = await killed_while(server, call(engine, model_dir))
+    assert type(caught) is error
+    assert name in str(caught)
+    assert server.base_url in str(caught)
+    if error is ServerUnreachableError:
+        assert (caught.request_id, caught.server) == (name, server.base_url)
+        assert "Is the server running" in str(caught)
 
 
 @pytest.mark.slow
@@ -101,69 +115,15 @@ async def test_all_who_wait_for_the_first_question_get_an_error_of_their_own(mod
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-async def test_a_pause_that_is_killed_is_an_error_of_the_pause(model_dir, mode):
-    async with killable(model_dir, "/pause") as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
-        error = await killed_while(server, engine.control.pause(mode))
-    assert isinstance(error, ServerUnreachableError)
-    assert error.request_id == "pause"
-    assert server.base_url in str(error)
-
-
-@pytest.mark.slow
 async def test_a_completion_that_waits_for_the_end_of_a_pause_is_told_when_the_server_is_gone(model_dir):
     async with killable(model_dir) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
         await engine.control.pause()
         running = asyncio.ensure_future(engine.generate(request(request_id="turn-7")))
-        while "turn-7" not in engine._requests.ids():  # noqa: ASYNC110 nothing tells
-            await asyncio.sleep(0.01)
+        await until(lambda: "turn-7" in engine._requests.ids())
         await server.kill()
         with pytest.raises(ServerUnreachableError, match="request turn-7") as caught:
             await asyncio.wait_for(running, SECONDS)
     assert server.base_url in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/is_paused", ServerUnreachableError),
-        ("/pause", ServerUnreachableError),
-        ("/collective_rpc", WeightUpdateError),
-        ("/reset_mm_cache", WeightUpdateError),
-        ("/update_weight_version", WeightUpdateError),
-        ("/resume", ServerUnreachableError),
-    ],
-)
-async def test_an_update_whose_server_is_killed_says_so_at_every_step(model_dir, path, kind):
-    async with killable(model_dir, path) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
-        error = await killed_while(server, engine.control.update_weights_from_directory(model_dir, "v1"))
-    assert type(error) is kind
-    assert server.base_url in str(error)
-    if kind is ServerUnreachableError and path != "/is_paused":
-        assert error.request_id == "update_weights_from_directory"
-    if path == "/collective_rpc":
-        assert "start it again" in str(error)
-        assert "put back" not in str(error)
-
-
-@pytest.mark.slow
-async def test_credentials_of_the_address_are_in_no_error(model_dir):
-    async with killable(model_dir) as server:
-        await server.kill()
-        address = server.base_url.replace("http://", "http://someone:open-sesame@")
-        async with VLLMEngine(address, limits=LIMITS) as engine:
-            calls = [
-                engine.generate(request()),
-                engine.control.pause(),
-                engine.control.metrics(),
-                engine.capabilities(),
-            ]
-            for call in calls:
-                with pytest.raises(ServerUnreachableError) as caught:
-                    await call
-                assert server.base_url in str(caught.value)
-                assert "sesame" not in str(caught.value) + repr(caught.value) + str(caught.value.server)
 
 
 @pytest.mark.slow

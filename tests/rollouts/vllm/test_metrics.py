@@ -64,11 +64,25 @@ def test_nan_infinities_and_time_stamps_are_read():
     assert metrics.total("d") == 4
 
 
-@pytest.mark.parametrize("line", ["a", "a b", "1a 2", "a{x=1} 2", 'a{x="1"', 'a{x="1"y="2"} 3', '{x="1"} 2', "a 1 2 3"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a",
+        "a b",
+        "1a 2",
+        "a{x=1} 2",
+        'a{x="1"',
+        'a{x="1"y="2"} 3',
+        '{x="1"} 2',
+        "a 1 2 3",
+        'key{of="me"} Bearer sk-secret',
+    ],
+)
 def test_the_error_quotes_a_line_of_another_format(line):
     with pytest.raises(MalformedResultError) as caught:
         ServerMetrics.parse(f"good 1\n{line}\n")
-    assert line in str(caught.value)
+    assert line.replace("Bearer sk-secret", "") in str(caught.value)
+    assert "sk-secret" not in str(caught.value)
 
 
 NAMES = st.text(string.ascii_letters + "_", min_size=1, max_size=8)
@@ -93,12 +107,3 @@ def test_all_written_labels_and_values_are_read_back(samples):
         expected = [(labels, value) for other, labels, value in samples if other == name]
         assert [(dict(sample.labels), sample.value) for sample in metrics[name]] == expected
     assert set(metrics) == {name for name, _, _ in samples}
-
-
-@pytest.mark.parametrize(
-    "line", ["bad key: Bearer sk-secret", "bad_key Bearer sk-secret", 'key{of="me"} Bearer sk-secret']
-)
-def test_a_key_that_a_server_repeats_in_place_of_metrics_is_not_in_the_error(line: str) -> None:
-    with pytest.raises(MalformedResultError) as caught:
-        ServerMetrics.parse(line)
-    assert "sk-secret" not in str(caught.value)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from engine_server import EngineVLLM
 from fake_http import Response, Seen
 from fake_server import GENERATE, FakeVLLM
-from model_server import ModelVLLM, Served
 from reserved_ports import reserved_port
 from server_thread import served
 from typer.testing import CliRunner
@@ -84,7 +84,7 @@ def run(directory: Path, server: FakeVLLM, key: str, config: str = CONFIG, *opti
 def test_a_run_samples_from_a_server_and_the_key_is_in_no_file_and_no_output(
     tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    with served(ModelVLLM(Served(tiny_model_dir), api_key=KEY)) as server:
+    with served(EngineVLLM(tiny_model_dir, api_key=KEY)) as server:
         result = run(tmp_path, server, KEY)
         requests = [seen for seen in server.requests if seen.path == GENERATE]
     assert result.exit_code == 0, result.output
@@ -97,12 +97,14 @@ def test_a_run_samples_from_a_server_and_the_key_is_in_no_file_and_no_output(
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
 
 
-def test_a_dry_run_sends_the_server_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_starts_no_server_and_sends_it_nothing(tmp_path: Path) -> None:
     with served(FakeVLLM(api_key=KEY)) as server:
-        result = run(tmp_path, server, KEY, CONFIG, "--dry-run")
-        assert server.connections == 0
+        start = f'base_url = "URL"\nstart = ["touch", "{tmp_path}/started"]'
+        result = run(tmp_path, server, KEY, CONFIG.replace('base_url = "URL"', start), "--dry-run")
+        assert server.connections == []
     assert result.exit_code == 0, result.output
     assert "1 image of 4 tokens" in result.stdout
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize(
@@ -210,13 +212,6 @@ def test_servers_that_differ_are_an_error_before_the_run(tmp_path: Path) -> None
     assert "max_model_len" in result.stderr
 
 
-def test_a_fleet_that_requires_a_key_names_the_missing_variable(tmp_path: Path) -> None:
-    with served(FakeVLLM(api_key=KEY)) as server:
-        result = run_engine(tmp_path, server, f'kind = "fleet"\nurls = ["{server.base_url}"]')
-    assert result.exit_code == 2
-    assert 'add api_key_env = "NAME"' in result.stderr
-
-
 @pytest.mark.parametrize("kind", ["vllm", "fleet"])
 def test_a_run_starts_its_servers_and_ends_them(tmp_path: Path, kind: str) -> None:
     ports = [reserved_port() for _ in range(1 if kind == "vllm" else 2)]
@@ -241,13 +236,6 @@ log = "server{number}.log"
             client.connect(("127.0.0.1", port))
     for path in (tmp_path / "out").rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
-
-
-def test_a_dry_run_starts_no_server(tmp_path: Path) -> None:
-    engine = f'kind = "vllm"\nbase_url = "http://127.0.0.1:{reserved_port()}"\nstart = ["touch", "{tmp_path}/started"]'
-    result = run_engine(tmp_path, FakeVLLM(), engine, "--dry-run")
-    assert result.exit_code == 0, result.output
-    assert not (tmp_path / "started").exists()
 
 
 def test_a_server_that_cannot_be_started_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:

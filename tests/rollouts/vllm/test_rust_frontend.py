@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_inputs import FAST_RETRIES, PAD, SERVER, connected, expected, generate_one, image, request
+from engine_inputs import FAST_RETRIES, PAD, SERVER, connected, expected, generate_one, held, image, request
 from fake_http import error_response, json_response
 from fake_model import logprob_of
 from fake_responses import answer, hold, stream_pieces
@@ -31,13 +31,10 @@ RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0", reads_features=
 HIDDEN = answer({"detail": "Not Found"}, status=404)
 
 
-@asynccontextmanager
-async def rust(*, media="auto", **options):
-    async with (
-        FakeVLLM(rust_frontend="0.33.0", **options) as server,
-        connected(VLLMEngine(server.base_url, media=media, limits=FAST_RETRIES), server) as engine,
-    ):
-        yield engine, server
+@pytest.fixture
+async def server():
+    async with FakeVLLM(rust_frontend="0.33.0") as server:
+        yield server
 
 
 def picture(pixels=None):
@@ -56,21 +53,29 @@ async def test_it_is_known_by_how_it_refuses_a_request_where_its_version_is_hidd
         assert (found.version, found.rust_frontend, found.reads_features) == ("unknown", "unknown", False)
 
 
-async def test_expected_pixels_are_an_error_and_no_way_to_send_features():
-    async with FakeVLLM(rust_frontend="0.33.0") as server:
-        expected_pixels = ExpectedCapabilities(pixel_dtype="uint8", placeholder_ids={"image": PAD})
-        async with VLLMEngine(server.base_url, expected=expected_pixels) as engine:
-            with pytest.raises(CapabilityError, match=r"Rust frontend \(0.33.0\).*Leave pixel_dtype='uint8' out"):
-                await engine.generate(request(image()))
-        assert [seen.json.get("features") for seen in server.generations] == [None]  # of the probe
+SHOWN = request(image(), placeholder_token_ids={"image": PAD})
+EXPECTED = ExpectedCapabilities(pixel_dtype="uint8", placeholder_ids={"image": PAD})
 
 
-async def test_features_are_refused_with_files_as_the_cure_and_never_sent():
-    async with rust(media="features") as (engine, server):
-        with pytest.raises(CapabilityError, match=r"drops features.*Use media=\"content_parts\"") as refusal:
-            await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
-        assert "pixel_dtype" not in str(refusal.value)
-        assert server.generations == []
+@pytest.mark.parametrize(
+    ("options", "call", "words"),
+    [
+        ({"media": "features"}, lambda engine: engine.generate(SHOWN), r'drops features.*Use media="content_parts"'),
+        (
+            {"expected": EXPECTED},
+            lambda engine: engine.generate(SHOWN),
+            r"Rust frontend \(0.33.0\).*Leave pixel_dtype='uint8' out",
+        ),
+        ({}, lambda engine: engine.control.abort(["mine"]), r"VLLM_SERVER_DEV_MODE=1\..*connection is closed"),
+    ],
+    ids=["features", "expected pixels", "an abort by id"],
+)
+async def test_what_it_cannot_do_is_an_error_with_its_cure_and_not_sent(options, call, words):
+    async with FakeVLLM(rust_frontend="0.33.0", control=False) as server:
+        async with VLLMEngine(server.base_url, **options) as engine:
+            with pytest.raises(CapabilityError, match=words):
+                await call(engine)
+        assert not any("features" in seen.json for seen in server.generations)
 
 
 async def test_the_cure_of_a_render_call_is_not_the_flag_that_it_has():
@@ -145,8 +150,7 @@ async def test_an_unknown_server_that_drops_features_gets_none(media, caplog):
 
 
 async def test_expected_pixels_of_a_server_that_shows_none_are_checked_with_two_images():
-    expected_pixels = ExpectedCapabilities(pixel_dtype="uint8", placeholder_ids={"image": PAD})
-    async with unknown(reads=False, media="features", expected=expected_pixels, hides=(RENDER,)) as (engine, _):
+    async with unknown(reads=False, media="features", expected=EXPECTED, hides=(RENDER,)) as (engine, _):
         with pytest.raises(CapabilityError, match="drops features"):
             await generate_one(engine, request(image()))
 
@@ -225,15 +229,14 @@ def test_a_name_in_the_servers_cache_stands_for_pixels():
     assert names[2] == names[3]  # the server decodes it
 
 
-async def test_data_are_sent_each_time_because_it_takes_no_names():
-    async with rust() as (engine, server):
-        failed = answer({"error": {"message": "seen", "code": 400}}, status=400)
-        server.script[GENERATE] = [failed, failed]
-        for _ in range(2):
-            with pytest.raises(ServerError, match="seen"):
-                await engine.generate(request(picture(), placeholder_token_ids={"image": PAD}))
-        parts = [seen.json["content_parts"][0] for seen in server.generations]
-        assert all(part["url"].startswith("data:image/png;base64,") for part in parts)
+async def test_data_are_sent_each_time_because_it_takes_no_names(engine, server):
+    failed = answer({"error": {"message": "seen", "code": 400}}, status=400)
+    server.script[GENERATE] = [failed, failed]
+    for _ in range(2):
+        with pytest.raises(ServerError, match="seen"):
+            await engine.generate(request(picture(), placeholder_token_ids={"image": PAD}))
+    parts = [seen.json["content_parts"][0] for seen in server.generations]
+    assert all(part["url"].startswith("data:image/png;base64,") for part in parts)
 
 
 def test_a_part_without_data_that_it_refuses_is_a_source_to_be_sent_again():
@@ -243,41 +246,36 @@ def test_a_part_without_data_that_it_refuses_is_a_source_to_be_sent_again():
     assert not is_source_missing(400, error.replace("null", "integer `0`"))
 
 
-async def test_a_body_that_is_too_large_names_the_limit():
-    async with rust() as (engine, server):
-        message = "Failed to buffer the request body: length limit exceeded"
-        server.script[GENERATE] = [answer(body=error_response(400, message, "Bad Request").body, status=400)]
-        with pytest.raises(ServerError, match=r"has \d+ bytes.*VLLM_HTTP_MAX_REQUEST_BODY_SIZE") as caught:
-            await engine.generate(request())
-        assert f"has {len(server.generations[-1].body)} bytes" in str(caught.value)
+async def test_a_body_that_is_too_large_names_the_limit(engine, server):
+    message = "Failed to buffer the request body: length limit exceeded"
+    server.script[GENERATE] = [answer(body=error_response(400, message, "Bad Request").body, status=400)]
+    with pytest.raises(ServerError, match=r"has \d+ bytes.*VLLM_HTTP_MAX_REQUEST_BODY_SIZE") as caught:
+        await engine.generate(request())
+    assert f"has {len(server.generations[-1].body)} bytes" in str(caught.value)
 
 
 # Samples.
 
 
-async def test_n_samples_are_n_requests_with_the_seeds_that_vllm_gives_to_samples():
-    async with rust() as (engine, server):
-        deltas = []
-        result = await engine.generate_streamed(request(sampling={"n": 3, "seed": 7}), deltas.append)
-        assert [completion.index for completion in result.completions] == [0, 1, 2]
-        sent = [seen.json["sampling_params"] for seen in server.generations]
-        assert sorted((each["n"], each["seed"]) for each in sent) == [(1, 7), (1, 8), (1, 9)]
-        for completion in result.completions:
-            streamed = [each.token_ids.tolist() for each in deltas if each.index == completion.index]
-            assert (
-                [token for ids in streamed for token in ids] == completion.token_ids.tolist() == expected(request(), 0)
-            )
+async def test_n_samples_are_n_requests_with_the_seeds_that_vllm_gives_to_samples(engine, server):
+    deltas = []
+    result = await engine.generate_streamed(request(sampling={"n": 3, "seed": 7}), deltas.append)
+    assert [completion.index for completion in result.completions] == [0, 1, 2]
+    sent = [seen.json["sampling_params"] for seen in server.generations]
+    assert sorted((each["n"], each["seed"]) for each in sent) == [(1, 7), (1, 8), (1, 9)]
+    for completion in result.completions:
+        streamed = [each.token_ids.tolist() for each in deltas if each.index == completion.index]
+        assert [token for ids in streamed for token in ids] == completion.token_ids.tolist() == expected(request(), 0)
 
 
-async def test_samples_without_a_seed_have_none_and_one_of_them_scores_the_prompt():
-    async with rust() as (engine, server):
-        generate_request = request(sampling={"n": 3, "seed": None}, prompt_logprobs=True)
-        result = await engine.generate(generate_request)
-        assert len(result.completions) == 3
-        assert result.prompt_logprobs[1:].tolist() == [logprob_of(each) for each in generate_request.prompt_ids[1:]]
-        sent = [seen.json["sampling_params"] for seen in server.generations]
-        assert [each["seed"] for each in sent] == [None] * 3
-        assert sum("prompt_logprobs" in each for each in sent) == 1
+async def test_samples_without_a_seed_have_none_and_one_of_them_scores_the_prompt(engine, server):
+    generate_request = request(sampling={"n": 3, "seed": None}, prompt_logprobs=True)
+    result = await engine.generate(generate_request)
+    assert len(result.completions) == 3
+    assert result.prompt_logprobs[1:].tolist() == [logprob_of(each) for each in generate_request.prompt_ids[1:]]
+    sent = [seen.json["sampling_params"] for seen in server.generations]
+    assert [each["seed"] for each in sent] == [None] * 3
+    assert sum("prompt_logprobs" in each for each in sent) == 1
 
 
 @pytest.mark.parametrize("seed", [-3, 2**63 - 2, 0])
@@ -289,34 +287,30 @@ def test_seeds_of_samples_are_distinct_and_none_means_no_seed(seed):
     assert all(-(2**63) <= each < 2**63 for each in seeds)
 
 
-async def test_an_error_of_one_sample_ends_the_others_and_is_raised():
-    async with rust() as (engine, server):
-        never = asyncio.Event()
-        failed = answer({"error": {"message": "boom", "type": "x", "code": 400}}, status=400)
-        server.script[GENERATE] = [hold(never), failed, hold(never)]
-        with pytest.raises(ServerError, match="boom"):
-            await engine.generate(request(sampling={"n": 3}))
-        async with asyncio.timeout(10):
-            for seen in server.generations:
-                if not seen.answered.is_set():
-                    await seen.disconnected.wait()
+async def test_an_error_of_one_sample_ends_the_others_and_is_raised(engine, server):
+    never = asyncio.Event()
+    failed = answer({"error": {"message": "boom", "type": "x", "code": 400}}, status=400)
+    server.script[GENERATE] = [hold(never), failed, hold(never)]
+    with pytest.raises(ServerError, match="boom"):
+        await engine.generate(request(sampling={"n": 3}))
+    async with asyncio.timeout(10):
+        for seen in server.generations:
+            if not seen.answered.is_set():
+                await seen.disconnected.wait()
 
 
 # Aborts.
 
 
-async def test_in_development_mode_it_aborts_by_the_id_without_prefix_and_returns_the_tokens():
-    async with rust() as (engine, server):
-        server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=2)]
-        call = asyncio.ensure_future(generate_one(engine, request(request_id="mine")))
-        await arrived.wait()
-        await engine.abort(["mine"])
-        completion = await call
-        assert (completion.finish_reason, completion.token_ids.tolist()) == (
-            FinishReason.ABORT,
-            expected(request())[:2],
-        )
-        assert [seen.json for seen in server.requests if seen.path == "/abort_requests"] == [{"request_ids": ["mine"]}]
+async def test_in_development_mode_it_aborts_by_the_id_without_prefix_and_returns_the_tokens(engine, server):
+    call, _ = await held(server, GENERATE, generate_one(engine, request(request_id="mine")), tokens_before=2)
+    await engine.abort(["mine"])
+    completion = await call
+    assert (completion.finish_reason, completion.token_ids.tolist()) == (
+        FinishReason.ABORT,
+        expected(request())[:2],
+    )
+    assert [seen.json for seen in server.requests if seen.path == "/abort_requests"] == [{"request_ids": ["mine"]}]
 
 
 def first_tokens(*ids):
@@ -337,7 +331,10 @@ async def test_without_development_mode_the_connection_is_closed_and_the_receive
             return deltas
 
     monkeypatch.setattr("rollouts.engines.vllm.engine.Generation", Received)
-    async with rust(control=False) as (engine, server):
+    async with (
+        FakeVLLM(rust_frontend="0.33.0", control=False) as server,
+        connected(VLLMEngine(server.base_url), server) as engine,
+    ):
         server.script[GENERATE] = [stream_pieces(first_tokens(3, 4), asyncio.Event())]
         call = asyncio.ensure_future(generate_one(engine, request(request_id="mine")))
         await received.wait()
@@ -350,18 +347,11 @@ async def test_without_development_mode_the_connection_is_closed_and_the_receive
         assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
-async def test_an_abort_by_id_that_it_cannot_make_is_an_error():
-    async with rust(control=False) as (engine, _):
-        with pytest.raises(CapabilityError, match=r"VLLM_SERVER_DEV_MODE=1\..*connection is closed"):
-            await engine.control.abort(["mine"])
-
-
 # Control routes.
 
 
-async def test_the_number_of_aborted_requests_is_not_made_up():
-    async with rust() as (engine, _):
-        assert await engine.control.abort_all() is None
+async def test_the_number_of_aborted_requests_is_not_made_up(engine, server):
+    assert await engine.control.abort_all() is None
 
 
 @pytest.mark.parametrize(
@@ -375,9 +365,8 @@ async def test_the_number_of_aborted_requests_is_not_made_up():
         (500, "failed to call pause: 'EngineCoreProc' object has no attribute 'pause_generation'", "from one release"),
     ],
 )
-async def test_a_pause_that_is_not_there_is_an_error_with_its_cure_and_no_pause(status, message, cure):
-    async with rust() as (engine, server):
-        server.script["/pause"] = [answer(body=error_response(status, message, "x").body, status=status)]
-        with pytest.raises(CapabilityError, match=cure):
-            await engine.control.pause("abort")
-        assert not await engine.control.is_paused()
+async def test_a_pause_that_is_not_there_is_an_error_with_its_cure_and_no_pause(engine, server, status, message, cure):
+    server.script["/pause"] = [answer(body=error_response(status, message, "x").body, status=status)]
+    with pytest.raises(CapabilityError, match=cure):
+        await engine.control.pause("abort")
+    assert not await engine.control.is_paused()

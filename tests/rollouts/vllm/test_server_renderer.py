@@ -10,13 +10,9 @@ import pytest
 from engine_server import EngineVLLM
 from PIL import Image
 from rendering_server import (
-    END,
-    PAD,
-    START,
     RenderingServer,
     file_of,
     image,
-    letters,
     picture,
     text,
     user,
@@ -50,21 +46,6 @@ async def test_attribution_is_one_span_without_an_owner(renderer):
     assert rendered.message_roles == ["user"]
     assert not any(rendered.sampled_mask)
     assert rendered.tokens_per_message() == [0]
-
-
-async def test_images_come_with_their_ranges_tensors_sources_and_a_hash_of_ours(renderer):
-    first, second = picture(1), picture(2, 16, 64)
-    rendered = await renderer.render(user(text("a"), image(first), image(second)))
-    placed = rendered.multi_modal_data.items_with_ranges()
-    assert [(where.offset, where.length) for _, where in placed] == [(7, 6), (15, 4)]
-    for item, where in placed:
-        assert rendered.token_ids[where.offset : where.end] == [PAD] * where.length
-        assert item.mm_hash.startswith(item.source.digest)
-        item.source.verify()
-    np.testing.assert_array_equal(placed[0][0]["pixel_values"], first.reshape(-1, 3))
-    np.testing.assert_array_equal(placed[1][0]["pixel_values"], second.reshape(-1, 3))
-    assert rendered.placeholder_token_ids == {"image": PAD}
-    assert rendered.logical_ids == [*letters("user\na"), START, PAD, END, START, PAD, END]
 
 
 async def test_an_image_is_rendered_once_over_many_turns(renderer, server):
@@ -150,13 +131,33 @@ async def test_tools_and_template_options_reach_the_server(renderer, server):
 # Content that is refused or converted.
 
 
-async def test_a_reference_that_the_policy_does_not_allow_is_never_sent(renderer, server, tmp_path):
-    path = tmp_path / "secret.png"
-    path.write_bytes(file_of(picture(16)))
-    for reference in (str(path), path.as_uri(), "http://169.254.169.254/latest", {"url": "https://example.org/a.png"}):
-        with pytest.raises(MediaPolicyError) as caught:
-            await renderer.render(user(text("look"), {"type": "image_url", "image_url": reference}))
-        assert (caught.value.message_index, caught.value.part_index) == (0, 1)
+def said(role):
+    return [{"role": role, "content": "see <|image_pad|> here"}]
+
+
+def image_at(reference):
+    return user({"type": "image_url", "image_url": reference})
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "words"),
+    [
+        (image_at("/etc/secret.png"), MediaPolicyError, None),
+        (image_at("file:///etc/secret.png"), MediaPolicyError, None),
+        (image_at("http://169.254.169.254/latest"), MediaPolicyError, None),
+        (image_at({"url": "https://example.org/a.png"}), MediaPolicyError, None),
+        (user({"type": "audio_url", "audio_url": {"url": "http://x/y"}}), MediaPolicyError, "URL is not followed"),
+        (user({"type": "input_image", "image_url": "http://x/y"}), MessageError, "a part of type 'input_image': "),
+        (user({"type": "video", "video": b"x"}), MessageError, "video"),
+        (user(image(file_of(picture(18))[:-100])), MediaDecodeError, None),
+        *((said(role), MessageError, "image_pad") for role in ("user", "system", "tool")),
+    ],
+)
+async def test_what_is_refused_with_its_place_before_it_is_sent(renderer, server, messages, error, words):
+    before = [{"role": "assistant", "content": "sampled: <|image_pad|>"}]  # its own text may hold what it sampled
+    with pytest.raises(error, match=words) as caught:
+        await renderer.render([*before, *messages])
+    assert caught.value.message_index == 1
     assert not server.images_rendered()
 
 
@@ -168,25 +169,6 @@ async def test_a_path_that_the_policy_allows_is_read_here(server, tmp_path):
     ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     np.testing.assert_array_equal(item["pixel_values"], picture(17).reshape(-1, 3))
     assert item.source.data == path.read_bytes()
-
-
-async def test_parts_that_a_server_would_fetch_by_itself_are_refused(renderer):
-    with pytest.raises(MessageError, match="a part of type 'input_image': "):
-        await renderer.render(user({"type": "input_image", "image_url": "http://x/y"}))
-    with pytest.raises(MediaPolicyError, match="http URL is not followed"):
-        await renderer.render(user({"type": "audio_url", "audio_url": {"url": "http://x/y"}}))
-
-
-async def test_a_video_is_refused_with_its_place(renderer):
-    with pytest.raises(MessageError) as caught:
-        await renderer.render(user(text("a"), {"type": "video", "video": b"x"}))
-    assert caught.value.part_index == 1
-
-
-async def test_a_broken_image_is_an_error_before_a_request(renderer, server):
-    with pytest.raises(MediaDecodeError):
-        await renderer.render(user(image(file_of(picture(18))[:-100])))
-    assert not server.images_rendered()
 
 
 @pytest.mark.parametrize("kind", ["transparent", "turned", "paletted", "sixteen bit"])
@@ -219,18 +201,6 @@ async def test_a_plain_file_is_sent_byte_for_byte(renderer, server):
     assert server.files[-1] == data
 
 
-@pytest.mark.parametrize("role", ["user", "system", "tool"])
-async def test_text_with_a_control_token_of_the_template_is_refused(renderer, server, role):
-    messages = [{"role": "user", "content": "a"}, {"role": role, "content": "see <|image_pad|> here"}]
-    with pytest.raises(MessageError, match="image_pad") as caught:
-        await renderer.render(messages)
-    assert caught.value.message_index == 1
-
-
-async def test_an_assistants_own_text_may_hold_what_it_sampled(renderer):
-    await renderer.render([{"role": "assistant", "content": "<|image_pad|>"}])
-
-
 async def test_a_cancelled_caller_leaves_the_image_to_the_others(server):
     server.delay = 0.05
     renderer = ServerRenderer(server)
@@ -256,3 +226,7 @@ async def test_the_server_renders_what_the_renderer_of_its_directory_renders(tin
             ((own_item, own_place),) = own.multi_modal_data.items_with_ranges()
             assert (place.offset, place.length) == (own_place.offset, own_place.length)
             np.testing.assert_array_equal(item["pixel_values"], own_item["pixel_values"])
+            assert item.mm_hash.startswith(item.source.digest)
+            item.source.verify()
+            assert rendered.placeholder_token_ids == {"image": own.placeholder_token_ids["image"]}
+            assert rendered.logical_ids == own.logical_ids

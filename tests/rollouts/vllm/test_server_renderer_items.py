@@ -49,6 +49,13 @@ def renderer(server):
     return ServerRenderer(server)
 
 
+async def item_of(renderer, pixels, **options):
+    """What one image becomes."""
+    rendered = await renderer.render_chunks([ImageChunk(pixels, **options)])
+    ((item, _),) = rendered.multi_modal_data.items_with_ranges()
+    return item
+
+
 # Chunks.
 
 
@@ -94,8 +101,7 @@ async def test_every_form_of_an_image_is_taken(renderer):
     data = file_of(pixels)
     url = "data:image/png;base64," + base64.b64encode(data).decode()
     for value in (data, pixels, Image.fromarray(pixels), url):
-        rendered = await renderer.render_chunks([ImageChunk(value, expected_tokens=6)])
-        ((item, _),) = rendered.multi_modal_data.items_with_ranges()
+        item = await item_of(renderer, value, expected_tokens=6)
         np.testing.assert_array_equal(item["pixel_values"], pixels.reshape(-1, 3))
 
 
@@ -117,8 +123,7 @@ async def test_a_chunk_of_another_kind_is_an_error(renderer):
 
 
 async def test_bfloat16_tensors_read_as_the_floats_of_equal_value():
-    renderer = ServerRenderer(RenderingServer(dtype="bfloat16"))
-    ((item, _),) = (await renderer.render_chunks([ImageChunk(picture(24))])).multi_modal_data.items_with_ranges()
+    item = await item_of(ServerRenderer(RenderingServer(dtype="bfloat16")), picture(24))
     np.testing.assert_array_equal(item["pixel_values"], np.array([[1.0, 2.0, -4.0]], np.float32))
     assert item["pixel_values"].dtype == np.float32
     assert item.scale is None
@@ -126,27 +131,18 @@ async def test_bfloat16_tensors_read_as_the_floats_of_equal_value():
 
 async def test_a_scale_goes_into_items_of_uint8_pixels(server):
     scale = PixelScale()
-    ((item, _),) = (
-        await ServerRenderer(server, scale=scale).render_chunks([ImageChunk(picture(25))])
-    ).multi_modal_data.items_with_ranges()
-    assert item.scale is scale
+    assert (await item_of(ServerRenderer(server, scale=scale), picture(25))).scale is scale
     floats = RenderingServer(dtype="bfloat16")
-    ((item, _),) = (
-        await ServerRenderer(floats, scale=scale).render_chunks([ImageChunk(picture(25))])
-    ).multi_modal_data.items_with_ranges()
-    assert item.scale is None
+    assert (await item_of(ServerRenderer(floats, scale=scale), picture(25))).scale is None
 
 
 async def test_servers_of_other_version_or_processing_give_other_hashes():
-    hashes = set()
-    for server in (RenderingServer(), RenderingServer(version="0.33.0"), RenderingServer(dtype="bfloat16")):
-        rendered = await ServerRenderer(server).render_chunks([ImageChunk(picture(26))])
-        hashes.update(rendered.multi_modal_data.mm_hashes["image"])
-    # A server process writes the names of an item's tensors in an order of its own; that is no other server.
-    reordered = ServerRenderer(RenderingServer(names=("pixel_values", "image_grid_thw")))
-    same = await reordered.render_chunks([ImageChunk(picture(26))])
+    servers = (RenderingServer(), RenderingServer(version="0.33.0"), RenderingServer(dtype="bfloat16"))
+    hashes = {(await item_of(ServerRenderer(server), picture(26))).mm_hash for server in servers}
     assert len(hashes) == 3
-    assert same.multi_modal_data.mm_hashes["image"][0] in hashes
+    # A server process writes the names of an item's tensors in an order of its own; that is no other server.
+    reordered = RenderingServer(names=("pixel_values", "image_grid_thw"))
+    assert (await item_of(ServerRenderer(reordered), picture(26))).mm_hash in hashes
 
 
 async def test_a_server_that_restarted_with_other_settings_while_it_rendered_is_asked_again(server):
@@ -159,11 +155,10 @@ async def test_a_server_that_restarted_with_other_settings_while_it_rendered_is_
             renderer.forget()
 
     server.before_answer = restart
-    rendered = await renderer.render_chunks([ImageChunk(picture(27))])
-    ((item, _),) = rendered.multi_modal_data.items_with_ranges()
+    item = await item_of(renderer, picture(27))
     assert item["pixel_values"].dtype == np.float32
-    fresh = await ServerRenderer(RenderingServer(dtype="bfloat16")).render_chunks([ImageChunk(picture(27))])
-    assert item.mm_hash == fresh.multi_modal_data.mm_hashes["image"][0]
+    fresh = ServerRenderer(RenderingServer(dtype="bfloat16"))
+    assert item.mm_hash == (await item_of(fresh, picture(27))).mm_hash
 
 
 async def test_a_server_that_restarts_without_end_is_an_error(server):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_inputs import FAST_RETRIES
-from fake_adapters import AdapterVLLM, write_adapter
+from engine_inputs import FAST_RETRIES, write_adapter
 from fake_http import Response, error_response
+from fake_server import FakeVLLM
 from run_config_files import FOURS, write_run
 from runner_world import Counting, make_runner, tasks
 
@@ -28,7 +28,7 @@ renderer = { model = "model" }
 """
 
 
-class TeacherVLLM(AdapterVLLM):
+class TeacherVLLM(FakeVLLM):
     """Its --max-logprobs is 20, and each adapter lowers the log-probabilities of a prompt by the length of its name."""
 
     def _refused(self, body):
@@ -51,7 +51,7 @@ class TeacherVLLM(AdapterVLLM):
 
 @pytest.fixture
 async def server():
-    async with TeacherVLLM() as server:
+    async with TeacherVLLM(lora=True) as server:
         yield server
 
 
@@ -92,11 +92,11 @@ async def test_an_adapter_that_the_server_does_not_have_is_refused_before_the_ru
 
 
 async def test_a_server_with_a_short_context_is_refused_before_the_run(tmp_path):
-    async with TeacherVLLM(max_model_len=65) as server:
+    async with TeacherVLLM(lora=True, max_model_len=65) as server:
         key, reason = await problem_of(tmp_path, server, "")
     assert key == "teacher.engine"
     assert "context has 65 tokens, and an episode may have 65" in reason
-    async with TeacherVLLM(max_model_len=66) as server:
+    async with TeacherVLLM(lora=True, max_model_len=66) as server:
         await check(tmp_path, server, "")
 
 

@@ -4,10 +4,10 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
-from controlled_server import Controlled
 from engine_inputs import FAST_RETRIES, generate_one, request
 from fake_http import json_response
-from fake_responses import answer
+from fake_responses import failing
+from fake_server import FakeVLLM
 from safetensors.numpy import load_file, save_file
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
@@ -24,11 +24,11 @@ TRANSFER = INIT, START, UPDATE, FINISH, SHUTDOWN = (
 )
 
 
-class TransferVLLM(Controlled):
-    """Records what it is told; four workers, as `Controlled`."""
+class TransferVLLM(FakeVLLM):
+    """Records what it is told."""
 
-    def __init__(self, root, **options):
-        super().__init__(root, **options)
+    def __init__(self, root):
+        super().__init__(root=str(root))
         self.transfers = []
 
     async def respond(self, seen):
@@ -166,7 +166,7 @@ async def test_the_members_of_a_fleet_stay_while_a_trainer_gives_them_weights_an
         assert fleet.weight_version == "v1"
         await fleet.check()
         assert [str(member.state) for member in fleet.members] == ["ready", "ready"]
-        servers[1].script[START] = [answer({"error": {"message": "it broke"}}, status=500)]
+        servers[1].script[START] = [failing()]
         failed = {}
         with fleet.updating_weights():
             for name, one in fleet.engines.items():
@@ -176,14 +176,6 @@ async def test_the_members_of_a_fleet_stay_while_a_trainer_gives_them_weights_an
                     failed[name] = error
             fleet.record_weights("v2", failed)
         assert [str(member.state) for member in fleet.members] == ["ready", "ejected"]
-
-
-async def test_a_server_that_fails_to_begin_loads_the_weights_of_before(server, engine, checkpoint):
-    server.script[START] = [answer({"error": {"message": "it broke"}}, status=500)]
-    with pytest.raises(WeightUpdateError, match="were loaded again"):
-        await engine.control.begin_transfer("abort")
-    assert server.loaded == [server.root, str(checkpoint)]
-    assert await generate_one(engine, request())
 
 
 async def test_without_a_directory_of_the_weights_of_before_a_failure_leaves_the_server_paused_until_the_next_update(
@@ -202,6 +194,6 @@ async def test_without_a_directory_of_the_weights_of_before_a_failure_leaves_the
 
 async def test_a_server_without_the_flag_is_an_error_that_names_it(server, engine):
     text = "Weight transfer not configured. Please set weight_transfer_config"
-    server.script[INIT] = [answer({"error": {"message": text, "code": 500}}, status=500)]
+    server.script[INIT] = [failing(500, text)]
     with pytest.raises(CapabilityError, match="--weight-transfer-config"):
         await engine.control.init_weight_transfer({})

@@ -26,7 +26,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-async def connection(server: FakeVLLM, clock: Clock) -> AsyncIterator[ServerConnection]:
-    made = ServerConnection(server.base_url)
+def losses() -> list[int]:
+    """Grows by one when a connection is lost."""
+    return []
+
+
+@pytest.fixture
+async def connection(server: FakeVLLM, clock: Clock, losses: list[int]) -> AsyncIterator[ServerConnection]:
+    made = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
     yield made
     await made.close()

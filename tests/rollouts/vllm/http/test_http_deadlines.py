@@ -96,7 +96,7 @@ async def test_no_more_requests_are_in_flight_than_there_are_slots(server: FakeV
     release.set()
     await asyncio.gather(*running)
     assert len(server.generations) == 5
-    assert server.connections == 3
+    assert len(server.connections) == 3
     await connection.close()
 
 

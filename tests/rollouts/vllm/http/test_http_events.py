@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 from fake_responses import busy, raw, reset, stream_pieces
@@ -94,30 +93,6 @@ def test_corners_of_the_format(text: bytes, events: list[bytes]) -> None:
 # Streams.
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[FakeVLLM]:
-    async with FakeVLLM() as running:
-        yield running
-
-
-@pytest.fixture
-async def connection(
-    server: FakeVLLM, losses: list[int], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[ServerConnection]:
-    async def return_at_once(seconds: float) -> None:
-        pass
-
-    monkeypatch.setattr("rollouts.engines.http.connection.sleep", return_at_once)
-    made = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-def losses() -> list[int]:
-    return []
-
-
 async def collect(connection: ServerConnection, **options: float) -> list[bytes]:
     async with connection.stream(GENERATE, name="s", body=BODY, **options) as events:
         return [event async for event in events]
@@ -131,12 +106,6 @@ async def test_events_are_given_as_they_arrive(server: FakeVLLM, connection: Ser
         proceed.set()
         assert [event async for event in events] == [b"2"]
         assert [event async for event in events] == []  # and it stays at its end
-
-
-async def test_a_stream_cut_anywhere_gives_the_same_events(server: FakeVLLM, connection: ServerConnection) -> None:
-    text = 'data: {"x": "象"}\r\n\r\n: ping\r\n\r\ndata: [DONE]\r\n\r\n'.encode()
-    server.script[GENERATE] += [stream_pieces(*(text[place : place + 1] for place in range(len(text))))]
-    assert await collect(connection) == ['{"x": "象"}'.encode()]
 
 
 async def test_a_stream_without_its_end_is_malformed(server: FakeVLLM, connection: ServerConnection) -> None:
@@ -195,29 +164,6 @@ async def test_the_deadline_runs_until_the_stream_is_left(server: FakeVLLM, conn
     await server.requests[0].disconnected.wait()
 
 
-async def test_a_reader_that_pauses_holds_the_server_back() -> None:
-    event, count, all_sent = b"data: " + bytes(1_000_000) + b"\n\n", 32, asyncio.Event()
-
-    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\n")
-        for _ in range(count):
-            writer.write(event)
-            await writer.drain()
-        all_sent.set()
-        writer.write(b"data: [DONE]\n\n")
-        writer.close()
-
-    async with await asyncio.start_server(pour, "127.0.0.1", 0) as listening:
-        connection = ServerConnection(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
-        async with connection.stream(GENERATE, name="s", body=BODY) as events:
-            await anext(events)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(all_sent.wait(), 0.3)
-            assert len([event async for event in events]) == count - 1
-        await connection.close()
-
-
 @pytest.mark.parametrize(
     "text",
     [b"data: " + b"x" * 3000, b"x" * 3000, b"data: 123456789\n" * 200, b"data: 12345678\n\n" * 300],
@@ -229,12 +175,3 @@ async def test_a_stream_is_bounded(server: FakeVLLM, text: bytes) -> None:
     with pytest.raises(MalformedResultError, match="2000"):
         await collect(connection)
     await connection.close()
-
-
-@pytest.mark.slow
-async def test_a_connection_whose_server_sends_more_after_the_end_is_closed(
-    server: FakeVLLM, connection: ServerConnection
-) -> None:
-    server.script[GENERATE] += [stream_pieces(b"data: 1\n\ndata: [DONE]\n\n", b"data: 2\n\n", asyncio.Event())]
-    assert await collect(connection) == [b"1"]
-    await server.requests[0].disconnected.wait()
