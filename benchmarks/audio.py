@@ -31,9 +31,11 @@ from renderers import MediaItem, MediaPolicy, MediaSource, MediaStore, load_rend
 from renderers.media.audio_decoding import decode_audio
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.features import decode_item, encode_features
+from rollouts.engines.vllm.feature_decoding import decode_item
+from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.engines.vllm.generate import request_body
-from rollouts.engines.vllm.media_payload import MediaMode, media_payload
+from rollouts.engines.vllm.media_mode import MediaMode
+from rollouts.engines.vllm.media_payload import media_payload
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.engines.vllm.sounds import sound_format
 

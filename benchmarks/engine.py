@@ -24,7 +24,7 @@ from render import Report
 from renderers import MultiModalData, load_renderer
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.features import encode_features
+from rollouts.engines.vllm.feature_encoding import encode_features
 
 TURNS = 20
 SIDE = 512

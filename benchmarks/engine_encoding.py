@@ -20,7 +20,8 @@ import numpy as np
 from render import Report, milliseconds
 
 from renderers import MultiModalData, load_renderer
-from rollouts.engines.vllm.features import ITEM_BYTES, PixelDtype, encode_features
+from rollouts.engines.vllm.feature_encoding import encode_features
+from rollouts.engines.vllm.tensors import ITEM_BYTES, PixelDtype
 
 SIDE = 1024
 ROUNDS = 15

@@ -1,4 +1,4 @@
-"""Calls of blocking functions on threads, calls at the same time, and objects that `async with` starts and closes."""
+"""Calls of functions on threads and at the same time, and objects that `async with` closes, or starts and closes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any, Final, Self, TypeVar
 from renderers.process.threads import DaemonThreads
 
 T = TypeVar("T")
+
+#: Parsing a larger body would delay the other requests of an event loop.
+_LARGE_BODY: Final = 256 * 2**10
 
 # Such functions mostly wait for something outside of the process, so that their number may exceed that of the cores.
 _MAX_THREADS: Final = 256
@@ -50,6 +53,11 @@ def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
         raise RuntimeError("the function raised StopIteration") from error
 
 
+async def parse_body(nbytes: int, parse: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that parses a body of `nbytes` bytes, on a thread if it is larger than 256 KiB."""
+    return await asyncio.to_thread(parse, *arguments) if nbytes > _LARGE_BODY else parse(*arguments)
+
+
 @functools.cache
 def _threads() -> DaemonThreads:
     return DaemonThreads(_MAX_THREADS, "blocking-call")
@@ -69,6 +77,20 @@ async def gathered(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as raised:
         raise raised.exceptions[0] from raised.exceptions[0].__cause__
     return [task.result() for task in tasks]
+
+
+class ClosedAtEnd(ABC):
+    """`async with` calls `close` at the end of the block."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Refuse further calls and release what the object holds."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
 
 
 class StartAndClose(ABC):

@@ -12,7 +12,8 @@ import numpy as np
 from renderers import MultiModalData, TemplateRenderer
 from renderers.placement import PlacedItem
 from rollouts.calls import gathered
-from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, check_result, is_chat
+from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, is_chat
+from rollouts.engines.result_checks import check_result
 from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError
 from rollouts.teacher import check_teacher
 from rollouts.trajectory.provenance import Provenance

@@ -89,7 +89,7 @@ def _write_report(out: Path, seconds: float) -> None:
 
 def _check_address(base_url: str) -> None:
     if base_url:
-        from rollouts.engines.http.exchange import parse_address
+        from rollouts.engines.http.address import parse_address
 
         try:
             parse_address(base_url, api_key=None)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from renderers.installation import install_command
-from rollouts.engines.http.exchange import parse_address, redacted
+from rollouts.engines.http.address import parse_address, redacted
 from rollouts.errors import ArgumentError, CommandFileError
 from rollouts.files import made_directory
 from rollouts.terminal.table import exit_with_error, print_line

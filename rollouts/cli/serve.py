@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollouts.engines.http.exchange import redacted
+from rollouts.engines.http.address import redacted
 from rollouts.terminal.table import exit_with_error, print_line
 
 if TYPE_CHECKING:

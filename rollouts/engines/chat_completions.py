@@ -19,9 +19,10 @@ from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.messages import AUDIO_PART_TYPES, VIDEO_PART_TYPES
 from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
-from rollouts.engines.http.exchange import excerpt
+from rollouts.engines.http.responses import excerpt
 from rollouts.engines.http.source_files import SourceFile
-from rollouts.engines.protocol import ChatAnswer, ChatTokens, FinishReason, logprobs_error, token_ids_error
+from rollouts.engines.protocol import ChatAnswer, ChatTokens, FinishReason
+from rollouts.engines.token_checks import logprobs_error, token_ids_error
 from rollouts.errors import (
     EngineError,
     GenerationInterruptedError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,29 @@ def _sample_seed(seed: int | None, index: int) -> int | None:
 def restarts_from_prompt(request: GenerateRequest) -> bool:
     """Whether a completion of this request that is cut off is sampled again from its beginning."""
     return any(request.sampling.extra.get(name) for name in _OUTPUT_DEPENDENT)
+
+
+async def completed(
+    request: GenerateRequest,
+    partial: Completion,
+    max_model_len: int,
+    send: Callable[[GenerateRequest], Awaitable[Completion]],
+    may_continue: Callable[[], bool],
+) -> Completion:
+    """A completion with what is sampled after each time that it is cut off, as long as `may_continue`.
+
+    `send` samples the one completion of a request. Raises what it raises.
+    """
+    rounds = 0
+    while partial.finish_reason is FinishReason.ABORT and may_continue():
+        rounds += 1
+        rest_request = continuation(request, partial, rounds, max_model_len)
+        if rest_request is None:
+            return replace(partial, finish_reason=FinishReason.LENGTH)  # cut off at its last possible token
+        rest = await send(rest_request)
+        restarts = len(rest.token_ids) > 0 and restarts_from_prompt(request)
+        partial = replace(rest, index=partial.index) if restarts else join_completions(partial, rest)
+    return partial
 
 
 def join_completions(partial: Completion, rest: Completion) -> Completion:

@@ -8,7 +8,7 @@ import os
 import re
 import uuid
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from renderers.media.policy import MediaPolicy
@@ -16,10 +16,11 @@ from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
 from renderers.messages import AUDIO_PART_TYPES, check_messages, check_tools, media_parts
 from renderers.process.caches import ByteLRU
-from rollouts.calls import call_on_thread
+from rollouts.calls import ClosedAtEnd, call_on_thread
 from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools, wav_or_mp3
-from rollouts.engines.event_loop import EngineLoop
-from rollouts.engines.http.exchange import HttpResponse, redacted, response_error
+from rollouts.engines.event_loop import EngineLoop, expire
+from rollouts.engines.http.address import redacted
+from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.engines.http.source_files import image_file
 from rollouts.engines.protocol import ChatAnswer, SamplingParams
 from rollouts.errors import (
@@ -59,10 +60,11 @@ OWN_FIELDS: Final = frozenset(
 _OPENAI: Final = "https://api.openai.com/"
 
 _RESPONSE_BYTES: Final = 64 * 2**20
+_DATA_URL_BYTES: Final = 256 * 2**20  # of images and sounds that the next turns send again
 _MAX_CONCURRENCY: Final = 1000  # connections of the SDK's client
 
 
-class ChatEndpoint:
+class ChatEndpoint(ClosedAtEnd):
     """A model behind OpenAI's chat completions: OpenAI, vLLM, `rollouts serve`, and most other servers and providers.
 
         endpoint = ChatEndpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-VL-8B-Instruct")
@@ -138,7 +140,7 @@ class ChatEndpoint:
         self._returns_tokens = return_token_ids
         self.media_policy = MediaPolicy() if policy is None else policy
         self._store = MediaStore() if store is None else store  # an empty store is falsy
-        self._data_urls: ByteLRU[str, str] = ByteLRU(256 * 2**20)
+        self._data_urls: ByteLRU[str, str] = ByteLRU(_DATA_URL_BYTES)
         self._loop = EngineLoop()
         self._open: _Open | None = None
         self._closed = False
@@ -232,20 +234,12 @@ class ChatEndpoint:
         opened, self._open = self._open, None
         if opened is None:
             return
-        for scope in list(opened.running):  # ended by moving their deadlines to now
-            if not scope.expired():
-                scope.reschedule(0.0)
+        expire(opened.running)
         try:
             while opened.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
                 await asyncio.sleep(0)
         finally:
             await opened.loop_end.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
 
     def _options(self, request_id: str, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
         """The fields of a request that do not depend on the messages. Raises `InvalidRequestError`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
 from rollouts.errors import EngineError
@@ -37,6 +37,13 @@ def _of_another_loop(request_id: str) -> EngineError:
         "the engine belongs to another event loop, on which it was used first; use it there, or make an engine "
         "for each event loop, thread and process",
     )
+
+
+def expire(timeouts: Iterable[asyncio.Timeout]) -> None:
+    """End the blocks of timeouts, by moving their deadlines to now."""
+    for timeout in list(timeouts):
+        if not timeout.expired():
+            timeout.reschedule(0.0)
 
 
 class SingleFlight(Generic[T]):

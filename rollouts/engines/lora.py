@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from rollouts.calls import gathered
-from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
+from rollouts.engines.continuation import completed
 from rollouts.engines.protocol import (
     Completion,
     Engine,
@@ -65,8 +65,6 @@ class AdapterEngine(Engine, Protocol):
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None: ...
 
     async def unload_adapter(self, name: str) -> None: ...
-
-    async def adapters(self) -> Mapping[str, str]: ...
 
 
 class LoRAEngine:
@@ -173,17 +171,14 @@ class LoRAEngine:
 
     async def _complete(self, request: GenerateRequest, partial: Completion) -> Completion:
         """A completion, continued with the adapter in use as often as updates cut it off."""
-        rounds, interrupted = 0, True
-        while interrupted and partial.finish_reason is FinishReason.ABORT:
-            rounds += 1
-            rest_request = continuation(request, partial, rounds, await self._max_length())
-            if rest_request is None:
-                return replace(partial, finish_reason=FinishReason.LENGTH)
+        interrupted = True
+
+        async def send(rest_request: GenerateRequest) -> Completion:
+            nonlocal interrupted
             result, interrupted = await self._sample(rest_request)
-            (rest,) = result.completions
-            restarts = restarts_from_prompt(request)
-            partial = replace(rest, index=partial.index) if restarts else join_completions(partial, rest)
-        return partial
+            return result.completions[0]
+
+        return await completed(request, partial, await self._max_length(), send, lambda: interrupted)
 
     async def _max_length(self) -> int:
         capabilities = getattr(self._engine, "capabilities", None)

@@ -1,12 +1,8 @@
-"""The engine protocol: requests, completions, their checks and limits."""
+"""The interface of engines: prompts (token ids and media) in, completions (token ids and log-probabilities) out."""
 
 from __future__ import annotations
 
-import math
-import operator
-import struct
 import uuid
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,88 +12,10 @@ import numpy as np
 
 from renderers import Message, MultiModalData, ParsedResponse
 from renderers.placement import PlacedItem
-from rollouts.errors import (
-    ArgumentError,
-    InvalidRequestError,
-    MalformedResultError,
-    MissingLogProbsError,
-    OverlongPromptError,
-    is_unicode,
-    short_repr,
-)
-from rollouts.values import check_choice, check_integer, finite_number, has_members, whole_number
+from rollouts.engines.token_checks import prompt_error
+from rollouts.errors import ArgumentError, InvalidRequestError, is_unicode, short_repr
+from rollouts.values import check_choice, finite_number, has_members, whole_number
 from transport import wire_type
-from transport.errors import quoted
-
-# Checks of token ids and log-probabilities. Each returns the text of an error, None where nothing is wrong.
-
-
-#: Token ids are stored as int32.
-MAX_TOKEN_ID: Final = 2**31 - 1
-
-#: The log of a probability is at most 0. A log-softmax in float32 over a large vocabulary may exceed it by rounding.
-MAX_LOGPROB: Final = 1e-4
-
-#: Some servers write this number for a log-probability that they do not have.
-MISSING_LOGPROB: Final = -9999.0
-
-
-def token_ids_error(token_ids: object, vocab_size: int | None = None) -> str | None:
-    """Token ids are an integer array (n,) of ids from 0 to 2**31 - 1, and below `vocab_size` where that is known."""
-    if not isinstance(token_ids, np.ndarray):
-        return f"token ids are {_type_name(token_ids)}, not a numpy array of integers"
-    if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
-        return f"token ids are {token_ids.dtype} of shape {token_ids.shape}, not one row of integers"
-    largest = MAX_TOKEN_ID if vocab_size is None else vocab_size - 1
-    if not token_ids.size or (token_ids.min() >= 0 and token_ids.max() <= largest):
-        return None
-    wrong = (token_ids < 0) | (token_ids > largest)
-    index = int(wrong.argmax())
-    return f"token {index} has id {token_ids[index]}; ids run from 0 to {largest}"
-
-
-def prompt_error(token_ids: object) -> str | None:
-    """A prompt is a list, or another sequence or array, of integers. The engine checks their range."""
-    if isinstance(token_ids, np.ndarray):
-        if token_ids.ndim == 1 and token_ids.dtype.kind in "iu":
-            return None
-        return f"the prompt is {token_ids.dtype} of shape {token_ids.shape}, not a row of integers"
-    is_text = isinstance(token_ids, str | bytes | bytearray | memoryview)
-    if type(token_ids) is not list and (is_text or not isinstance(token_ids, Sequence)):
-        return f"the prompt is {type(token_ids).__name__}, not token ids"
-    try:
-        struct.pack(f"{len(token_ids)}q", *token_ids)  # the fastest check that each is an integer
-    except struct.error:
-        index, token = next((index, token) for index, token in enumerate(token_ids) if not _is_int64(token))
-        return f"token {index} of the prompt is {short_repr(token)}, not an int of 64 bits"
-    return None
-
-
-def _is_int64(value: object) -> bool:
-    return hasattr(type(value), "__index__") and -(2**63) <= operator.index(value) < 2**63  # type: ignore[arg-type]
-
-
-def logprobs_error(logprobs: object, count: int) -> str | None:
-    """Log-probabilities are a float array (count,), each finite, above -9999 and at most 0 but for rounding."""
-    if not isinstance(logprobs, np.ndarray):
-        return f"log-probabilities are {_type_name(logprobs)}, not a numpy array of float32"
-    if logprobs.ndim != 1 or logprobs.dtype.kind != "f":
-        return f"log-probabilities are {logprobs.dtype} of shape {logprobs.shape}, not one row of float32"
-    if len(logprobs) != count:
-        return f"{count} tokens and {len(logprobs)} log-probabilities"
-    valid = (logprobs > MISSING_LOGPROB) & (logprobs <= MAX_LOGPROB)  # False for NaN, too
-    if valid.all():
-        return None
-    index = int(valid.argmin())
-    cause = ", as NaN in the weights gives" if np.isnan(logprobs[index]) else ""
-    return f"token {index} has log-probability {logprobs[index]}{cause}"
-
-
-def _type_name(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-# The interface of engines: prompts (token ids and media) in, completions (token ids and log-probabilities) out.
 
 
 @wire_type("rollouts.FinishReason")
@@ -181,10 +99,10 @@ class GenerateRequest:
     `placeholder_token_ids` (as in `RenderedTokens`) maps each modality to the token of an unexpanded item; an engine
     whose server processes media needs it. `sampled` holds the half-open ranges of the prompt that earlier completions
     sampled: a media token inside them is text, a media token elsewhere outside of a placeholder is an error.
-    `session_id` is the same for all turns of an episode. A server that schedules by priority serves a smaller
-    `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too, `prompt_top_logprobs` k
-    the k likeliest tokens in the place of each (0: none). `adapter` names a LoRA adapter that the engine has loaded;
-    None samples with the weights of the model alone. Raises `InvalidRequestError` for other ids and numbers.
+    `session_id` is the same for all turns of an episode. `prompt_logprobs` requests the log-probability of each prompt
+    token too, `prompt_top_logprobs` k the k likeliest tokens in the place of each (0: none). `adapter` names a LoRA
+    adapter that the engine has loaded; None samples with the weights of the model alone. Raises `InvalidRequestError`
+    for other ids and numbers.
     """
 
     prompt_ids: Sequence[int]
@@ -194,18 +112,16 @@ class GenerateRequest:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     placeholder_token_ids: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     sampled: Sequence[tuple[int, int]] = field(default=(), kw_only=True)
-    priority: int = field(default=0, kw_only=True)
     prompt_logprobs: bool = field(default=False, kw_only=True)
     adapter: str | None = field(default=None, kw_only=True)
     prompt_top_logprobs: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, least in (("priority", -math.inf), ("prompt_top_logprobs", 0)):
-            number = whole_number(value := getattr(self, name))
-            if number is None or number < least:
-                expected = "an integer" if least else "an integer, 0 (none) or more"
-                raise InvalidRequestError(self.request_id, f"{name} is {short_repr(value)}, not {expected}")
-            object.__setattr__(self, name, number)
+        number = whole_number(self.prompt_top_logprobs)
+        if number is None or number < 0:
+            given = short_repr(self.prompt_top_logprobs)
+            raise InvalidRequestError(self.request_id, f"prompt_top_logprobs is {given}, not an integer, 0 or more")
+        object.__setattr__(self, "prompt_top_logprobs", number)
         if (error := prompt_error(self.prompt_ids)) is not None:
             raise InvalidRequestError(self.request_id, error)
 
@@ -281,6 +197,11 @@ class Completion:
     routed_experts: np.ndarray | None = None
     sampling_masks: tuple[np.ndarray, ...] | None = None
     top_logprobs: TopLogprobs | None = None
+
+    @classmethod
+    def aborted(cls, index: int) -> Completion:
+        """A sample that was ended before it had any token."""
+        return cls(index, np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -468,220 +389,3 @@ def check_adapter_name(name: object) -> None:
     ):
         rule = "pass a name for the adapter's weights: 1 to 256 printable ASCII characters without spaces"
         raise ArgumentError("name", name, rule)
-
-
-_INTEGERS: Final = (int, np.integer)
-_LISTS: Final = (list, tuple)
-
-
-def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size: int | None = None) -> None:
-    """Raise unless the result holds n completions with valid ids, each with one valid log-probability.
-
-    The result has the id of the request, and no completion has more than `max_tokens` tokens. Token ids are integers
-    from 0, below `vocab_size` where it is given. Log-probabilities are finite and at most 0 (but for rounding); values
-    at or below -9999 are refused too: some servers write that number for a missing one. Those of a prompt, where the
-    request asks for them, are NaN for its first token and may be anything on the tokens of media. Where it asks for the
-    likeliest tokens, each place has as many of them, in descending order.
-    Raises `MalformedResultError`, `MissingLogProbsError`.
-    """
-    name = request.request_id
-    if result.request_id != name:
-        raise MalformedResultError(name, f"the engine returned the result of request {short_repr(result.request_id)}")
-    if len(result.completions) != request.sampling.n:
-        raise MalformedResultError(
-            name, f"the engine returned {len(result.completions)} completions, the request has n={request.sampling.n}"
-        )
-    for completion in result.completions:
-        _check_completion(name, completion, request.sampling.max_tokens, vocab_size)
-    if request.prompt_logprobs:
-        _check_prompt_logprobs(request, result)
-    if request.sampling.top_logprobs or request.prompt_top_logprobs:
-        _check_top_logprobs(request, result, vocab_size)
-    if len(result.completions) == 1 and result.completions[0].index == 0:
-        return
-    indices = sorted([completion.index for completion in result.completions])
-    if indices != list(range(request.sampling.n)):
-        raise MalformedResultError(
-            name,
-            f"the completions have indices {short_repr(indices)}; they must run from 0 to {request.sampling.n - 1}",
-        )
-
-
-def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_size: int | None) -> None:
-    if (error := token_ids_error(completion.token_ids, vocab_size) or ending_error(completion)) is not None:
-        raise MalformedResultError(name, f"{_which(completion)}: {error}")
-    count = len(completion.token_ids)
-    if count > max_tokens:
-        text = f"{_which(completion)} holds {count} tokens; the request has max_tokens={max_tokens}"
-        raise MalformedResultError(name, text)
-    if (error := logprobs_error(completion.logprobs, count)) is not None:
-        raise MissingLogProbsError(name, f"{_which(completion)}: {error}")
-    if not count and completion.finish_reason is not FinishReason.ABORT:
-        raise MalformedResultError(name, f"{_which(completion)} holds no token")
-
-
-def _check_prompt_logprobs(request: GenerateRequest, result: GenerateResult) -> None:
-    name, logprobs, count = request.request_id, result.prompt_logprobs, len(request.prompt_ids)
-    if logprobs is None:
-        if _is_aborted(result):
-            return
-        raise MissingLogProbsError(name, "the engine returned no log-probabilities of the prompt; use one that does")
-    if isinstance(logprobs, np.ndarray) and logprobs.shape == (count,) and logprobs.dtype.kind == "f":
-        if count and not np.isnan(logprobs[0]):
-            text = f"prompt: the first token has log-probability {logprobs[0]}, and nothing predicts it; it must be NaN"
-            raise MalformedResultError(name, text)
-        logprobs = logprobs.copy()
-        logprobs[:1] = 0
-        for _, placeholder in request.media:  # some models never predict such a token
-            logprobs[placeholder.offset : placeholder.end] = 0
-    if (error := logprobs_error(logprobs, count)) is not None:
-        raise MissingLogProbsError(name, f"prompt: {error}")
-
-
-def _is_aborted(result: GenerateResult) -> bool:
-    return all(completion.finish_reason is FinishReason.ABORT for completion in result.completions)
-
-
-def _check_top_logprobs(request: GenerateRequest, result: GenerateResult, vocab_size: int | None) -> None:
-    for completion in result.completions:
-        count = len(completion.token_ids)
-        # A completion that was aborted before its first token may have none.
-        if request.sampling.top_logprobs and (count or completion.top_logprobs is not None):
-            error = top_logprobs_error(completion.top_logprobs, count, request.sampling.top_logprobs, vocab_size)
-            if error is not None:
-                raise MissingLogProbsError(request.request_id, f"{_which(completion)}: {error}")
-    top = result.prompt_top_logprobs
-    if request.prompt_top_logprobs and not (top is None and _is_aborted(result)):
-        error = top_logprobs_error(top, len(request.prompt_ids), request.prompt_top_logprobs, vocab_size, unpredicted=1)
-        if error is not None:
-            raise MissingLogProbsError(request.request_id, f"prompt: {error}")
-
-
-def top_logprobs_error(
-    top: object, count: int, k: int | None, vocab_size: int | None = None, *, unpredicted: int = 0
-) -> str | None:
-    """The likeliest tokens in the places of `count` tokens are a `TopLogprobs` of valid rows, the likeliest first.
-
-    `k`: how many there are in each place; None: any number. The first `unpredicted` rows are without a prediction.
-    """
-    if not isinstance(top, TopLogprobs):
-        wanted = "the likeliest" if k is None else f"the {k} likeliest"
-        given = "none" if top is None else f"a {type(top).__name__}"
-        return f"{wanted} tokens in the place of each are requested, and {given} reported; use an engine that has them"
-    ids, logprobs = top
-    for what, rows, kinds in (("ids", ids, "iu"), ("log-probabilities", logprobs, "f")):
-        if not isinstance(rows, np.ndarray) or rows.dtype.kind not in kinds or rows.ndim != 2:
-            described = f"{rows.dtype} {rows.shape}" if isinstance(rows, np.ndarray) else _type_name(rows)
-            return f"the {what} of the likeliest tokens are {described}, not numbers (tokens, k)"
-    columns = ids.shape[1] if k is None else k
-    if ids.shape != logprobs.shape or ids.shape != (count, columns):
-        return (
-            f"the likeliest tokens are ids {ids.shape} and log-probabilities {logprobs.shape}; {count} tokens with "
-            f"{columns} each need ({count}, {columns}) of both"
-        )
-    first, ids, logprobs = ids[:unpredicted], ids[unpredicted:], logprobs[unpredicted:]
-    if (first != NO_TOKEN).any():
-        return f"the likeliest tokens in the place of the first one are {first[0].tolist()}; nothing predicts it"
-    error = token_ids_error(ids.ravel(), vocab_size) or logprobs_error(logprobs.ravel(), ids.size)
-    if error is not None:
-        return f"of {columns} likeliest tokens a place: {error}"
-    if (wrong := (logprobs[:, 1:] > logprobs[:, :-1]).any(axis=1)).any():
-        return f"the likeliest tokens in place {int(wrong.argmax()) + unpredicted} are not in descending order"
-    return None
-
-
-def _which(completion: Completion) -> str:
-    return f"completion {quoted(completion.index)}"
-
-
-def ending_error(completion: Completion) -> str | None:
-    """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are valid."""
-    if not isinstance(completion.finish_reason, FinishReason):
-        reasons = ", ".join(f"FinishReason.{reason.name}" for reason in FinishReason)
-        return f"finish_reason is {short_repr(completion.finish_reason)}; pass one of {reasons}"
-    if completion.stop_token_id is not None and not isinstance(completion.stop_token_id, _INTEGERS):
-        return f"stop_token_id is {short_repr(completion.stop_token_id)}, not a token id or None"
-    return weight_span_error(completion.weight_spans, len(completion.token_ids))
-
-
-def weight_span_error(spans: object, count: int) -> str | None:
-    """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong one."""
-    if not isinstance(spans, _LISTS):
-        return "weight_spans are not WeightSpans; pass a tuple of them"
-    previous_end: int | np.integer = 0
-    for span in spans:
-        if not isinstance(span, WeightSpan):
-            return "weight_spans are not WeightSpans; pass a tuple of them"
-        if not isinstance(span.version, str):
-            return f"a weight span has the version {quoted(span.version)}, not a text"
-        if not isinstance(span.start, _INTEGERS) or not isinstance(span.end, _INTEGERS):
-            return f"weight span {quoted(span.start)}:{quoted(span.end)} has no integers for its range"
-        if not previous_end <= span.start <= span.end <= count:
-            return (
-                f"weight span {quoted(span.start)}:{quoted(span.end)} does not begin at {previous_end} or later within "
-                f"{count} sampled tokens"
-            )
-        previous_end = span.end
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Upper bounds, checked before anything is reserved for a request: for `n`, `max_tokens` and `top_logprobs` of
-    `SamplingParams`, the last one also for `GenerateRequest.prompt_top_logprobs`."""
-
-    n: int = 1024
-    max_tokens: int = 2**20
-    top_logprobs: int = 1024
-
-    def __post_init__(self) -> None:
-        for name, least in (("n", 1), ("max_tokens", 1), ("top_logprobs", 0)):
-            rule = f"pass an integer of at least {least}" + (": a smaller limit admits no request" if least else "")
-            check_integer(f"EngineLimits.{name}", getattr(self, name), least=least, rule=rule)
-
-    def check(self, request: GenerateRequest) -> None:
-        """Raise `InvalidRequestError`, naming the field, for a request that exceeds a bound."""
-        sampling = request.sampling
-        for name, value, limited in (
-            ("n", sampling.n, "n"),
-            ("max_tokens", sampling.max_tokens, "max_tokens"),
-            ("top_logprobs", sampling.top_logprobs, "top_logprobs"),
-            ("prompt_top_logprobs", request.prompt_top_logprobs, "top_logprobs"),
-        ):
-            if value > (limit := getattr(self, limited)):
-                raise InvalidRequestError(
-                    request.request_id,
-                    f"{name} is {short_repr(value)} and this engine takes at most {limit}. Use a smaller one, or give "
-                    f"the engine other EngineLimits({limited}=...)",
-                )
-
-
-def check_streamable(request: GenerateRequest) -> None:
-    """Raise `InvalidRequestError` for a request that a stream cannot answer."""
-    if request.scores_prompt:
-        name = "prompt_logprobs" if request.prompt_logprobs else "prompt_top_logprobs"
-        raise InvalidRequestError(request.request_id, f"a stream cannot return {name}; use generate")
-
-
-def check_prompt(request: GenerateRequest, max_length: int, vocab_size: int | None) -> np.ndarray:
-    """The prompt as int64 (tokens,). `max_length` bounds prompt and completion; `vocab_size` None: any id from 0.
-
-    Raises `OverlongPromptError` and `InvalidRequestError`.
-    """
-    name, prompt = request.request_id, request.prompt_ids
-    if not len(prompt):
-        raise InvalidRequestError(name, "the prompt is empty")
-    if len(prompt) >= max_length:
-        raise OverlongPromptError(name, len(prompt), max_length)
-    if isinstance(prompt, np.ndarray):
-        ids = prompt.astype(np.int64, copy=False)
-    else:
-        ids = np.frombuffer(array("q", prompt), dtype=np.int64)  # twice as fast as numpy with a list
-    limit = 2**63 - 1 if vocab_size is None else vocab_size
-    if ids.min() < 0 or ids.max() >= limit:
-        position = int(np.argmax((ids < 0) | (ids >= limit)))
-        size = "" if vocab_size is None else f" of {vocab_size}"
-        raise InvalidRequestError(
-            name, f"token {position} of the prompt is {ids[position]}, which is not in the vocabulary{size}"
-        )
-    return ids

@@ -7,15 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from renderers import RendererError
-from rollouts.engines.protocol import (
-    Completion,
-    Engine,
-    FinishReason,
-    GenerateRequest,
-    TokenListener,
-    check_result,
-    is_streaming,
-)
+from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, TokenListener, is_streaming
+from rollouts.engines.result_checks import check_result
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.errors import (
     EngineFailedError,

@@ -160,7 +160,7 @@ def _addresses(file: ConfigFile, section: ServedSection) -> Mapping[KeyPath, str
 
 
 def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
-    from rollouts.engines.http.exchange import parse_address
+    from rollouts.engines.http.address import parse_address
 
     try:
         _, credentials = parse_address(url, api_key=None)

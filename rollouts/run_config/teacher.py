@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from renderers import TemplateRenderer
-from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams, check_result
+from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams
+from rollouts.engines.result_checks import check_result
 from rollouts.errors import EngineError
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.engines import context_length, engine_factory

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from rollouts.calls import parse_body
 from rollouts.errors import short_repr
 from rollouts.serve.errors import RequestError, invalid_field
 
@@ -36,9 +37,6 @@ def has_more_values(data: bytes, limit: int) -> bool:
     return False
 
 
-# A body of more bytes is parsed in a thread, because parsing it would delay the other requests of the loop.
-_LARGE_BODY = 256 * 2**10
-
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -54,7 +52,7 @@ async def read_body(request: Request, read: Callable[[bytes], T], *, only_json: 
         message = f"Unsupported Media Type {content_type[:100]!r}: Only 'application/json' is allowed"
         raise RequestError(415, message, code="unsupported_media_type")
     data = await request.body()
-    return await asyncio.to_thread(read, data) if len(data) > _LARGE_BODY else read(data)
+    return await parse_body(len(data), read, data)
 
 
 async def read_model(request: Request, kind: type[Body]) -> Body:

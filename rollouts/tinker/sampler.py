@@ -17,7 +17,6 @@ from renderers.loading import load_tokenizer
 from renderers.model_files import ModelFiles
 from renderers.placement import PlacedItem
 from rollouts.engines.protocol import (
-    MAX_TOKEN_ID,
     NO_TOKEN,
     Completion,
     Engine,
@@ -30,6 +29,7 @@ from rollouts.engines.protocol import (
     is_streaming,
 )
 from rollouts.engines.stop_strings import EarlyStop, cut_at_stop
+from rollouts.engines.token_checks import MAX_TOKEN_ID
 from rollouts.episodes.engine_calls import check_uninterrupted
 from rollouts.errors import ArgumentError, is_unicode
 from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult

@@ -9,7 +9,8 @@ import numpy as np
 
 from renderers import MediaItem, PlaceholderRange, RenderedTokens, RenderedTrainingSample
 from renderers.placement import item_placement_error
-from rollouts.engines.protocol import TopLogprobs, WeightSpan, weight_span_error
+from rollouts.engines.protocol import TopLogprobs, WeightSpan
+from rollouts.engines.result_checks import weight_span_error
 from rollouts.errors import SampleError
 from rollouts.scoring import TokenScores
 from rollouts.trajectory.token_node import ROUTED_EXPERTS, TEACHER_COLUMNS

@@ -10,7 +10,9 @@ import numpy as np
 from renderers import Message, RenderedTokens
 from renderers.messages import is_media_part
 from renderers.placement import placement_error
-from rollouts.engines.protocol import Completion, ending_error, logprobs_error
+from rollouts.engines.protocol import Completion
+from rollouts.engines.result_checks import ending_error
+from rollouts.engines.token_checks import logprobs_error
 from rollouts.errors import InvalidTurnError
 from rollouts.trajectory.media_reference import MediaOfParts, MediaReference
 from rollouts.trajectory.storable import copied_mapping, plain_copy

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollouts.engines.protocol import NO_TOKEN, Completion, top_logprobs_error
+from rollouts.engines.protocol import NO_TOKEN, Completion
+from rollouts.engines.result_checks import top_logprobs_error
 from rollouts.errors import InvalidTurnError, short_repr
 from rollouts.trajectory.token_node import ROUTED_EXPERTS, SAMPLING_MASK, TOP_IDS, TOP_LOGPROBS
 

@@ -16,7 +16,9 @@ import numpy.typing as npt
 from renderers import MediaSource, Message, PlaceholderRange
 from renderers.messages import PLURALS
 from renderers.placement import placement_error
-from rollouts.engines.protocol import WeightSpan, token_ids_error, weight_span_error
+from rollouts.engines.protocol import WeightSpan
+from rollouts.engines.result_checks import weight_span_error
+from rollouts.engines.token_checks import token_ids_error
 from rollouts.errors import InvalidTurnError
 from rollouts.trajectory.media_reference import MediaReference
 from transport import wire_type

@@ -19,7 +19,8 @@ import numpy as np
 from renderers import MediaSource, Message, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.messages import Modality, media_parts, media_value, part_kind
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import Completion, FinishReason, TopLogprobs, logprobs_error, token_ids_error
+from rollouts.engines.protocol import Completion, FinishReason, TopLogprobs
+from rollouts.engines.token_checks import logprobs_error, token_ids_error
 from rollouts.errors import (
     ArgumentError,
     InvalidTurnError,

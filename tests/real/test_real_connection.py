@@ -16,7 +16,7 @@ from PIL import Image
 from vllm_server import VLLMServer
 
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse
+from rollouts.engines.http.responses import HttpResponse
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "rollouts" / "vllm"))
 

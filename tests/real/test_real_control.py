@@ -17,7 +17,7 @@ from renderers import load_renderer
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm.capabilities import probe
 from rollouts.engines.vllm.control import ServerControl
-from rollouts.engines.vllm.features import encode_features
+from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.errors import EngineError, ServerError, WeightUpdateError
 
 _made = itertools.count()

@@ -15,7 +15,8 @@ from PIL import Image
 
 from renderers import MediaItem, MediaSource, load_renderer
 from renderers.media.item import TensorField
-from rollouts.engines.vllm.features import decode_item, encode_features, encode_item, encoded_entries
+from rollouts.engines.vllm.feature_decoding import decode_item, encoded_entries
+from rollouts.engines.vllm.feature_encoding import encode_features, encode_item
 from rollouts.errors import MalformedResultError
 
 PIXEL_DTYPE = {

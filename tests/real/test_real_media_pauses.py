@@ -19,7 +19,7 @@ from vllm_server import LONGEST_SECONDS, VLLMServer
 from renderers import RenderedTokens, load_renderer
 from rollouts import Completion, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.features import encode_features
+from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.errors import EngineError, ServerError, ServerUnreachableError
 
 LONG = 1200  # tokens: seconds

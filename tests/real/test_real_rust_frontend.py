@@ -22,7 +22,7 @@ from renderers import load_renderer
 from rollouts import FinishReason, SamplingParams
 from rollouts.cli.doctor.command import doctor
 from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine, capabilities
-from rollouts.engines.vllm.capabilities import ServerVersion
+from rollouts.engines.vllm.probe_requests import ServerVersion
 from rollouts.errors import CapabilityError, ServerError
 
 ANY_RUST = pytest.mark.parametrize("vllm_server", ["rust", "rust-closed"], indirect=True)
@@ -300,5 +300,5 @@ async def test_sampling_options_of_the_protocol_are_taken(vllm_server, engine, r
     rendered = prompt(renderer, text="abc")
     sampling = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, top_k=5, seed=2, stop_token_ids=(9,))
     request = request_for(rendered)
-    (completion,) = (await engine.generate(replace(request, sampling=sampling, priority=1))).completions
+    (completion,) = (await engine.generate(replace(request, sampling=sampling))).completions
     assert 1 <= len(completion.token_ids) <= 4

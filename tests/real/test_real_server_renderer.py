@@ -14,9 +14,10 @@ from vllm_server import VLLMServer
 
 from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
-from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.features import PixelDtype, encode_features, encoded_entries
-from rollouts.engines.vllm.server_renderer import ImageChunk, ServerRenderer, TokenChunk
+from rollouts.engines.vllm import ImageChunk, ServerRenderer, TokenChunk, VLLMEngine
+from rollouts.engines.vllm.feature_decoding import encoded_entries
+from rollouts.engines.vllm.feature_encoding import encode_features
+from rollouts.engines.vllm.tensors import PixelDtype
 from rollouts.errors import CapabilityError
 
 EVERYWHERE = pytest.mark.parametrize(

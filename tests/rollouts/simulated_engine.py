@@ -34,13 +34,14 @@ from rollouts.errors import (
 #: Bounds of a number that is drawn anew each time.
 Range: TypeAlias = tuple[float, float]
 
+_TOKEN_SECONDS: Range = (0.01, 0.05)
+
 
 @dataclass(eq=False, slots=True)
 class _Request:
     """A request that the engine holds. `tokens` are those sampled so far, `versions` their weights."""
 
     request: GenerateRequest
-    index: int
     random: random.Random
     tokens_left: int
     fails_after: int | None
@@ -55,12 +56,11 @@ class SimulatedEngine:
 
         engine = SimulatedEngine(seed=1, error_rate=0.1)
 
-    Every request waits in a queue for `queue_seconds`, then samples a token each `token_seconds`; both are ranges, from
-    which each duration is drawn. The seconds are simulated: the engine takes one round of the event loop for each
-    event. A completion has a length from
-    `tokens`, unless `max_tokens` is smaller; its tokens are drawn from `token_ids`, with the log-probability of that
-    draw, and the last is the first stop token of the request. What a request gets depends on the seeds of engine and
-    request alone, and for a request without a seed on its id; the order of events depends on what else runs.
+    Every request waits in a queue for a time from the range `queue_seconds`, then samples a token each 0.01 to 0.05 s.
+    The seconds are simulated: the engine takes one round of the event loop for each event. A completion has a length
+    from `tokens`, unless `max_tokens` is smaller; its tokens are drawn from `token_ids`, with the log-probability of
+    that draw, and the last is the first stop token of the request. What a request gets depends on the seeds of engine
+    and request alone, and for a request without a seed on its id; the order of events depends on what else runs.
 
     `error_rate` is the probability that a request raises `ServerUnreachableError` at one of its tokens, `abort_rate`
     that it ends there with `FinishReason.ABORT`. `update_failure_rate` is the probability that an update, which takes
@@ -70,8 +70,7 @@ class SimulatedEngine:
     server does: "abort" sends them back to the queue with the tokens they have, "wait" lets them finish before, "keep"
     stops them meanwhile. A cancelled request is removed.
 
-    `running` is the number of requests that the engine holds, `peak_running` its maximum; `started`, `finished`,
-    `failed` and `cancelled` count requests, and `clock` is the simulated time in seconds.
+    `running` is the number of requests that the engine holds, `peak_running` its maximum.
     """
 
     def __init__(
@@ -81,27 +80,24 @@ class SimulatedEngine:
         tokens: tuple[int, int] = (1, 16),
         token_ids: Sequence[int] = range(256),
         queue_seconds: Range = (0.0, 1.0),
-        token_seconds: Range = (0.01, 0.05),
         update_seconds: Range = (0.1, 1.0),
         error_rate: float = 0.0,
         abort_rate: float = 0.0,
         update_failure_rate: float = 0.0,
-        weight_version: str = "0",
     ) -> None:
         self._seed = seed
         self._lengths = tokens
         self._token_ids = tuple(token_ids)
         self._queue_seconds = queue_seconds
-        self._token_seconds = token_seconds
         self._update_seconds = update_seconds
         self._error_rate = error_rate
         self._abort_rate = abort_rate
         self._update_failure_rate = update_failure_rate
-        self._weight_version = weight_version
+        self._weight_version = "0"
         self._logprob = -math.log(len(self._token_ids))
         self._random = random.Random(f"{seed} engine")
-        self.clock = 0.0
-        self.started = self.finished = self.failed = self.cancelled = self.peak_running = 0
+        self._clock = 0.0
+        self.peak_running = 0
         self.closed = False
         self._requests: set[_Request] = set()
         # Due time, number, what happens then.
@@ -127,24 +123,15 @@ class SimulatedEngine:
         return len(self._requests)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Sample `n` completions. Raises `ServerUnreachableError` at the rate of errors, and `EngineClosedError`."""
+        """Sample one completion. Raises `ServerUnreachableError` at the rate of errors, and `EngineClosedError`."""
         if self.closed:
             raise EngineClosedError(request.request_id, "the engine is closed")
-        held = [self._new_request(request, index) for index in range(request.sampling.n)]
-        self.started += 1
+        held = self._new_request(request)
         try:
-            completions = await asyncio.gather(*(each.result for each in held))
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        except EngineError:
-            self.failed += 1
-            raise
+            return GenerateResult(request.request_id, [await held.result])
         finally:
-            while held:  # a result holds its error, which refers to this frame
-                self._remove(held.pop())
-        self.finished += 1
-        return GenerateResult(request.request_id, list(completions))
+            self._remove(held)
+            del held  # its result holds an error, which refers to this frame
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """Label tokens with `version` once the update is over; `weights` may be anything.
@@ -199,16 +186,15 @@ class SimulatedEngine:
 
     # Requests.
 
-    def _new_request(self, request: GenerateRequest, index: int) -> _Request:
+    def _new_request(self, request: GenerateRequest) -> _Request:
         sampling = request.sampling
         source = request.request_id if sampling.seed is None else sampling.seed
-        rng = random.Random(f"{self._seed} {source} {index}")
+        rng = random.Random(f"{self._seed} {source}")
         length = min(rng.randint(int(self._lengths[0]), int(self._lengths[1])), sampling.max_tokens)
         fails, aborts = rng.random() < self._error_rate, rng.random() < self._abort_rate
         cut = rng.randrange(length)
         held = _Request(
             request=request,
-            index=index,
             random=rng,
             tokens_left=length,
             fails_after=cut if fails else None,
@@ -249,11 +235,11 @@ class SimulatedEngine:
             reason = FinishReason.STOP if held.tokens[-1] in stops else FinishReason.LENGTH
             self._end(held, self._completion(held, reason))
         else:
-            self._at(held.random.uniform(*self._token_seconds), functools.partial(self._sample, held))
+            self._at(held.random.uniform(*_TOKEN_SECONDS), functools.partial(self._sample, held))
 
     def _completion(self, held: _Request, reason: FinishReason) -> Completion:
         return Completion(
-            index=held.index,
+            index=0,
             token_ids=np.array(held.tokens, np.int32),
             logprobs=np.full(len(held.tokens), self._logprob, np.float32),
             finish_reason=reason,
@@ -294,13 +280,13 @@ class SimulatedEngine:
             if from_queue:
                 self._enqueue(held)
             else:
-                self._at(held.random.uniform(*self._token_seconds), functools.partial(self._sample, held))
+                self._at(held.random.uniform(*_TOKEN_SECONDS), functools.partial(self._sample, held))
 
     # The clock.
 
     def _at(self, seconds: float, event: Callable[[], None]) -> None:
         """Let an event happen `seconds` from now on the simulated clock."""
-        heapq.heappush(self._events, (self.clock + seconds, next(self._numbers), event))
+        heapq.heappush(self._events, (self._clock + seconds, next(self._numbers), event))
         if self._driver is None or self._driver.done():
             self._driver = asyncio.get_running_loop().create_task(self._run_events())
 
@@ -310,7 +296,7 @@ class SimulatedEngine:
             await asyncio.sleep(0)
             if self._events:  # `close` may have removed it; a new one may be due earlier
                 due, _, event = heapq.heappop(self._events)
-                self.clock = max(self.clock, due)
+                self._clock = max(self._clock, due)
                 event()
 
 

@@ -16,7 +16,7 @@ from evaluation.compared_runs import write_run
 
 from renderers import MediaPolicy, MediaStore
 from rollouts.engines import ChatEndpoint
-from rollouts.engines.protocol import EngineLimits
+from rollouts.engines.request_limits import EngineLimits
 from rollouts.engines.vllm import HttpLimits
 from rollouts.environments import ToolEnvironment
 from rollouts.observability import METRICS

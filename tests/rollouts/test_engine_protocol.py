@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams, TopLogprobs
-from rollouts.engines.protocol import EngineLimits, check_result
+from rollouts.engines.request_limits import EngineLimits
+from rollouts.engines.result_checks import check_result
 from rollouts.errors import ArgumentError, InvalidRequestError, MalformedResultError, MissingLogProbsError
 
 REQUEST = GenerateRequest([1, 2], SamplingParams(), request_id="r1")
@@ -17,22 +18,21 @@ def result(ids: list[int], logprobs: list[float], count: int = 1) -> GenerateRes
     return GenerateResult("r1", [drawn] * count)
 
 
-def test_the_result_of_another_request_is_an_error_that_names_it():
-    other = GenerateResult("r2", result([5], [-0.1]).completions)
-    with pytest.raises(MalformedResultError, match="result of request 'r2'") as caught:
-        check_result(REQUEST, other)
-    assert caught.value.request_id == "r1"
-
-
-def test_more_tokens_than_the_request_allows_are_an_error():
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (GenerateResult("r2", result([5], [-0.1]).completions), "result of request 'r2'"),
+        (result([5], [-0.1], count=0), "returned 0 completions, the request has n=1"),
+        (result([], []), "holds no token"),
+        (result([5, 6, 7], [-0.1] * 3), "completion 0 holds 3 tokens; the request has max_tokens=2"),
+    ],
+)
+def test_a_result_that_is_not_that_of_the_request_is_an_error_that_names_it(found, words):
     request = GenerateRequest([1, 2], SamplingParams(max_tokens=2), request_id="r1")
     check_result(request, result([5, 6], [-0.1, -0.1]))
-    with pytest.raises(MalformedResultError, match="completion 0 holds 3 tokens; the request has max_tokens=2"):
-        check_result(request, result([5, 6, 7], [-0.1] * 3))
-
-
-def test_one_finite_logprob_a_token_is_accepted():
-    check_result(REQUEST, result([5, 6], [-0.1, -2.0]))
+    with pytest.raises(MalformedResultError, match=words) as caught:
+        check_result(request, found)
+    assert caught.value.request_id == "r1"
 
 
 @pytest.mark.parametrize(
@@ -51,38 +51,28 @@ def test_a_missing_or_invented_logprob_is_an_error_and_never_zero(logprobs, word
     assert caught.value.request_id == "r1"
 
 
-def test_too_few_completions_are_an_error():
-    with pytest.raises(MalformedResultError, match="returned 0 completions, the request has n=1"):
-        check_result(REQUEST, result([5], [-0.1], count=0))
-
-
-def test_a_completion_without_tokens_is_an_error():
-    with pytest.raises(MalformedResultError, match="holds no token"):
-        check_result(REQUEST, result([], []))
-
-
-@pytest.mark.parametrize(
-    "bad", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"n": 0}]
-)
-def test_the_error_names_sampling_parameters_out_of_range(bad):
-    with pytest.raises(InvalidRequestError, match=next(iter(bad))):
-        SamplingParams(**bad)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         (field, value)
-        for field in ("max_tokens", "n", "top_k", "seed")
+        for field in ("max_tokens", "n", "top_k", "seed", "top_logprobs")
         for value in ("5", 5.0, True, np.float32(5), np.bool_(True), [5], b"5", float("nan"), object())
     ]
     + [(field, None) for field in ("max_tokens", "n", "top_k", "temperature", "top_p", "stop_token_ids")]
+    + [("max_tokens", 0), ("n", 0), ("top_k", -1), ("top_logprobs", -1), ("temperature", -1)]
+    + [("top_p", 0.0), ("top_p", 1.5)]
     + [(field, value) for field in ("temperature", "top_p") for value in ("1", True, float("nan"), 1j, [1.0], 10**400)]
     + [("stop_token_ids", value) for value in ("12", 5, (1.5,), ("x",), (True,), b"ab", {"a": 1})],
 )
-def test_a_sampling_parameter_of_another_type_is_refused_by_the_constructor(field, value):
-    with pytest.raises(InvalidRequestError, match=rf"^request sampling: {field} is "):
+def test_a_sampling_parameter_of_another_type_or_range_is_refused_by_the_constructor(field, value):
+    with pytest.raises(InvalidRequestError, match=rf"^request sampling: (SamplingParams\.)?{field} is "):
         SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize("value", ["5", 1.5, True, None, -1])
+def test_a_number_of_likeliest_tokens_of_the_prompt_is_an_integer_from_zero(value):
+    with pytest.raises(InvalidRequestError, match="prompt_top_logprobs"):
+        GenerateRequest([1], SamplingParams(), prompt_top_logprobs=value)
 
 
 def test_numpy_numbers_become_python_numbers():
@@ -101,11 +91,6 @@ def test_numpy_numbers_become_python_numbers():
     held = [params.max_tokens, params.n, params.top_k, params.seed, *params.stop_token_ids]
     assert {type(number) for number in held} == {int}
     assert {type(params.temperature), type(params.top_p)} == {float}
-
-
-def test_a_priority_that_is_no_integer_is_refused_by_the_constructor():
-    with pytest.raises(InvalidRequestError, match=r"priority is 1\.5, not an integer"):
-        GenerateRequest([1], SamplingParams(), priority=1.5)
 
 
 @pytest.mark.parametrize(
@@ -134,17 +119,20 @@ def test_rows_of_integers_of_any_kind_are_prompts(prompt):
     assert GenerateRequest(prompt, SamplingParams()).prompt_ids is prompt
 
 
-@pytest.mark.parametrize(("field", "most"), [("n", 1024), ("max_tokens", 2**20)])
+@pytest.mark.parametrize(
+    ("field", "most"), [("n", 1024), ("max_tokens", 2**20), ("top_logprobs", 1024), ("prompt_top_logprobs", 1024)]
+)
 def test_the_error_of_a_request_past_the_limits_has_the_field_and_both_numbers(field, most):
-    EngineLimits().check(GenerateRequest([1], SamplingParams(**{field: most})))
+    def request(value):
+        if field == "prompt_top_logprobs":
+            return GenerateRequest([1], SamplingParams(), prompt_top_logprobs=value)
+        return GenerateRequest([1], SamplingParams(**{field: value}))
+
+    EngineLimits().check(request(most))
     with pytest.raises(InvalidRequestError, match=f"{field} is 1000000000 and this engine takes at most {most}"):
-        EngineLimits().check(GenerateRequest([1], SamplingParams(**{field: 10**9})))
-
-
-@pytest.mark.parametrize("limits", [{"n": 0}, {"max_tokens": 0}])
-def test_limits_that_admit_nothing_are_refused(limits):
-    with pytest.raises(ArgumentError, match="admits no request"):
-        EngineLimits(**limits)
+        EngineLimits().check(request(10**9))
+    with pytest.raises(ArgumentError, match="pass an integer of at least"):
+        EngineLimits(**{field.removeprefix("prompt_"): -1})
 
 
 def with_top(ids, logprobs, *, of_prompt=None):
@@ -203,19 +191,3 @@ def test_likeliest_tokens_of_a_prompt_are_checked_too(of_prompt, words):
 def test_an_aborted_completion_without_tokens_needs_no_likeliest_tokens():
     aborted = Completion(0, np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
     check_result(replace(TOP, prompt_top_logprobs=2), GenerateResult("r1", [aborted]))
-
-
-@pytest.mark.parametrize("value", ["5", 1.5, True, None, -1])
-def test_a_number_of_likeliest_tokens_is_an_integer_from_zero(value):
-    with pytest.raises(InvalidRequestError, match="top_logprobs"):
-        SamplingParams(top_logprobs=value)
-    with pytest.raises(InvalidRequestError, match="prompt_top_logprobs"):
-        GenerateRequest([1], SamplingParams(), prompt_top_logprobs=value)
-
-
-def test_more_likeliest_tokens_than_the_engine_admits_are_refused_by_name():
-    limits = EngineLimits(top_logprobs=20)
-    limits.check(replace(TOP, sampling=SamplingParams(top_logprobs=20), prompt_top_logprobs=20))
-    for asked, name in ((SamplingParams(top_logprobs=21), 0), (SamplingParams(), 21)):
-        with pytest.raises(InvalidRequestError, match=r"top_logprobs is 21 and this engine takes at most 20"):
-            limits.check(replace(TOP, sampling=asked, prompt_top_logprobs=name))

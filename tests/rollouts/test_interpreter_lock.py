@@ -16,7 +16,8 @@ import pytest
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, WeightSpan
-from rollouts.engines.protocol import GenerateRequest, GenerateResult, SamplingParams, check_result
+from rollouts.engines.protocol import GenerateRequest, GenerateResult, SamplingParams
+from rollouts.engines.result_checks import check_result
 from rollouts.trajectory.tree import Trajectory
 
 SAMPLED = 500  # longer log-probabilities are checked by numpy: there is no other way that is as fast

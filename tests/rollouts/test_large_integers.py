@@ -22,7 +22,8 @@ from rollouts import (
     Turn,
     WeightSpan,
 )
-from rollouts.engines.protocol import EngineLimits, check_result
+from rollouts.engines.request_limits import EngineLimits
+from rollouts.engines.result_checks import check_result
 from rollouts.errors import ArgumentError, InvalidRequestError, InvalidTurnError, MalformedResultError
 from transport import DecodeLimits, MalformedError, decode, encode
 

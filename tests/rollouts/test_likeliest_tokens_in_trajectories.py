@@ -38,6 +38,11 @@ def two_turns(k=K, then=K):
     return trajectory
 
 
+def sample_of_two_turns(**turns):
+    (sample,) = samples_from_trajectory(two_turns(**turns), advantage=1.0, processors={})
+    return sample
+
+
 def assert_rows(top, ids):
     expected = top_of(ids, top.token_ids.shape[1])
     np.testing.assert_array_equal(top.token_ids, expected.token_ids)
@@ -57,7 +62,7 @@ def test_rows_from_root_to_leaf_are_those_of_the_completions_and_none_in_prompts
 def test_a_turn_without_them_has_rows_without_a_prediction_and_of_different_numbers_the_smallest_counts():
     trajectory = two_turns(then=0)
     assert trajectory.top_logprobs(trajectory.leaves()[0]).token_ids[-1].tolist() == [-1] * K
-    sample = sample_of(two_turns(then=4))
+    sample = sample_of_two_turns(then=4)
     assert_rows(TopLogprobs(*(column[sample.loss_mask] for column in sample.top_logprobs)), [3, 4, 6])
     assert sample.top_logprobs.token_ids.shape == (6, 4)
 
@@ -89,18 +94,13 @@ def test_messages_files_and_packed_episodes_keep_them(tmp_path):
     assert plain(trajectory.nodes[1].extras)["top_ids"]["shape"] == [2, K]
 
 
-def sample_of(trajectory):
-    (sample,) = samples_from_trajectory(trajectory, advantage=1.0, processors={})
-    return sample
-
-
 def test_a_sample_refuses_another_number_of_rows():
     with pytest.raises(SampleError, match="top_logprobs"):
-        replace(sample_of(two_turns()), top_logprobs=top_of([1]))
+        replace(sample_of_two_turns(), top_logprobs=top_of([1]))
 
 
 def test_a_truncated_sample_keeps_the_rows_of_its_tokens():
-    sample = sample_of(two_turns())
+    sample = sample_of_two_turns()
     truncated, _ = truncate_sample(sample, 5)
     for one, other in zip(truncated.top_logprobs, sample.top_logprobs, strict=True):
         np.testing.assert_array_equal(one, other[:5])

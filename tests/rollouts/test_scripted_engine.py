@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams
-from rollouts.engines.protocol import check_result
+from rollouts.engines.result_checks import check_result
 from rollouts.errors import EngineClosedError, EngineError
 from rollouts.testing import ScriptedCompletion, ScriptedEngine
 
@@ -43,19 +43,12 @@ def test_token_ids_are_returned_unchanged_and_the_stop_ids_of_the_request_end_th
     assert (second.token_ids.tolist(), second.finish_reason, second.stop_token_id) == ([5, 7], FinishReason.STOP, 7)
 
 
-def test_a_completion_is_cut_off_at_max_tokens(renderer):
-    engine = ScriptedEngine(["a long answer", ScriptedCompletion("a long answer", [-0.1] * 14)], renderer=renderer)
-    for _ in range(2):
-        (completion,) = completions_of(engine, max_tokens=3)
-        assert len(completion.token_ids) == len(completion.logprobs) == 3
-        assert completion.finish_reason is FinishReason.LENGTH
-
-
 def test_log_probabilities_and_finish_reasons_can_be_given(renderer):
     engine = ScriptedEngine(
         [
             ScriptedCompletion([5, 6], [-0.25, -1.5], FinishReason.STOP),
             ScriptedCompletion("fi", -2.0, FinishReason.LENGTH),
+            ScriptedCompletion("a long answer", [-0.1] * 14),
         ],
         renderer=renderer,
     )
@@ -63,6 +56,8 @@ def test_log_probabilities_and_finish_reasons_can_be_given(renderer):
     (second,) = completions_of(engine)
     assert (first.logprobs.tolist(), first.finish_reason) == ([-0.25, -1.5], FinishReason.STOP)
     assert (second.logprobs.tolist(), len(second.token_ids)) == ([-2.0, -2.0], 2), "cut off: no stop token"
+    (third,) = completions_of(engine, max_tokens=3)
+    assert (len(third.token_ids), len(third.logprobs), third.finish_reason) == (3, 3, FinishReason.LENGTH)
 
 
 def test_a_function_as_the_script_is_called_for_every_request_and_one_in_the_list_once():
@@ -97,11 +92,6 @@ def test_the_error_of_a_script_that_is_too_short_names_the_request():
         completions_of(engine)
 
 
-def test_the_error_of_text_without_a_renderer_names_the_cure():
-    with pytest.raises(EngineError, match="pass renderer="):
-        completions_of(ScriptedEngine(["five"]))
-
-
 def test_requests_are_kept_and_a_closed_engine_refuses():
     engine = ScriptedEngine([[1], [2]])
     completions_of(engine, seed=5)
@@ -112,6 +102,8 @@ def test_requests_are_kept_and_a_closed_engine_refuses():
         completions_of(engine)
 
 
-def test_a_text_in_place_of_a_script_is_refused():
+def test_a_text_in_place_of_a_script_or_without_a_renderer_is_refused():
     with pytest.raises(EngineError, match=r"pass \[text\]"):
         ScriptedEngine("five")
+    with pytest.raises(EngineError, match="pass renderer="):
+        completions_of(ScriptedEngine(["five"]))

@@ -10,12 +10,13 @@ import numpy as np
 from renderers import RenderedTokens
 from rollouts.cli.doctor.target import Finding, Outcome, Target, absent, failed, fresh_image, media_of, ok, skipped
 from rollouts.cli.doctor.token_checks import first_difference
-from rollouts.engines.http.exchange import response_error
+from rollouts.engines.http.responses import response_error
 from rollouts.engines.http.source_files import image_file, source_file
-from rollouts.engines.vllm.capabilities import RENDER_PATH
-from rollouts.engines.vllm.features import DecodedTensor, decode_item, encoded_entries
-from rollouts.engines.vllm.generate import RenderResponse, parse_render_response
-from rollouts.engines.vllm.media_payload import media_payload, select_mode
+from rollouts.engines.vllm.feature_decoding import DecodedTensor, decode_item, encoded_entries
+from rollouts.engines.vllm.media_mode import select_mode
+from rollouts.engines.vllm.media_payload import media_payload
+from rollouts.engines.vllm.probe_requests import RENDER_PATH
+from rollouts.engines.vllm.render_response import RenderResponse, parse_render_response
 from rollouts.errors import OverlongPromptError
 
 _NO_IMAGES = re.compile(r"[Aa]t most 0 image")

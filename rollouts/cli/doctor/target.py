@@ -18,7 +18,7 @@ from rich.text import Text
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens, TemplateRenderer
 from renderers.process.files import read_json
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse
+from rollouts.engines.http.responses import HttpResponse
 from rollouts.engines.protocol import Completion, GenerateRequest, GenerateResult, SamplingParams
 from rollouts.terminal.table import Column, Row, print_table, printable_line
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollouts.cli.doctor.target import Finding, Target, failed, ok
-from rollouts.engines.http.exchange import response_error
+from rollouts.engines.http.responses import response_error
 
 # Text in which tokenizers and templates often differ: spaces, line breaks, digits, scripts, code, ends of turns.
 _CONVERSATION = [

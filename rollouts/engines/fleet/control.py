@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from rollouts.calls import gathered
-from rollouts.engines.fleet.membership import Member, Membership, MemberState
+from rollouts.engines.fleet.member import Member, MemberState
+from rollouts.engines.fleet.membership import Membership
 from rollouts.engines.lora import adapter_exists_error
 from rollouts.engines.protocol import InFlight, check_adapter_name, check_update_arguments
 from rollouts.engines.vllm.caches import PauseMode

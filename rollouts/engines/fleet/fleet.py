@@ -10,13 +10,16 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self
 
+from rollouts.calls import ClosedAtEnd
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.fleet.control import FleetControl
-from rollouts.engines.fleet.membership import FleetLimits, Member, Membership, MemberState, MemberStatus, checked_engine
+from rollouts.engines.fleet.limits import FleetLimits
+from rollouts.engines.fleet.member import Member, MemberState, MemberStatus, checked_engine
+from rollouts.engines.fleet.membership import Membership
 from rollouts.engines.fleet.routing import SessionTable
 from rollouts.engines.fleet.servers import RayServerNames
+from rollouts.engines.http.address import server_identity
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.exchange import server_identity
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
 from rollouts.engines.server_kinds import ServerKind, server_engine
@@ -42,7 +45,7 @@ log = logging.getLogger("rollouts.engines.fleet")
 RETRIES_IN_FLEET = 2
 
 
-class EngineFleet:
+class EngineFleet(ClosedAtEnd):
     """Several engines behind the `Engine` protocol.
 
         fleet = EngineFleet.from_urls(["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
@@ -213,12 +216,6 @@ class EngineFleet:
             if isinstance(result, BaseException):
                 raise result
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
-
     # Members.
 
     @property
@@ -229,7 +226,7 @@ class EngineFleet:
     @property
     def engines(self) -> Mapping[str, Engine]:
         """The engines by the names of their members, at this moment."""
-        return self._membership.engines()
+        return {name: member.engine for name, member in self._membership.members.items()}
 
     async def add(self, name: str, engine: Engine) -> MemberStatus:
         """Add a member, which serves at once if its checks pass, else as soon as they do.
@@ -239,7 +236,7 @@ class EngineFleet:
         """
         member = Member(name, checked_engine(engine))
         self._refuse_second_member(name)
-        await self._membership.check(member)
+        await self._membership.check([member])
         self._refuse_if_closed("add")
         self._refuse_second_member(name)
         self._membership.members[name] = member
@@ -258,7 +255,7 @@ class EngineFleet:
         member = self._membership.member(name)
         if member.state is MemberState.DRAINING:
             member.set_state(MemberState.EJECTED, "not checked since it was drained")
-        await self._membership.check(member)
+        await self._membership.check([member])
         return member.status()
 
     async def remove(self, name: str, *, seconds: float | None = None) -> None:
@@ -350,11 +347,11 @@ class EngineFleet:
         """Add and remove members as the actors of the servers say."""
         try:
             urls = await asyncio.to_thread(servers.read_if_changed)
-            engines = self._membership.engines() if urls is None else make_engines(urls)
+            engines = self.engines if urls is None else make_engines(urls)
         except ValueError as error:
             log.error("the members of the fleet stay as they are: %s", error)
             return
-        members = self._membership.engines()
+        members = self.engines
         for name in members.keys() - engines.keys() - self._removals.keys():
             removal = asyncio.create_task(self.remove(name, seconds=self._limits.wait_seconds))
             self._removals[name] = removal

@@ -7,65 +7,21 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
+from rollouts.engines.fleet.limits import FleetLimits
+from rollouts.engines.fleet.member import Member, MemberState, checked_engine, health_problem, served_weight_version
 from rollouts.engines.protocol import Engine
 from rollouts.errors import (
     ArgumentError,
-    CapabilityError,
     EngineError,
     FleetMismatchError,
     ServerTimeoutError,
     WeightUpdateError,
 )
-from rollouts.values import check_integer, check_positive, finite_number
-
-# Bounds of a fleet: how often it checks its members, and when it ejects, moves and waits.
-
-
-@dataclass(frozen=True, slots=True)
-class FleetLimits:
-    """Seconds and counts.
-
-    While requests run, every member is checked each `check_seconds`, and a check may take `check_timeout` seconds. A
-    member is ejected after `eject_after` failed checks in a row, and at once if it fails a check after it failed a
-    request; it serves again after a check without failure.
-
-    A request moves to at most `failovers` further members. The bound is small on purpose: a request that kills servers
-    must not reach all of them. A request for which no member is available waits `wait_seconds`.
-
-    A new session goes to another member than its hash chooses if that one has more requests in flight than
-    `spill_ratio` times the mean of all members, and more than `spill_requests`. The last `sessions` sessions keep their
-    member; an older one gets a member as a new session does.
-    """
-
-    check_seconds: float = 5.0
-    check_timeout: float = 10.0
-    eject_after: int = 2
-    failovers: int = 2
-    wait_seconds: float = 60.0
-    spill_ratio: float = 1.25
-    spill_requests: int = 8
-    sessions: int = 2**18
-
-    def __post_init__(self) -> None:
-        least_counts = {"eject_after": 1, "failovers": 0, "sessions": 1, "spill_requests": 0}
-        for name, least in least_counts.items():
-            check_integer(name, getattr(self, name), least=least)
-        for name in ("check_seconds", "check_timeout"):
-            check_positive(name, getattr(self, name), "pass a finite number of seconds above 0")
-        if (seconds := finite_number(self.wait_seconds)) is None or seconds < 0:
-            raise ArgumentError("wait_seconds", self.wait_seconds, "pass a finite number of seconds, 0 or more")
-        if (ratio := finite_number(self.spill_ratio)) is None or ratio < 1:
-            raise ArgumentError("spill_ratio", self.spill_ratio, "pass a finite number of at least 1")
-
-
-# What a fleet asks of an engine: whether it is alive, which model it serves, which weights.
-
 
 #: Fields of the capabilities of a server in which servers of one fleet must agree: with others, the same request would
 #: be refused or would mean other pixels, another length or other log-probabilities on another server.
@@ -73,125 +29,7 @@ _COMPARED = (
     *("engine", "model", "vocab_size", "max_model_len", "raw_logprobs"),
     *("pixel_dtype", "placeholder_ids", "merge_area", "patch_values"),
 )
-
-
-async def health_problem(engine: Engine) -> str:
-    """Why an engine cannot serve now; empty if it can, or if it has no way to tell. Raises `EngineError`."""
-    check_health = getattr(engine, "check_health", getattr(getattr(engine, "control", None), "check_health", None))
-    if check_health is not None:
-        await check_health()
-        return ""
-    health = getattr(engine, "health", None)
-    return "" if health is None or await health() else "its health check failed"
-
-
-async def served_weight_version(engine: Engine) -> str | None:
-    """The version that an engine serves, read from the server where there is one; None where it cannot be known."""
-    control: Any = getattr(engine, "control", None)
-    if control is None:
-        version = getattr(engine, "weight_version", None)
-        return None if version is None else str(version)
-    read_version = getattr(control, "weight_version", None)  # the control calls of other engines may lack some
-    if read_version is None:
-        return None
-    try:
-        return str(await read_version())
-    except CapabilityError:
-        return None
-
-
-# One engine of a fleet: its state, and the requests that are in flight at it.
-
-
-class MemberState(StrEnum):
-    """Whether a member is given requests.
-
-    NEW: not checked yet. READY: it serves. EJECTED: it failed, and is checked until it serves again. DRAINING: it
-    finishes what it has and is given nothing more.
-    """
-
-    NEW = "new"
-    READY = "ready"
-    EJECTED = "ejected"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """A member as it is now. `reason` says why it does not serve; `in_flight` counts its requests."""
-
-    name: str
-    state: MemberState
-    reason: str
-    in_flight: int
-    weight_version: str
-
-
-@dataclass(eq=False, slots=True)
-class Member:
-    """The fleet's record of one engine."""
-
-    name: str
-    engine: Engine
-    state: MemberState = MemberState.NEW
-    reason: str = "not checked yet"
-    in_flight: int = 0
-    failed_checks: int = 0
-    #: Its capabilities when its model was compared with that of the others; None for an engine that has not started.
-    compared: object = None
-    #: The timeouts around the requests in flight, which `interrupt` lets expire.
-    interrupts: set[asyncio.Timeout] = field(default_factory=set)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)  # no request is in flight
-    ejected: asyncio.Event = field(default_factory=asyncio.Event)  # the next ejection, which replaces it
-
-    def __post_init__(self) -> None:
-        self.begin_loop()
-
-    def begin_loop(self) -> None:
-        """Requests and waits of an event loop before have ended with it."""
-        self.in_flight = 0
-        self.interrupts.clear()
-        self.idle, self.ejected = asyncio.Event(), asyncio.Event()
-        self.idle.set()
-
-    @property
-    def weight_version(self) -> str:
-        return str(getattr(self.engine, "weight_version", ""))
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        """The address of its server, without credentials; empty for an engine that has none."""
-        address = getattr(self.engine, "base_url", None)
-        return (address,) if isinstance(address, str) else ()
-
-    def status(self) -> MemberStatus:
-        return MemberStatus(self.name, self.state, self.reason, self.in_flight, self.weight_version)
-
-    def set_state(self, state: MemberState, reason: str = "") -> None:
-        self.state, self.reason = state, reason
-        self.failed_checks = 0
-        if state is MemberState.EJECTED:
-            self.ejected.set()
-            self.ejected = asyncio.Event()
-
-    def begin_request(self, samples: int) -> None:
-        self.in_flight += samples
-        self.idle.clear()
-
-    def end_request(self, samples: int) -> None:
-        self.in_flight -= samples
-        if not self.in_flight:
-            self.idle.set()
-
-    def interrupt(self) -> None:
-        """End the requests in flight."""
-        for timeout in list(self.interrupts):
-            if not timeout.expired():
-                timeout.reschedule(0.0)
-
-
 log = logging.getLogger("rollouts.engines.fleet")
-
 #: Attempts to load the weights of the fleet into a member that came back are at most this far apart.
 _LONGEST_CATCH_UP_DELAY = 300.0
 
@@ -260,24 +98,16 @@ class Membership:
             raise ArgumentError("name", name, f"pass the name of a member: {names}")
         return self.members[name]
 
-    def engines(self) -> dict[str, Engine]:
-        """The engines by the names of their members, at this moment."""
-        return {name: member.engine for name, member in self.members.items()}
-
     async def check_all(self) -> None:
         """Check every member that is not being drained. Raises `FleetMismatchError`."""
         members = [member for member in list(self.members.values()) if member.state is not MemberState.DRAINING]
-        await self._check(members)
+        await self.check(members)
 
     async def follow_and_check(self) -> None:
         """Add and remove members as the list of servers says, and check all. Raises `FleetMismatchError`."""
         if self.follow is not None:
             await self.follow()
         await self.check_all()
-
-    async def check(self, member: Member) -> None:
-        """Check one member that does not serve, and admit it if it may. Raises `FleetMismatchError`."""
-        await self._check([member])
 
     async def check_after_failure(self, member: Member) -> None:
         """Check the members after one of them has failed a request: that one is ejected if it fails the check too."""
@@ -287,7 +117,8 @@ class Membership:
         except FleetMismatchError as error:  # one was restarted with another model
             log.error("%s", error)
 
-    async def _check(self, members: Sequence[Member]) -> None:
+    async def check(self, members: Sequence[Member]) -> None:
+        """Check members: eject those that fail, and admit those that may serve. Raises `FleetMismatchError`."""
         checks = (self._checks.run(member.name, partial(self._checked, member)) for member in members)
         found = await asyncio.gather(*checks, return_exceptions=True)
         results: dict[str, _Problem | None] = {}
@@ -511,9 +342,3 @@ class Membership:
             if task is not None:
                 task.cancel()
         self._monitor, self._catching_up = None, {}
-
-
-def checked_engine(engine: Engine) -> Engine:
-    if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
-        raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
-    return engine

@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
-from rollouts.engines.fleet.membership import FleetLimits
+from rollouts.engines.fleet.limits import FleetLimits
 
 # Rendezvous hashing: which member a session belongs to, without a table that members share.
 #

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse
+from rollouts.engines.http.responses import HttpResponse
 from rollouts.errors import ApiKeyError, CapabilityError, ServerError
 
 #: The name of these requests in errors.
@@ -67,9 +67,6 @@ class CapabilityCache(Generic[C]):
             await self._probing.run("probe", self._refresh)
             capabilities = self.known
         return capabilities
-
-    def forget(self) -> None:
-        self.known = None
 
     @contextmanager
     def exchange(self) -> Iterator[None]:

@@ -19,16 +19,11 @@ import aiohttp
 from yarl import URL
 
 from renderers.media.fetching import client_tls_context
-from rollouts.engines.event_loop import EngineLoop
-from rollouts.engines.http.exchange import (
-    Body,
-    Call,
-    EventDecoder,
-    HttpResponse,
-    SegmentsPayload,
-    parse_address,
-    response_error,
-)
+from rollouts.engines.event_loop import EngineLoop, expire
+from rollouts.engines.http.address import parse_address
+from rollouts.engines.http.events import EventDecoder
+from rollouts.engines.http.exchange import Body, Call, SegmentsPayload
+from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
@@ -153,9 +148,6 @@ class ServerConnection:
         self._closed = False
         self._failing = False
 
-    def __repr__(self) -> str:
-        return f"ServerConnection({self.base_url!r})"
-
     async def request(
         self,
         method: str,
@@ -227,9 +219,7 @@ class ServerConnection:
         former, state = self._former, self._open
         self._former = self._open = None
         running = set() if state is None else state.running
-        for scope in list(running):  # ended by moving their deadlines to now
-            if not scope.expired():
-                scope.reschedule(0.0)
+        expire(running)
         try:
             while running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
                 await asyncio.sleep(0)

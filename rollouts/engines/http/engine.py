@@ -5,35 +5,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
-from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
+from rollouts.calls import ClosedAtEnd
+from rollouts.engines.continuation import completed, restarts_from_prompt
 from rollouts.engines.http.capability_cache import CapabilityCache
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.http.exchange import error_context
+from rollouts.engines.http.error_context import error_context
 from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.http.running_requests import RunningRequests
 from rollouts.engines.protocol import (
     Completion,
-    EngineLimits,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     InFlight,
     TokenDelta,
     TokenListener,
-    check_streamable,
 )
-from rollouts.errors import CapabilityError, EngineClosedError, EngineError, ServerUnreachableError
+from rollouts.engines.request_limits import EngineLimits, check_streamable
+from rollouts.errors import CapabilityError, EngineClosedError, EngineError, ServerTimeoutError, ServerUnreachableError
 
 log = logging.getLogger("rollouts.engines.http")
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 
-class ServerEngine(Generic[C]):
+class ServerEngine(ClosedAtEnd, Generic[C]):
     """An engine of one server, whose capabilities are a `C`.
 
     An engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
@@ -112,10 +113,6 @@ class ServerEngine(Generic[C]):
             sampling.cancel()
             await asyncio.wait([sampling])
 
-    async def update_weight_version(self, version: str) -> None:
-        """As `control.update_weight_version`."""
-        await self.control.update_weight_version(version)
-
     async def update_weights(
         self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
     ) -> None:
@@ -133,7 +130,7 @@ class ServerEngine(Generic[C]):
         """
         self._connection.enter("abort")
         running = self._requests.mark_aborted(request_ids)
-        if server_ids := self._requests.server_ids(running):
+        if server_ids := list(self._requests.aborted_waits(running)):
             received = await self._abort_on_server(server_ids)
             await self._requests.expire(running, at_once=not received)
 
@@ -149,30 +146,26 @@ class ServerEngine(Generic[C]):
         await self._connection.close()
         self._closed = True
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
-
     # What differs between servers.
 
+    @abstractmethod
     async def _probe(self) -> C:
-        raise NotImplementedError
+        """What the server supports and expects."""
 
+    @abstractmethod
     async def _process(self) -> float | None:
         """A number that another process of the server would not have; None where the server reports none."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        raise NotImplementedError
+        """Sample `n` completions, and tell `listen` of their tokens as they are sampled."""
 
     async def _wait_until_resumed(self, request_id: str) -> None:
         """Wait until the server is not paused or the request is aborted, where the server does not wait itself."""
 
     def _forget_server(self) -> None:
         """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
-        self._capabilities.forget()
+        self._capabilities.known = None
 
     # What does not.
 
@@ -202,6 +195,23 @@ class ServerEngine(Generic[C]):
             return True
         return False
 
+    async def _until_aborted(self, root_id: str, request_id: str, response: Awaitable[T]) -> T | None:
+        """The response to a request; None where `abort` ends the wait for it.
+
+        `root_id` is the id of the caller's request, of which this one may be a part or a continuation. Where the caller
+        is cancelled, or the server does not answer in time, the request is aborted on the server.
+        """
+        with self._requests.waiting(root_id, request_id) as wait:
+            try:
+                async with wait:
+                    with self._capabilities.exchange():
+                        return await response
+            except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
+                await self._abort_on_server([request_id])
+                if not isinstance(error, TimeoutError) or not wait.expired():
+                    raise
+                return None
+
     async def _completed(
         self,
         request: GenerateRequest,
@@ -214,29 +224,31 @@ class ServerEngine(Generic[C]):
         `root_id` is the id of the caller's request, which keeps the tokens so far where the caller ends it. `send`
         samples one completion. Raises `EngineError` after `ResumePolicy.rounds` aborts, and what `send` raises.
         """
-        done = 0
-        while partial.finish_reason is FinishReason.ABORT and not self._requests.is_aborted(root_id):
-            done += 1
-            if done > self._resume.rounds:
+        if partial.finish_reason is not FinishReason.ABORT:
+            return partial
+        rounds = 0
+
+        async def send_when_resumed(rest_request: GenerateRequest) -> Completion:
+            nonlocal rounds
+            rounds += 1
+            if rounds > self._resume.rounds:
                 raise EngineError(
                     request.request_id,
                     f"completion {partial.index} was aborted {self._resume.rounds} times without an end; "
                     "pause the server less often, or raise ResumePolicy.rounds",
                 )
             await self._wait_until_resumed(root_id)
-            if self._requests.is_aborted(root_id):
-                return partial
-            capabilities: Any = await self._capabilities.get()
-            rest_request = continuation(request, partial, done, capabilities.max_model_len)
-            if rest_request is None:
-                return replace(partial, finish_reason=FinishReason.LENGTH)  # aborted at its last possible token
-            log.info("request %s: cut off after %d tokens; continued", request.request_id, len(partial.token_ids))
-            rest = await send(rest_request)
-            if restarts_from_prompt(request):
-                partial = replace(rest, index=partial.index)
-            else:
-                partial = join_completions(partial, rest)
-        return partial
+            log.info("request %s was cut off, and is continued as %s", request.request_id, rest_request.request_id)
+            return await send(rest_request)
+
+        capabilities: Any = await self._capabilities.get()
+        return await completed(
+            request,
+            partial,
+            capabilities.max_model_len,
+            send_when_resumed,
+            lambda: not self._requests.is_aborted(root_id),
+        )
 
     def _set_weight_version(self, version: str) -> None:
         self._weight_version = version

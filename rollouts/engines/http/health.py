@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse
+from rollouts.engines.http.responses import HttpResponse
 from rollouts.errors import CapabilityError, ServerError, ServerTimeoutError, ServerUnreachableError
 
 

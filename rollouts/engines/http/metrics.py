@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
-from rollouts.engines.http.exchange import redacted
+from rollouts.engines.http.address import redacted
 from rollouts.errors import CapabilityError, MalformedResultError
 
 _CALL_NAME = "metrics"

@@ -59,10 +59,6 @@ class RunningRequests:
         self._aborted.update(running)
         return running
 
-    def server_ids(self, request_ids: Iterable[str]) -> list[str]:
-        """The ids under which the server still runs these aborted requests."""
-        return list(self._aborted_waits(request_ids))
-
     async def expire(self, request_ids: Iterable[str], *, at_once: bool = False) -> None:
         """Give the server time to end these aborted requests, then end the waits that are left.
 
@@ -70,13 +66,14 @@ class RunningRequests:
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + (0.0 if at_once else _ABORT_EFFECT_SECONDS)
-        while (left := self._aborted_waits(request_ids)) and loop.time() < ends:  # noqa: ASYNC110  for one second
+        while (left := self.aborted_waits(request_ids)) and loop.time() < ends:  # noqa: ASYNC110  for one second
             await asyncio.sleep(_ABORT_EFFECT_SECONDS / 50)
         for wait in left.values():
             with suppress(RuntimeError):  # the wait has ended already
                 wait.reschedule(0.0)
 
-    def _aborted_waits(self, request_ids: Iterable[str]) -> dict[str, asyncio.Timeout]:
+    def aborted_waits(self, request_ids: Iterable[str]) -> dict[str, asyncio.Timeout]:
+        """By the ids under which the server still runs these requests, as far as they are aborted: their waits."""
         return {
             name: wait
             for request_id in request_ids

@@ -46,8 +46,11 @@ class SourceFile(NamedTuple):
         return [f"data:{self.media_type};base64,".encode(), base64.b64encode(self.data)]
 
 
+#: Of all engines of the process together.
+_MADE_BYTES = 256 * 2**20
+
 # The PNG and WAV files for the next server, by digest of the source and the rate of a sound.
-_made: ByteLRU[tuple[str, int | None], SourceFile] = ByteLRU(256 * 2**20)
+_made: ByteLRU[tuple[str, int | None], SourceFile] = ByteLRU(_MADE_BYTES)
 # A source passed a policy before, whose limits may be wider than those of the default policy.
 _WIDE = MediaPolicy(
     max_pixels=2**40, max_aspect_ratio=2**40, max_audio_seconds=2**40, max_audio_channels=2**20, max_bytes=2**40

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from rollouts.calls import ClosedAtEnd
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
@@ -14,7 +15,7 @@ from rollouts.engines.server_kinds import ServerKind, server_engine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, describe_exception
 
 
-class LazyEngine:
+class LazyEngine(ClosedAtEnd):
     """Starts an engine with its first request, once, however many requests wait for it.
 
         engine = LazyEngine(lambda: LocalEngine.from_pretrained(directory))
@@ -163,12 +164,6 @@ class LazyEngine:
         self._closed, self._engine = True, None
         if self._process is not None:  # also one that is starting
             await self._process.stop()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
 
     def _check_process(self) -> None:
         if self._process is not None and not self._process.is_running:

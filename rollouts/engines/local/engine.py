@@ -18,24 +18,22 @@ import numpy as np
 from renderers.placement import item_placement_error
 from renderers.process.caches import ByteLRU
 from rollouts.calls import gathered
-from rollouts.engines.continuation import continuation, join_completions, with_index
+from rollouts.engines.continuation import completed, with_index
 from rollouts.engines.event_loop import EngineLoop
 from rollouts.engines.local.request_queue import RequestQueue, RunningRequest, closed_error
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
     Completion,
-    EngineLimits,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     InFlight,
     TokenDelta,
     TokenListener,
-    check_prompt,
-    check_streamable,
     check_update_arguments,
     check_version,
 )
+from rollouts.engines.request_limits import EngineLimits, check_prompt, check_streamable
 from rollouts.errors import InvalidRequestError, MissingExtraError, UnsupportedModelError
 from rollouts.values import check_integer
 
@@ -45,12 +43,16 @@ try:
 except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
+from rollouts.engines.local.adapters import LocalAdapter, LocalAdapters
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.weights import LocalAdapter, LocalAdapters, checkpoint_weights, matched_weights
+from rollouts.engines.local.weights import checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import inserted
 from rollouts.models.qwen3_vl import VisionFeatures
+
+#: Features of images that are kept on the device of the model.
+_FEATURE_BYTES = 256 * 2**20
 
 
 class LocalEngine:
@@ -93,7 +95,7 @@ class LocalEngine:
             raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
         self._request_limits = request_limits or EngineLimits()
         # By adapter, which may change the vision tower, version of the weights, and mm_hash.
-        self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(256 * 2**20)
+        self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(_FEATURE_BYTES)
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)
@@ -264,20 +266,14 @@ class LocalEngine:
 
         Updates of the weights cut completions off, and failures of the model on another request of their batch.
         """
-        request, rounds = cut_off.request, 0
-        while partial.finish_reason is FinishReason.ABORT and not cut_off.is_aborted:
-            rounds += 1
-            rest_request = continuation(request, partial, rounds, self._max_length)
-            if rest_request is None:
-                return replace(partial, finish_reason=FinishReason.LENGTH)
+
+        async def send(rest_request: GenerateRequest) -> Completion:
             listen_to_rest = _on_loop(with_index(listen, partial.index))
             running = RunningRequest(rest_request, listen_to_rest, cut_off.adapter, runs_alone=cut_off.runs_alone)
-            with self._registered(request.request_id, running):
-                (rest,) = (await self._queue.generate(running)).completions
-            partial = join_completions(partial, rest)
-            if running.is_aborted:
-                break
-        return partial
+            with self._registered(cut_off.request.request_id, running):
+                return (await self._queue.generate(running)).completions[0]
+
+        return await completed(cut_off.request, partial, self._max_length, send, lambda: not cut_off.is_aborted)
 
     @contextmanager
     def _registered(self, request_id: str, running: RunningRequest) -> Iterator[None]:

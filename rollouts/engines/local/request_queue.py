@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, TokenListener
+from rollouts.engines.protocol import Completion, GenerateRequest, GenerateResult, TokenListener
 from rollouts.errors import EngineClosedError, EngineFailedError, RolloutsError, describe_exception
 
 if TYPE_CHECKING:
-    from rollouts.engines.local.weights import LocalAdapter
+    from rollouts.engines.local.adapters import LocalAdapter
 
 
 # A request inside the engine: what was asked for, who listens to its tokens, and whether it is to end early.
@@ -35,15 +35,6 @@ class RunningRequest:
     adapter: LocalAdapter | None = None
     is_aborted: bool = False
     runs_alone: bool = False
-
-
-def without_tokens(request: GenerateRequest) -> GenerateResult:
-    """The result of a request that was aborted before it began."""
-    completions = [
-        Completion(number, np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
-        for number in range(request.sampling.n)
-    ]
-    return GenerateResult(request.request_id, completions)
 
 
 # The waiting requests, collected into batches.
@@ -107,7 +98,9 @@ class RequestQueue:
         """Return aborted requests that are in no batch yet, without tokens."""
         for entry in (*self._collected, *self._arrived):
             if entry.running.is_aborted and not entry.result.done():
-                entry.result.set_result(without_tokens(entry.running.request))
+                request = entry.running.request
+                completions = [Completion.aborted(number) for number in range(request.sampling.n)]
+                entry.result.set_result(GenerateResult(request.request_id, completions))
 
     @contextmanager
     def expecting_request(self) -> Iterator[None]:

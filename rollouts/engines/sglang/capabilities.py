@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from rollouts.engines.http.capability_cache import PROBE_NAME, probe_request
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse, response_error
+from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.errors import CapabilityError, MalformedResultError
 
 #: At position 0 of every vocabulary; what it means does not matter.
@@ -31,8 +31,7 @@ class SGLangCapabilities:
     `vocab_size`: ids from there on end the server's process. `raw_logprobs`: log-probabilities are those before
     temperature; None: not known, because the model finds the likeliest tokens equally likely. `returns_prompt`: the
     server returns the ids of the prompt that it ran. `streams_new_tokens`: the parts of a stream do not repeat earlier
-    ones. `deterministic`: it takes seeds. `priority_sign`: what the priority of a request is multiplied by, None where
-    the server does not schedule by priority.
+    ones. `deterministic`: it takes seeds.
     """
 
     engine: ClassVar[str] = "SGLang"
@@ -48,7 +47,6 @@ class SGLangCapabilities:
     deterministic: bool = False
     lora: bool = False
     routed_experts: bool = False
-    priority_sign: int | None = None
 
 
 async def server_info(connection: ServerConnection) -> Mapping[str, Any]:
@@ -72,7 +70,6 @@ async def probe(
     found_size, served_length = await asyncio.gather(_vocab_size(connection), _served_length(connection))
     size = _agreed(connection, "vocab_size", found_size, vocab_size)
     length = _agreed(connection, "max_model_len", served_length or server.get("context_length"), max_model_len)
-    sign = 1 if server.get("schedule_low_priority_values_first") else -1
     plain, scaled = await asyncio.gather(*(_probe_tokens(connection, each) for each in (1.0, _PROBE_TEMPERATURE)))
     return SGLangCapabilities(
         version=str(server.get("version", "unknown")),
@@ -86,7 +83,6 @@ async def probe(
         deterministic=server.get("enable_deterministic_inference") is True,
         lora=bool(server.get("enable_lora")),
         routed_experts=server.get("enable_return_routed_experts") is True,
-        priority_sign=sign if server.get("enable_priority_scheduling") is True else None,
     )
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse, name_errors_after_methods, response_error
+from rollouts.engines.http.error_context import name_errors_after_methods
 from rollouts.engines.http.health import HealthControl
 from rollouts.engines.http.metrics import Metrics
+from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.engines.lora import listed_adapters
 from rollouts.engines.protocol import check_version
 from rollouts.engines.sglang.capabilities import model_info, server_info
@@ -30,8 +31,6 @@ MemoryTag = Literal["weights", "kv_cache"]
 #: "abort": running requests end, with the tokens they have. "keep": they stay on the server without their KV cache,
 #: which is computed again with the weights that it has then.
 PauseMode = Literal["abort", "keep"]
-
-_MODES = {"abort": "abort", "keep": "retract"}
 
 
 @name_errors_after_methods
@@ -58,7 +57,7 @@ class SGLangControl(HealthControl):
         Requests that arrive wait on the server until `resume`; its /health then answers 503.
         """
         check_choice("mode", mode, PauseMode)
-        await self._call("/pause_generation", {"mode": _MODES[mode]}, "pausing")
+        await self._call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"}, "pausing")
         if clear_cache:
             await self.reset_prefix_cache()
 

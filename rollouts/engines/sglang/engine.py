@@ -9,33 +9,29 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from renderers import RendererError
-from rollouts.calls import gathered
+from rollouts.calls import gathered, parse_body
 from rollouts.engines.continuation import single_samples, with_index
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.engine import ServerEngine
-from rollouts.engines.http.exchange import error_context, response_error
+from rollouts.engines.http.error_context import error_context
+from rollouts.engines.http.responses import response_error
 from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.lora import adapter_exists_error, adapter_labels
 from rollouts.engines.protocol import (
     Completion,
-    EngineLimits,
     GenerateRequest,
     GenerateResult,
     InFlight,
     TokenListener,
     check_adapter_name,
-    check_result,
 )
+from rollouts.engines.request_limits import EngineLimits
+from rollouts.engines.result_checks import check_result
 from rollouts.engines.sglang.capabilities import SGLangCapabilities, probe, server_info
 from rollouts.engines.sglang.control import SGLangControl
-from rollouts.engines.sglang.generate import Generation, Parts, request_body, unfinished
+from rollouts.engines.sglang.generate import Generation, Parts, request_body
 from rollouts.engines.sglang.request_checks import check_request
-from rollouts.errors import (
-    InvalidRequestError,
-    ServerError,
-    ServerTimeoutError,
-    UnknownAdapterError,
-)
+from rollouts.errors import InvalidRequestError, ServerError, UnknownAdapterError
 
 log = logging.getLogger("rollouts.engines.sglang")
 
@@ -197,7 +193,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
                 check_request(part, await self._capabilities.get())
             generation = await self._exchange(part, root_id, listen)
             if generation is None:
-                return unfinished()
+                return Completion.aborted(0)
             completion = generation.completion(self._experts)
             if len(completion.token_ids) and not first:
                 first.append(generation)
@@ -214,16 +210,9 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         if self._requests.is_aborted(root_id):
             return None
         parts = None if listen is None else Parts(request, listen)
-        with self._requests.waiting(root_id, request.request_id) as wait:
-            try:
-                async with wait:
-                    with self._capabilities.exchange():
-                        return await self._send_under_free_id(request, parts)
-            except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
-                await self._abort_on_server([request.request_id])
-                if not isinstance(error, TimeoutError) or not wait.expired():
-                    raise
-                return None if parts is None else parts.generation()  # `abort` ended the wait
+        sending = self._send_under_free_id(request, parts)
+        generation = await self._until_aborted(root_id, request.request_id, sending)
+        return parts.generation() if generation is None and parts is not None else generation
 
     async def _send_under_free_id(self, request: GenerateRequest, parts: Parts | None) -> Generation:
         """Send one request, also where an attempt whose connection broke still runs under its id on the server."""
@@ -259,9 +248,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         response = await self._connection.request("POST", _GENERATE, name=request.request_id, body=body)
         if response.status != 200:
             raise response_error(request.request_id, response, f"generating at {self.base_url}")
-        # Parsing a large response would delay the other requests of the loop.
-        is_large = len(response.body) > 256 * 2**10
-        generation = Generation(request, await asyncio.to_thread(response.json) if is_large else response.json())
+        generation = Generation(request, await parse_body(len(response.body), response.json))
         generation.check_prompt()
         return generation
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from renderers import RenderedTokens
-from rollouts.engines.http.exchange import Body, server_error
+from rollouts.engines.http.exchange import Body
+from rollouts.engines.http.responses import server_error
 from rollouts.engines.http.source_files import source_file
 from rollouts.engines.http.weight_versions import reported_spans
 from rollouts.engines.protocol import (
@@ -23,9 +24,9 @@ from rollouts.engines.protocol import (
     TokenDelta,
     TokenListener,
     TopLogprobs,
-    logprobs_error,
 )
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
+from rollouts.engines.token_checks import logprobs_error
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError, ServerError
 
 #: Most parts of a stream of a server that repeats in each part what the earlier ones had.
@@ -61,8 +62,6 @@ def request_body(
             fields["sampling_params"]["stream_interval"] = math.ceil(request.sampling.max_tokens / _MOST_PARTS)
     if request.adapter is not None:
         fields["lora_path"] = request.adapter
-    if request.priority and capabilities.priority_sign is not None:
-        fields["priority"] = capabilities.priority_sign * request.priority
     if experts and capabilities.routed_experts:
         fields["return_routed_experts"] = True
     try:
@@ -356,8 +355,3 @@ class Parts:
 
     def _malformed(self, reason: str) -> MalformedResultError:
         return MalformedResultError(self._request.request_id, reason)
-
-
-def unfinished() -> Completion:
-    """A sample that was ended before the server returned any token."""
-    return Completion(0, np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT)

@@ -14,7 +14,8 @@ from rollouts.engines.http.prompt_checks import (
     refuse_first,
     stray_token_violations,
 )
-from rollouts.engines.protocol import GenerateRequest, check_prompt
+from rollouts.engines.protocol import GenerateRequest
+from rollouts.engines.request_limits import check_prompt
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
 from rollouts.errors import CapabilityError
 
@@ -79,7 +80,7 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
         yield f"temperature is {sampling.temperature}, which SGLang replaces by 0; use 0 or at least {_MIN_TEMPERATURE}"
-    for name, value in (("seed", sampling.seed), ("top_k", sampling.top_k), ("priority", request.priority)):
+    for name, value in (("seed", sampling.seed), ("top_k", sampling.top_k)):
         if value is not None and not -(2**63) <= value < 2**63 - sampling.n:
             yield f"{name} is {value}, not an int of 64 bits"
     top = max(sampling.top_logprobs, request.prompt_top_logprobs)
@@ -137,11 +138,6 @@ def _missing_capabilities(request: GenerateRequest, capabilities: SGLangCapabili
         yield (
             f"temperature is {sampling.temperature}, and the server's log-probabilities {found}, not the model's own. "
             "Start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or use temperature 1"
-        )
-    if request.priority and capabilities.priority_sign is None:
-        yield (
-            f"priority is {request.priority}, which {version} ignores unless it was started with "
-            "--enable-priority-scheduling"
         )
     if request.adapter is not None and not capabilities.lora:
         yield f"adapter is {request.adapter!r}, and the server was started without --enable-lora"

@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse, response_error
+from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.engines.lora import adapter_exists_error, adapter_labels, listed_adapters
 from rollouts.engines.protocol import Completion, check_adapter_name
-from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.probe_requests import json_object
 from rollouts.engines.vllm.server_state import ControlRoutes
 from rollouts.errors import CapabilityError, UnknownAdapterError, WeightUpdateError
 

@@ -31,7 +31,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.probe_requests import json_object
 from rollouts.engines.vllm.server_state import ControlRoutes, ServerState, required_field
 from rollouts.errors import EngineError, MalformedResultError, ServerError
 from rollouts.values import check_choice

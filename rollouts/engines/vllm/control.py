@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
-from rollouts.engines.http.exchange import HttpResponse, name_errors_after_methods
+from rollouts.engines.http.error_context import name_errors_after_methods
 from rollouts.engines.http.health import HealthControl
-from rollouts.engines.vllm.capabilities import json_object
+from rollouts.engines.http.responses import HttpResponse
+from rollouts.engines.vllm.probe_requests import json_object
 from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.engines.vllm.transfer import TransferControl
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError

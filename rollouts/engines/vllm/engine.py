@@ -13,43 +13,27 @@ from dataclasses import replace
 import numpy as np
 
 from renderers import RendererError
-from rollouts.calls import gathered
-from rollouts.engines.continuation import (
-    single_samples,
-    with_index,
-)
+from rollouts.calls import gathered, parse_body
+from rollouts.engines.continuation import single_samples, with_index
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.engine import ServerEngine
-from rollouts.engines.http.exchange import error_context, response_error
+from rollouts.engines.http.error_context import error_context
+from rollouts.engines.http.responses import response_error
 from rollouts.engines.http.resuming import ResumePolicy
-from rollouts.engines.protocol import (
-    Completion,
-    EngineLimits,
-    FinishReason,
-    GenerateRequest,
-    GenerateResult,
-    TokenListener,
-    check_result,
-)
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, TokenListener
+from rollouts.engines.request_limits import EngineLimits
+from rollouts.engines.result_checks import check_result
 from rollouts.engines.vllm.adapters import ServerAdapters
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.feature_proof import reads_features
 from rollouts.engines.vllm.generate import Chunks, Generation, request_body
-from rollouts.engines.vllm.media_payload import FeaturesPayload, MediaMode, MediaPayload, media_payload
+from rollouts.engines.vllm.media_mode import MediaMode
+from rollouts.engines.vllm.media_payload import FeaturesPayload, MediaPayload, media_payload
 from rollouts.engines.vllm.request_checks import CacheSalts, check_request
-from rollouts.engines.vllm.server_media_cache import (
-    MediaCacheCounts,
-    MediaReservation,
-    ServerMediaCache,
-)
-from rollouts.errors import (
-    InvalidRequestError,
-    ServerError,
-    ServerTimeoutError,
-    ServerUnreachableError,
-)
+from rollouts.engines.vllm.server_media_cache import MediaCacheCounts, MediaReservation, ServerMediaCache
+from rollouts.errors import InvalidRequestError, ServerError, ServerTimeoutError, ServerUnreachableError
 
 log = logging.getLogger("rollouts.engines.vllm")
 
@@ -57,6 +41,9 @@ _GENERATE = "/inference/v1/generate"
 
 #: How often a request is sent again after the server evicted its media or its response broke off.
 _MAX_RESENDS = 3
+
+#: Seconds between two looks whether a paused server runs again: after each, twice as long.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 class VLLMEngine(ServerEngine[ServerCapabilities]):
@@ -195,12 +182,12 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         """
         if not (await self.capabilities()).control:
             return
-        pause = 0.05
+        pause = _FIRST_PAUSE
         try:
             async with asyncio.timeout(self._resume.wait_seconds):
                 while not self._requests.is_aborted(request_id) and await self.control.is_paused():
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, 1.0)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
         except TimeoutError as error:
             raise ServerTimeoutError(
                 request_id,
@@ -226,16 +213,9 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         """
         sampling = request.sampling
         generation = Generation(request.request_id, sampling.n, top=sampling.top_logprobs)
-        with self._requests.waiting(root_id, request.request_id) as wait:
-            try:
-                async with wait:
-                    with self._capabilities.exchange():
-                        await self._send_until_complete(request, root_id, listen, generation)
-            except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
-                await self._abort_on_server([request.request_id])
-                if not isinstance(error, TimeoutError) or not wait.expired():
-                    raise
-                generation.end_by_abort()  # `abort` ended the wait
+        sending = self._send_until_complete(request, root_id, listen, generation)
+        if await self._until_aborted(root_id, request.request_id, sending) is None:
+            generation.end_by_abort()
         return generation
 
     async def media_payload(self, request: GenerateRequest) -> tuple[MediaPayload, ServerCapabilities]:
@@ -275,8 +255,11 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
 
     async def _send_until_complete(
         self, request: GenerateRequest, root_id: str, listen: TokenListener | None, generation: Generation
-    ) -> None:
-        """Send one request, again with media data if the server has evicted them or has restarted."""
+    ) -> Generation:
+        """Send one request, again with media data if the server has evicted them or has restarted.
+
+        Returns `generation`, which has the response then.
+        """
         resends = 0
         while True:
             payload, capabilities = await self.media_payload(request)
@@ -289,7 +272,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             if self._requests.is_aborted(root_id):
                 media_cache.release(reservation)
                 generation.end_by_abort()
-                return
+                return generation
             try:
                 await self._send(request, payload, media_cache, reservation, capabilities, generation, listen)
             except ServerUnreachableError:
@@ -325,7 +308,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 # The connection retries with the same body after it broke; by then another server may have started.
                 changed = self._capabilities.known is not capabilities and await self.capabilities() != capabilities
                 if not changed or not payload.names or listen is not None or resends == _MAX_RESENDS:
-                    return
+                    return generation
                 resends += 1
 
     async def _send(
@@ -374,10 +357,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 )
                 if response.status != 200:
                     raise response_error(request.request_id, response, f"generating at {self.base_url}")
-                if len(response.body) > 256 * 2**10:  # parsing it would delay the other requests of the loop
-                    await asyncio.to_thread(generation.add_response, response.body)
-                else:
-                    generation.add_response(response.body)
+                await parse_body(len(response.body), generation.add_response, response.body)
                 if generation.has_tokens:
                     media_cache.commit(reservation)
                 return

@@ -18,7 +18,7 @@ from renderers.media.item import PackedArray
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
-from rollouts.engines.vllm.features import FLOATS, ITEM_BYTES, ServerTensor, tensor_type
+from rollouts.engines.vllm.tensors import FLOATS, ITEM_BYTES, ServerTensor, tensor_type
 
 #: Sends a request and returns the log-probabilities of its prompt and of the token that was sampled.
 Score = Callable[[GenerateRequest], Awaitable[np.ndarray]]

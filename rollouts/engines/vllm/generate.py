@@ -1,4 +1,4 @@
-"""Bodies of requests to generate and to render, and their responses."""
+"""Bodies of requests to generate, and their responses."""
 
 from __future__ import annotations
 
@@ -9,30 +9,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from renderers import PlaceholderRange
-from renderers.placement import placement_error
-from rollouts.engines.http.exchange import Body, server_error
+from rollouts.engines.http.exchange import Body
+from rollouts.engines.http.responses import server_error
 from rollouts.engines.http.weight_versions import reported_spans
-from rollouts.engines.protocol import (
-    Completion,
-    FinishReason,
-    GenerateRequest,
-    TokenDelta,
-    TopLogprobs,
-    logprobs_error,
-)
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TopLogprobs
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 
 #: Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the prompt and
 #: its media have reached the engine, and all other tokens.
 _ONE_CHUNK = 1_000_000
-
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-
 #: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token ("each").
 Chunks = Literal["first", "each"] | None
 
@@ -59,7 +49,6 @@ def request_body(
         "request_id": request.request_id,
         "model": model,
         "sampling_params": sampling,
-        "priority": request.priority,
         "stream": chunks is not None,
         "return_token_ids": return_prompt,
         "token_ids": prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist(),
@@ -97,9 +86,6 @@ def _sampling(request: GenerateRequest, chunks: Chunks, cuts_likeliest: bool) ->
     if chunks == "first":
         fields["stream_interval"] = _ONE_CHUNK
     return fields
-
-
-_ROUTED_EXPERT_DTYPES = ("uint8", "uint16", "int32")
 
 
 @dataclass(slots=True)
@@ -200,8 +186,6 @@ class Generation:
             raise MissingLogProbsError(
                 self._name, f"no log-probability for each of {count} tokens: {error!r}"
             ) from error
-        if (reason := logprobs_error(values, count)) is not None:
-            raise MissingLogProbsError(self._name, f"prompt: {reason}")
         values[0] = np.nan
         return values
 
@@ -349,7 +333,7 @@ class Generation:
         except (binascii.Error, TypeError, ValueError, EOFError, OSError) as error:
             raise self._malformed(f"choice {index}: routed experts are not an .npy array ({error})") from error
         experts = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if experts.ndim != 3 or len(experts) != rows or experts.dtype.name not in _ROUTED_EXPERT_DTYPES:
+        if experts.ndim != 3 or len(experts) != rows or experts.dtype.name not in ("uint8", "uint16", "int32"):
             raise self._malformed(
                 f"choice {index}: routed experts are {experts.dtype} {experts.shape}, not integers of shape "
                 f"({rows}, layers, experts per token)"
@@ -373,66 +357,3 @@ def _order(entry: tuple[Any, Any, Any]) -> tuple[float, float]:
     """Sorts tokens by their ranks, those without one last and by their log-probabilities."""
     rank, _, logprob = entry
     return (math.inf if rank is None else rank, -logprob)
-
-
-# The response of `/render`: token ids, and for each image or video its placeholder and perhaps its tensors.
-
-
-class RenderedMedia(NamedTuple):
-    """An image or video in a rendered prompt. `encoded` is its `kwargs_data`, None where the server left it out."""
-
-    modality: str
-    name: str
-    placeholder: PlaceholderRange
-    encoded: str | None
-
-
-class RenderResponse(NamedTuple):
-    """A checked response: `media` are in prompt order, with ranges inside the prompt that do not overlap."""
-
-    token_ids: list[int]
-    media: list[RenderedMedia]
-
-
-def parse_render_response(body: bytes, name: str) -> RenderResponse:
-    """Decode and check the body of a response. Raises `MalformedResultError` for request `name`."""
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedResultError(name, f"/render answered with {len(body)} bytes that are not JSON") from error
-    ids = content.get("token_ids") if isinstance(content, dict) else None
-    if not isinstance(ids, list) or not ids or any(type(token) is not int or token < 0 for token in ids):
-        raise MalformedResultError(name, "/render answered without `token_ids`, a list of ints of at least 0")
-    media = [] if content.get("features") is None else _media(content["features"], name)
-    if (misplacement := placement_error((item.placeholder for item in media), len(ids))) is not None:
-        wrong = media[misplacement.position]
-        raise MalformedResultError(name, f"/render: {wrong.modality} {wrong.name[:40]} {misplacement.reason}")
-    return RenderResponse(ids, media)
-
-
-def _media(features: Any, name: str) -> list[RenderedMedia]:
-    try:
-        names, ranges, data = features["mm_hashes"], features["mm_placeholders"], features.get("kwargs_data") or {}
-        media = []
-        for modality in names.keys() | ranges.keys():
-            hashes, encoded = names[modality], data.get(modality)
-            rows = zip(hashes, ranges[modality], [None] * len(hashes) if encoded is None else encoded, strict=True)
-            for mm_hash, each, text in rows:
-                media.append(RenderedMedia(modality, mm_hash, PlaceholderRange(each["offset"], each["length"]), text))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise MalformedResultError(
-            name, f"/render answered with features of another shape ({error!r}): {features!r:.200}"
-        ) from error
-    for item in media:
-        offset, length = item.placeholder.offset, item.placeholder.length
-        is_placed = type(offset) is int and type(length) is int
-        if not is_placed or not isinstance(item.name, str) or not isinstance(item.encoded, str | None):
-            described = f"{item.modality} {item.name!r:.40} at {offset!r:.40}, {length!r:.40}"
-            raise MalformedResultError(name, f"/render sent {described}; a hash and data are texts, a place two ints")
-    return sorted(media, key=lambda item: item.placeholder.offset)
-
-
-def single_token(token_ids: Sequence[int], placeholder: PlaceholderRange) -> int | None:
-    """The token that fills a placeholder, or None if it holds different tokens."""
-    tokens = set(token_ids[placeholder.offset : placeholder.end])
-    return tokens.pop() if len(tokens) == 1 else None

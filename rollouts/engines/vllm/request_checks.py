@@ -16,12 +16,14 @@ from rollouts.engines.http.prompt_checks import (
     refuse_first,
     stray_token_violations,
 )
-from rollouts.engines.protocol import GenerateRequest, check_prompt
+from rollouts.engines.protocol import GenerateRequest
+from rollouts.engines.request_limits import check_prompt
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.features import ITEM_BYTES, ServerNumbers, tensor_type
-from rollouts.engines.vllm.media_payload import MediaMode, dense_items, select_mode
+from rollouts.engines.vllm.dense_items import dense_items
+from rollouts.engines.vllm.media_mode import MediaMode, select_mode
 from rollouts.engines.vllm.sampling_checks import sampling_violations
 from rollouts.engines.vllm.sounds import sound_error
+from rollouts.engines.vllm.tensors import ITEM_BYTES, ServerNumbers, tensor_type
 
 # Checks that the media of a request are the tensors that the server expects.
 

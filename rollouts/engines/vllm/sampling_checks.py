@@ -58,9 +58,8 @@ _REFUSED: Mapping[str, str] = {
 def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
     """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked types."""
     sampling = request.sampling
-    numbers = {name: getattr(sampling, name) for name in ("max_tokens", "n", "top_k")} | {"priority": request.priority}
-    for name, value in numbers.items():
-        if not -(2**63) <= value < 2**63:
+    for name in ("max_tokens", "n", "top_k"):
+        if not -(2**63) <= (value := getattr(sampling, name)) < 2**63:
             yield f"{name} is {value}, not an int of 64 bits"
     if sampling.temperature == 0 and sampling.n > 1:
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import os
-import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
-
-import numpy as np
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.errors import MediaError, MessageError
@@ -33,22 +27,15 @@ from renderers.messages import (
 )
 from renderers.placement import PlacedItem
 from renderers.rendered import TokenSpan
+from rollouts.calls import ClosedAtEnd
 from rollouts.engines.event_loop import SingleFlight
-from rollouts.engines.http.capability_cache import PROBE_NAME, probe_request
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.http.exchange import Body, HttpResponse, name_server_in_errors, response_error
+from rollouts.engines.http.error_context import name_server_in_errors
 from rollouts.engines.http.source_files import SourceFile, image_file, sound_file
-from rollouts.engines.vllm.capabilities import (
-    RENDER_PATH,
-    json_object,
-    render_message,
-    render_probe_image,
-    render_probe_sound,
-    served_model,
-    server_version,
-)
-from rollouts.engines.vllm.features import decode_item, encoded_entries
-from rollouts.engines.vllm.generate import RenderedMedia, RenderResponse, parse_render_response, single_token
+from rollouts.engines.vllm.chunks import Chunk, ImageChunk, TokenChunk, chunk_ids
+from rollouts.engines.vllm.feature_decoding import decode_item
+from rollouts.engines.vllm.render_response import RenderedMedia, RenderResponse, single_token
+from rollouts.engines.vllm.render_server import RenderServer, ServerIdentity, media_part
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,
@@ -57,89 +44,8 @@ from rollouts.errors import (
     ServerUnreachableError,
 )
 
-# A token with such a text that the template prints around a message is a control token, not a word.
-_CONTROL = re.compile(r"<[^\s<>]{1,60}>|\[/?[A-Z_]{2,60}\]")
-
-
-class ServerIdentity(NamedTuple):
-    """Properties of a server that rendering depends on.
-
-    `fingerprint` is a digest of everything known that decides the tensors of a modality: version, model, and the
-    tensors of a small probe, on which size limits have no effect. `marker_id` is the token that stands for features of
-    an image or of a sound, None where the server takes no images. `control_texts` are the control tokens that its
-    template prints around a message.
-    """
-
-    model: str
-    version: str
-    fingerprint: str
-    marker_id: int | None
-    control_texts: tuple[str, ...]
-
-
-def media_part(modality: Modality, name: str) -> dict[str, Any]:
-    """A content part for the image or sound that the server's cache holds, or will hold, under this name."""
-    return {"type": f"{modality}_url", f"{modality}_url": None, "uuid": name}
-
-
-def _segments(body: Mapping[str, Any], files: Mapping[str, SourceFile]) -> Body:
-    """The JSON of a request, with the data URLs of files in the parts of their names."""
-    mark = uuid.uuid4().hex  # random, so that no content contains it
-    messages = [_with_urls(message, files, mark) for message in body["messages"]]
-    pieces = json.dumps({**body, "messages": messages}, separators=(",", ":")).split(mark)
-    segments: list[bytes | memoryview] = []
-    for index, piece in enumerate(pieces):
-        if index % 2:
-            segments += files[piece].data_url()
-        else:
-            segments.append(piece.encode())
-    return segments
-
-
-def _with_urls(message: Mapping[str, Any], files: Mapping[str, SourceFile], mark: str) -> Mapping[str, Any]:
-    """The message with the name of each file, between two marks, in place of its data URL."""
-    if not isinstance(message.get("content"), list):
-        return message
-    parts = [
-        {**part, part["type"]: {"url": f"{mark}{part['uuid']}{mark}"}} if part.get("uuid") in files else part
-        for part in message["content"]
-    ]
-    return {**message, "content": parts}
-
-
-def _tensors_digest(rendered: RenderResponse, name: str) -> str | None:
-    """A digest of the tensors of the probe, sorted by name because their order differs between processes."""
-    digest = hashlib.sha256()
-    for item in rendered.media:
-        if item.encoded is None:
-            return None
-        for entry in sorted(encoded_entries(item.encoded, name=name).items()):
-            digest.update(repr(entry).encode())
-    return digest.hexdigest()
-
-
-def _render_error(name: str, response: HttpResponse) -> Exception:
-    error = response_error(name, response, "rendering")
-    unknown_route = response.status in (404, 405) and b"NotFoundError" not in response.body
-    if response.status == 501:  # vLLM's Rust frontend, which names the cure
-        return CapabilityError(
-            name, f"this server does not render ({error.reason}); or use `vllm launch render MODEL`, which needs no GPU"
-        )
-    if response.status == 403 or unknown_route:
-        return CapabilityError(
-            name,
-            f"this server does not render ({error.reason}). Start `vllm serve` with --enable-scale-out, or a server "
-            "that only renders with `vllm launch render MODEL`",
-        )
-    return error
-
-
 # Attempts for a medium whose rendering is interrupted by a change of server; more changes mean that it keeps crashing.
 _MAX_ATTEMPTS = 4
-
-
-class _ServerChangedError(Exception):
-    """The server was replaced while it rendered the medium."""
 
 
 class RenderedMedium(NamedTuple):
@@ -173,37 +79,7 @@ def _file_of(source: MediaSource, modality: Modality, policy: MediaPolicy) -> So
 _PartIndex = tuple[int, int]  # message index, part index
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenChunk:
-    """Token ids that go into the prompt unchanged."""
-
-    token_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageChunk:
-    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]) or a data URL.
-
-    `expected_tokens`, if given, is the number of tokens that it must take. Tokens around it (`<|vision_start|>`) belong
-    into the neighbouring chunks.
-    """
-
-    image: Any
-    expected_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImagePointer:
-    """An image at a URL or path that the `MediaPolicy` must allow; this process fetches it, never the server."""
-
-    location: str | os.PathLike[str]
-    expected_tokens: int | None = None
-
-
-Chunk = TokenChunk | ImageChunk | ImagePointer
-
-
-class ServerRenderer:
+class ServerRenderer(ClosedAtEnd):
     """Renders messages, or chunks of a prompt, into token ids and `MultiModalData` on a server.
 
         async with ServerRenderer.connect("http://127.0.0.1:8000") as renderer:
@@ -231,15 +107,11 @@ class ServerRenderer:
         scale: PixelScale | None = None,
     ) -> None:
         self._connection = connection
-        self._model = model
+        self._server = RenderServer(connection, model)
         self.policy = MediaPolicy() if policy is None else policy
         self.store = MediaStore() if store is None else store  # an empty store is falsy
         self._scale = scale
-        self._identity: ServerIdentity | None = None
-        self._hearing: dict[ServerIdentity, ServerIdentity | str] = {}  # what is rendered of sounds, or why none is
-        self._generation = 0  # how often the identity was forgotten
-        self._probing: SingleFlight[ServerIdentity] = SingleFlight()
-        self._processing: SingleFlight[MediaItem] = SingleFlight()
+        self._processing: SingleFlight[MediaItem | None] = SingleFlight()
         self._cache_holds_media = True
         self._owns_connection = False
 
@@ -283,7 +155,7 @@ class ServerRenderer:
         """
         checked = check_messages(messages)
         check_tools(tools)
-        server = await self._known_server()
+        server = await self._server.identity()
         _check_texts(checked, server)
         parts = [(index, *part) for index, message in enumerate(checked) for part in media_parts(message)]
         made = await asyncio.gather(*(self._render_part(*part) for part in parts))
@@ -323,30 +195,23 @@ class ServerRenderer:
         media: list[PlacedItem] = []
         for index, chunk in enumerate(chunks):
             if isinstance(chunk, TokenChunk):
-                token_ids += _chunk_ids(chunk, index)
+                token_ids += chunk_ids(chunk, index)
                 continue
             item, server = images[index]
             assert server.marker_id is not None  # a server without a marker renders no image
             media.append((item, PlaceholderRange(len(token_ids), item.num_tokens)))
             token_ids += [server.marker_id] * item.num_tokens
-        return _result(token_ids, media, await self._known_server())
+        return _result(token_ids, media, await self._server.identity())
 
     def forget(self) -> None:
         """Probe the server again and render every medium again, because the server may have restarted."""
-        self._identity = None
-        self._generation += 1
+        self._server.forget()
         self._cache_holds_media = True
 
     async def close(self) -> None:
         """Close the connection, if it is this renderer's own."""
         if self._owns_connection:
             await self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
 
     async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedMedium:
         if part["type"] in VIDEO_PART_TYPES:
@@ -361,9 +226,9 @@ class ServerRenderer:
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
 
-    async def _render_chunk(self, index: int, chunk: ImageChunk | ImagePointer) -> RenderedMedium:
+    async def _render_chunk(self, index: int, chunk: ImageChunk) -> RenderedMedium:
         name = f"chunk {index}"
-        image = await self._render_medium({"type": "image", "image": _chunk_reference(chunk, name)})
+        image = await self._render_medium({"type": "image", "image": chunk.image})
         expected = chunk.expected_tokens
         if expected is not None and image.item.num_tokens != expected:
             raise InvalidRequestError(
@@ -382,7 +247,7 @@ class ServerRenderer:
         options: Mapping[str, Any],
     ) -> RenderResponse:
         """Render the whole conversation. Media are sent by name, because the server has just rendered them alone."""
-        send = partial(self._send, messages, model=server.model, name=name, tensors=False, options=options)
+        send = partial(self._server.render, messages, model=server.model, name=name, tensors=False, options=options)
         if media and self._cache_holds_media:
             try:
                 return await send({})
@@ -397,81 +262,6 @@ class ServerRenderer:
         self._cache_holds_media = self._cache_holds_media and not media
         return response
 
-    # The server.
-
-    async def _known_server(self) -> ServerIdentity:
-        while (identity := self._identity) is None:
-            generation = self._generation
-            probed = await self._probing.run(generation, self._probe)
-            if self._generation == generation:
-                self._identity = self._identity or probed
-        return identity
-
-    async def _probe(self) -> ServerIdentity:
-        connection = self._connection
-        model, version = await asyncio.gather(served_model(connection, self._model), server_version(connection))
-        response = await render_probe_image(connection, model.name)
-        takes_images = response.status == 200
-        if response.status == 400:  # a text-only model, or a server that was started with images disabled
-            response = await render_message(connection, model.name, "a")
-        if response.status != 200:
-            raise _render_error(PROBE_NAME, response)
-        rendered = parse_render_response(response.body, PROBE_NAME)
-        if takes_images and len(rendered.media) != 1:
-            raise MalformedResultError(
-                PROBE_NAME, f"/render found {len(rendered.media)} media in a message with one image"
-            )
-        decisive = {
-            "model": model.name,
-            "root": model.root,
-            "version": version.vllm,
-            "probe": _tensors_digest(rendered, PROBE_NAME),
-        }
-        marker_id = single_token(rendered.token_ids, rendered.media[0].placeholder) if takes_images else None
-        texts = await self._token_texts(model.name, rendered.token_ids)
-        return ServerIdentity(
-            model=model.name,
-            version=version.vllm or "unknown",
-            fingerprint=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
-            marker_id=marker_id,
-            control_texts=tuple(text for text in texts.values() if _CONTROL.fullmatch(text)),
-        )
-
-    async def _token_texts(self, model: str, token_ids: Sequence[int]) -> dict[int, str]:
-        """The text of each token that the server detokenizes."""
-        distinct = sorted(set(token_ids))
-        responses = await asyncio.gather(
-            *(
-                probe_request(self._connection, "POST", "/detokenize", {"model": model, "tokens": [token]})
-                for token in distinct
-            )
-        )
-        texts = [json_object(response).get("prompt") if response.status == 200 else None for response in responses]
-        return {token: text for token, text in zip(distinct, texts, strict=True) if isinstance(text, str)}
-
-    async def _send(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        files: Mapping[str, SourceFile],
-        *,
-        model: str,
-        name: str,
-        tensors: bool,
-        options: Mapping[str, Any] | None = None,
-    ) -> RenderResponse:
-        """Render messages whose media are `media_part`s; one without a file in `files` must be in the server's cache.
-
-        `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises `EngineError`.
-        """
-        body = {"model": model, "messages": messages, **(options or {})}
-        if not tensors:
-            body["mm_payload"] = "none"
-        segments = await asyncio.to_thread(_segments, body, files)
-        response = await self._connection.request("POST", RENDER_PATH, name=name, body=segments)
-        if response.status != 200:
-            raise _render_error(name, response)
-        return await asyncio.to_thread(parse_render_response, response.body, name)
-
     # One image or sound.
 
     async def _render_medium(self, part: Mapping[str, Any]) -> RenderedMedium:
@@ -479,53 +269,27 @@ class ServerRenderer:
         modality = MEDIA_PART_TYPES[part["type"]]
         source = await asyncio.to_thread(load_source, part, self.policy, self.store)
         for _ in range(_MAX_ATTEMPTS):
-            probed = await self._known_server()
-            server = probed if modality != "audio" else await self._hearing_server(probed, source)
+            probed = await self._server.identity()
+            server = (
+                probed
+                if modality != "audio"
+                else await self._server.identity_for_sounds(probed, _request_name(source, modality))
+            )
             mm_hash = f"{source.digest}-{server.fingerprint}"
             item = self.store.get(mm_hash)
-            try:
-                if item is None:
-                    process = partial(self._process, source, modality, mm_hash, server, probed)
-                    item = await self._processing.run(mm_hash, process)
-            except _ServerChangedError:
-                continue
-            return RenderedMedium(item, server)
+            if item is None:
+                process = partial(self._process, source, modality, mm_hash, server, probed)
+                item = await self._processing.run(mm_hash, process)
+            if item is not None:
+                return RenderedMedium(item, server)
         raise ServerUnreachableError(
             _request_name(source, modality), f"the server restarted {_MAX_ATTEMPTS} times while it rendered it"
         )
 
-    async def _hearing_server(self, server: ServerIdentity, source: MediaSource) -> ServerIdentity:
-        """The identity of a server for sounds, by a probe sound. Raises `CapabilityError` where it takes none."""
-        if server not in self._hearing:
-            self._hearing = {server: await self._probe_sounds(server)}
-        known = self._hearing[server]
-        if isinstance(known, str):
-            raise CapabilityError(
-                _request_name(source, "audio"),
-                f"{server.model} takes no sounds: {known}. Serve a model that hears, with audio in "
-                "--limit-mm-per-prompt and with the packages of vllm[audio]",
-            )
-        return known
-
-    async def _probe_sounds(self, server: ServerIdentity) -> ServerIdentity | str:
-        """The identity of a server for sounds, or the reason why it renders none."""
-        response = await render_probe_sound(self._connection, server.model)
-        if response.status in (429, 503):  # a server that is busy may hear
-            raise response_error(PROBE_NAME, response, "rendering a sound")
-        if response.status != 200:
-            return response_error(PROBE_NAME, response, "rendering a sound").reason
-        rendered = parse_render_response(response.body, PROBE_NAME)
-        sounds = [medium for medium in rendered.media if medium.modality == "audio"]
-        marker_id = single_token(rendered.token_ids, sounds[0].placeholder) if len(sounds) == 1 else None
-        if marker_id is None:
-            return "/render does not say which tokens stand for the features of a sound"
-        digest = hashlib.sha256(f"{server.fingerprint} {_tensors_digest(rendered, PROBE_NAME)}".encode())
-        return server._replace(fingerprint=digest.hexdigest()[:16], marker_id=marker_id)
-
     async def _process(
         self, source: MediaSource, modality: Modality, mm_hash: str, server: ServerIdentity, probed: ServerIdentity
-    ) -> MediaItem:
-        """Let the server process an image or a sound, and store the item."""
+    ) -> MediaItem | None:
+        """Let the server process an image or a sound, and store the item; None where it was replaced meanwhile."""
         request_name, cache_name = _request_name(source, modality), media_name(source)
         file = await asyncio.to_thread(_file_of, source, modality, self.policy)
         # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
@@ -549,8 +313,8 @@ class ServerRenderer:
                 "its features. Load a renderer from the model's directory",
             )
         decoded = await asyncio.to_thread(decode_item, medium.encoded, name=request_name)
-        if self._identity is not probed:
-            raise _ServerChangedError
+        if not self._server.is_still(probed):
+            return None
         has_raw_pixels = any(tensor.dtype == "uint8" for tensor in decoded.values())
         item = MediaItem(
             modality,
@@ -568,7 +332,9 @@ class ServerRenderer:
     ) -> tuple[RenderResponse, RenderedMedia]:
         """Render a message that contains only the medium."""
         message = {"role": "user", "content": [media_part(modality, cache_name)]}
-        response = await self._send([message], {cache_name: file}, model=model, name=request_name, tensors=True)
+        response = await self._server.render(
+            [message], {cache_name: file}, model=model, name=request_name, tensors=True
+        )
         if [media.modality for media in response.media] != [modality]:
             raise MalformedResultError(
                 request_name, f"/render found {len(response.media)} media in a message with one {modality}"
@@ -663,20 +429,3 @@ def _result(
         placeholder_token_ids={modality: token for modality, token in all_markers.items() if token is not None},
         **known,
     )
-
-
-def _chunk_ids(chunk: TokenChunk, index: int) -> list[int]:
-    ids = np.asarray(chunk.token_ids)
-    if ids.size == 0:
-        return []
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0:
-        raise InvalidRequestError(f"chunk {index}", "token_ids must be a flat list of integers of at least 0")
-    return [int(token) for token in ids]
-
-
-def _chunk_reference(chunk: ImageChunk | ImagePointer, name: str) -> Any:
-    if isinstance(chunk, ImagePointer):
-        return chunk.location
-    if isinstance(chunk.image, str) and not chunk.image[:5].lower() == "data:":
-        raise MessageError(f"{name}: an ImageChunk holds the image itself; pass a URL or path as an ImagePointer")
-    return chunk.image

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse, excerpt, response_error
 from rollouts.engines.http.metrics import Metrics
-from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
+from rollouts.engines.http.responses import HttpResponse, excerpt, response_error
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.probe_requests import json_object
 from rollouts.errors import CapabilityError, EngineError, MalformedResultError
 
 _SLEEP_LEVELS = {"weights_offloaded": 1, "discard_all": 2}

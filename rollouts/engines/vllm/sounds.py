@@ -18,14 +18,8 @@ from renderers import MediaItem
 from renderers.media.item import PackedArray, TensorField
 from renderers.media.samples import wav_bytes
 from renderers.vision.patches import float32_to_bfloat16
-from rollouts.engines.vllm.features import (
-    FLOATS,
-    KEPT_ON_CPU,
-    DecodedTensor,
-    ServerNumbers,
-    ServerTensor,
-    tensor_type,
-)
+from rollouts.engines.vllm.feature_decoding import DecodedTensor
+from rollouts.engines.vllm.tensors import FLOATS, KEPT_ON_CPU, ServerNumbers, ServerTensor, tensor_type
 
 #: The rate of the probe, which is that of nearly all models.
 _PROBE_RATE = 16_000

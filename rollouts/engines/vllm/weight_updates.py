@@ -13,18 +13,13 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-from rollouts.engines.http.exchange import redacted
+from rollouts.engines.http.address import redacted
 from rollouts.engines.protocol import check_update_arguments, check_version
 from rollouts.engines.vllm.caches import CacheControl, PauseMode
-from rollouts.engines.vllm.capabilities import json_object
 from rollouts.engines.vllm.checkpoint_files import check_checkpoint
+from rollouts.engines.vllm.probe_requests import json_object
 from rollouts.engines.vllm.server_state import required_field
-from rollouts.errors import (
-    EngineError,
-    MalformedResultError,
-    ServerUnreachableError,
-    WeightUpdateError,
-)
+from rollouts.errors import EngineError, MalformedResultError, ServerUnreachableError, WeightUpdateError
 
 log = logging.getLogger("rollouts.engines.vllm")
 

@@ -30,7 +30,6 @@ from rollouts.engines import ChatEndpoint
 from rollouts.engines.local import LocalEngine
 from rollouts.environments import ToolEnvironment
 from rollouts.errors import (
-    ApiKeyError,
     ArgumentError,
     EngineClosedError,
     EngineError,
@@ -40,7 +39,6 @@ from rollouts.errors import (
     MissingLogProbsError,
     OverlongPromptError,
 )
-from rollouts.rewards import Judge, JudgeUsage
 from rollouts.serve.app import create_app
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
@@ -88,14 +86,19 @@ def served(tiny_model_dir, renderer):
         yield url
 
 
-class ThreeQuestions:
+class Questions:
+    """Asks the user's questions one after another."""
+
+    def __init__(self, *questions, system=None):
+        self.system = [] if system is None else [{"role": "system", "content": system}]
+        self.questions = list(questions)
+
     def reset(self, seed):
-        self.asked = 0
-        return [user("q0")]
+        return [*self.system, user(self.questions.pop(0))]
 
     def step(self, assistant):
-        self.asked += 1
-        return StepResult([] if self.asked == 3 else [user(f"q{self.asked}")], 1.0, done=self.asked == 3)
+        done = not self.questions
+        return StepResult([] if done else [user(self.questions.pop(0))], 1.0, done=done)
 
 
 def with_tokens(content="fine", *, prompt=(1, 2), ids=(8, 9), logprobs=(-0.5, -0.25)):
@@ -139,30 +142,18 @@ async def test_a_seeded_completion_is_that_of_the_engine_behind_the_server(serve
     await check_seeded_completion(served, tiny_model_dir, renderer, content)
 
 
-class TwoQuestions:
-    """Asks for a colour and for a shape."""
-
-    def reset(self, seed):
-        return [{"role": "system", "content": "Be brief."}, user("Which colour?")]
-
-    def step(self, assistant):
-        self.asked = getattr(self, "asked", 0) + 1
-        return StepResult([user("Which shape?")] if self.asked == 1 else [], 1.0, done=self.asked == 2)
-
-
 async def test_an_episode_with_token_ids_has_the_tokens_of_the_engine_behind_the_server(
     served, tiny_model_dir, renderer
 ):
     sampling = SamplingParams(max_tokens=6, temperature=0.7, seed=3)
+
+    async def episode_on(engine, renderer):
+        questions = Questions("Which colour?", "Which shape?", system="Be brief.")
+        return await run_episode(questions, engine=engine, renderer=renderer, sampling=sampling, max_turns=2)
+
     async with ChatEndpoint(served, "policy", api_key=KEY, return_token_ids=True) as endpoint:
-        episode = await run_episode(TwoQuestions(), engine=endpoint, renderer=None, sampling=sampling, max_turns=2)
-    own = await run_episode(
-        TwoQuestions(),
-        engine=LocalEngine.from_pretrained(tiny_model_dir),
-        renderer=renderer,
-        sampling=sampling,
-        max_turns=2,
-    )
+        episode = await episode_on(endpoint, None)
+    own = await episode_on(LocalEngine.from_pretrained(tiny_model_dir), renderer)
     first, last = (turn.node for turn in episode.turns)
     of_own = own.turns[0].node
     assert episode.token_ids(first).tolist() == own.token_ids(of_own).tolist()
@@ -206,7 +197,11 @@ async def test_a_turn_whose_prompt_prints_earlier_turns_otherwise_has_the_whole_
     with ChatServer(*(with_tokens(str(number), prompt=ids) for number, ids in enumerate(prompts))) as server:
         async with ChatEndpoint(server.url, "m", return_token_ids=True) as endpoint:
             episode = await run_episode(
-                ThreeQuestions(), engine=endpoint, renderer=None, sampling=SamplingParams(max_tokens=8), max_turns=3
+                Questions("q0", "q1", "q2"),
+                engine=endpoint,
+                renderer=None,
+                sampling=SamplingParams(max_tokens=8),
+                max_turns=3,
             )
     nodes = [turn.node for turn in episode.turns]
     assert [episode.token_ids(node).tolist() for node in nodes] == [[*prompt, 8, 9] for prompt in prompts]
@@ -230,39 +225,20 @@ async def test_a_prompt_longer_than_the_context_is_an_overlong_prompt(served):
     assert (raised.value.prompt_tokens > 5000, raised.value.limit) == (True, 4096)
 
 
-@pytest.mark.parametrize("key", [None, "sk-proj-another-key-1234"])
-async def test_a_server_that_refuses_the_key_is_named_and_the_key_is_not(served, key):
-    async with ChatEndpoint(served, "policy", api_key=key) as endpoint:
-        with pytest.raises(ApiKeyError, match=r"HTTP 401 .*its API key") as raised:
-            await endpoint.chat([user("a")], sampling=SamplingParams())
-    assert "another-key" not in str(raised.value)
-    assert raised.value.server == served
-
-
-async def keys_of(server, *options):
-    """The Authorization headers of requests of endpoints with these options."""
-    for each in options:
-        async with ChatEndpoint(server.url, "m", **each) as endpoint:
-            await endpoint.chat([user("a")], sampling=SamplingParams())
-    return [headers.get("authorization") for headers in server.headers]
-
-
 @pytest.mark.slow
-async def test_the_key_is_the_given_one_or_that_of_the_named_variable(monkeypatch):
+async def test_the_key_is_the_given_one_or_of_the_named_variable_and_that_of_openai_goes_there_alone(monkeypatch):
     monkeypatch.setenv("OTHER_KEY", "of-another")
-    with ChatServer(completion()) as server:
-        options = {"api_key_env": "OTHER_KEY"}, {"api_key": "given"}, {"api_key": "given", "api_key_env": "OTHER_KEY"}
-        assert await keys_of(server, *options) == ["Bearer of-another", "Bearer given", "Bearer given"]
-
-
-@pytest.mark.slow
-async def test_the_key_of_openai_goes_to_openai_alone(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
-    with ChatServer(completion()) as other, ChatServer(completion()) as openai:
-        assert await keys_of(other, {}) == [None]
-        monkeypatch.setattr("rollouts.engines.endpoint._OPENAI", f"{openai.base_url}/")
-        assert await keys_of(openai, {}) == ["Bearer of-openai"]
-        assert await keys_of(other, {}) == [None, None]
+    options = {"api_key_env": "OTHER_KEY"}, {"api_key": "given"}, {"api_key": "given", "api_key_env": "OTHER_KEY"}, {}
+    with ChatServer(completion()) as server:
+        for each in options:
+            async with ChatEndpoint(server.url, "m", **each) as endpoint:
+                await endpoint.chat([user("a")], sampling=SamplingParams())
+        monkeypatch.setattr("rollouts.engines.endpoint._OPENAI", f"{server.base_url}/")
+        async with ChatEndpoint(server.url, "m") as endpoint:
+            await endpoint.chat([user("a")], sampling=SamplingParams())
+    keys = [headers.get("authorization") for headers in server.headers]
+    assert keys == ["Bearer of-another", "Bearer given", "Bearer given", None, "Bearer of-openai"]
 
 
 # Requests.
@@ -320,16 +296,12 @@ async def test_sampling_options_that_the_api_does_not_have_are_refused(sampling,
             await endpoint.chat([user("a")], sampling=sampling)
 
 
-async def test_bare_schemas_of_tools_are_wrapped():
-    body = await sent([user("a")], tools=[LOOK, LOOK["function"]])
-    assert body["tools"] == [LOOK, LOOK]
-
-
 async def test_arguments_of_calls_are_sent_as_text_and_reasoning_as_the_server_gave_it():
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"row": 1, "é": None}}}]
     assistant = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm"}
     result = {"role": "tool", "tool_call_id": "c", "name": "look", "content": "red"}
-    body = await sent([user("a"), assistant, result])
+    body = await sent([user("a"), assistant, result], tools=[LOOK, LOOK["function"]])
+    assert body["tools"] == [LOOK, LOOK], "a bare schema is wrapped"
     written = body["messages"][1]["tool_calls"][0]["function"]["arguments"]
     assert json.loads(written) == {"row": 1, "é": None}
     assert body["messages"][1]["reasoning_content"] == "hm"
@@ -418,31 +390,28 @@ def called(*call_ids):
     return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
-async def test_images_of_results_are_sent_in_the_results():
-    body = await sent([user("a"), *called("x", "y")])
-    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "tool", "tool"]
-    assert [part["type"] for part in body["messages"][2]["content"]] == ["text", "image_url"]
-
-
-async def test_images_of_results_may_follow_in_messages_of_the_user():
+@pytest.mark.parametrize("of_openai", [False, True])
+async def test_images_of_results_are_sent_in_the_results_or_by_the_user(monkeypatch, of_openai):
+    """The default depends on the server."""
     messages = [user("a"), *called("x", "y"), {"role": "assistant", "content": "b"}, user("c")]
-    body = await sent(messages, tool_images="user")
-    roles = [message["role"] for message in body["messages"]]
-    assert roles == ["user", "assistant", "tool", "tool", "user", "user", "assistant", "user"]
-    assert_results_answer_calls(body["messages"])
-    for result, image, call_id in ((2, 4, "x"), (3, 5, "y")):
-        assert [part["type"] for part in body["messages"][result]["content"]] == ["text", "text"]
-        text, picture = body["messages"][image]["content"]
-        assert f"call {call_id}:" in text["text"]
-        np.testing.assert_array_equal(pixels_of(picture["image_url"]["url"]), PIXELS)
-
-
-async def test_openai_gets_the_images_of_results_from_the_user(monkeypatch):
     with ChatServer(completion()) as server:
-        monkeypatch.setattr("rollouts.engines.endpoint._OPENAI", f"{server.base_url}/")
-        async with ChatEndpoint(server.url, "m") as endpoint:
-            await endpoint.chat([user("a"), *called("x")], sampling=SamplingParams())
-    assert [message["role"] for message in server.bodies[0]["messages"]] == ["user", "assistant", "tool", "user"]
+        if of_openai:
+            monkeypatch.setattr("rollouts.engines.endpoint._OPENAI", f"{server.base_url}/")
+        for chosen in ({}, {"tool_images": "user" if of_openai else "tool"}):
+            async with ChatEndpoint(server.url, "m", **chosen) as endpoint:
+                await endpoint.chat(messages, sampling=SamplingParams())
+    assert server.bodies[0] == server.bodies[1]
+    sent = server.bodies[0]["messages"]
+    assert_results_answer_calls(sent)
+    followed = ["user"] * 2 if of_openai else []
+    assert [each["role"] for each in sent] == ["user", "assistant", "tool", "tool", *followed, "assistant", "user"]
+    for number, call_id in enumerate("xy"):
+        kinds = [part["type"] for part in sent[2 + number]["content"]]
+        assert kinds == (["text", "text"] if of_openai else ["text", "image_url"])
+        if of_openai:
+            text, picture = sent[4 + number]["content"]
+            assert f"call {call_id}:" in text["text"]
+            np.testing.assert_array_equal(pixels_of(picture["image_url"]["url"]), PIXELS)
 
 
 # Answers.
@@ -467,25 +436,38 @@ async def test_the_message_has_what_the_server_returned():
     assert (answer.prompt_tokens, answer.completion_tokens, answer.model) == (7, 3, "model-of-the-server")
 
 
+PARTS = [
+    {"type": "thinking", "thinking": [{"type": "text", "text": "let me "}, {"type": "text", "text": "see"}]},
+    {"type": "text", "text": "It is "},
+    {"type": "text", "text": "red."},
+]
+
+
 @pytest.mark.parametrize(
     ("message", "content", "reasoning"),
     [
         ({"content": None, "refusal": "I cannot."}, "I cannot.", None),
         ({"content": None, "reasoning": "hm"}, "", "hm"),
         ({"content": ""}, "", None),
+        ({"content": PARTS}, "It is red.", "let me see"),
     ],
-    ids=["refusal", "vLLM's name of reasoning", "nothing"],
+    ids=["refusal", "vLLM's name of reasoning", "nothing", "parts"],
 )
 async def test_other_forms_of_messages_are_read(message, content, reasoning):
-    answer = await answer_of(completion(**message))
-    assert (answer.message["content"], answer.message.get("reasoning_content")) == (content, reasoning)
-
-
-async def test_a_server_may_leave_out_usage_and_model():
-    body = completion()
+    """Also without the fields that a server may leave out."""
+    body = completion(**message)
     del body["usage"], body["model"]
     answer = await answer_of(body)
+    assert (answer.message["content"], answer.message.get("reasoning_content")) == (content, reasoning)
     assert (answer.prompt_tokens, answer.completion_tokens, answer.model) == (None, None, None)
+
+
+async def test_ids_of_calls_without_one_are_those_of_no_other_call():
+    calls = [call("{}", call_id=call_id) for call_id in (None, "call_0", None)]
+    answer = await answer_of(completion("", tool_calls=calls, finish_reason="tool_calls"))
+    ids = [one["id"] for one in answer.message["tool_calls"]]
+    assert len(set(ids)) == 3
+    assert ids[1] == "call_0"
 
 
 async def test_reasoning_that_was_cut_off_is_not_complete():
@@ -576,20 +558,6 @@ def assert_results_answer_calls(messages):
     assert not waiting
 
 
-async def test_a_judge_is_shown_the_pictures_of_a_conversation():
-    with ChatServer(completion("It is not.\nno")) as server:
-        async with ChatEndpoint(server.url, "m") as endpoint:
-            prompt = "{{ messages[0].content }} Answer: {{ completion.content }}"
-            judge = Judge(endpoint, prompt, parse={"yes": 1.0, "no": 0.0})
-            question = user([{"type": "image", "image": PIXELS}, {"type": "text", "text": "Red?"}])
-            assert await judge([question, {"role": "assistant", "content": "Yes."}]) == 0.0
-    (message,) = server.bodies[0]["messages"]
-    picture, text = message["content"]
-    np.testing.assert_array_equal(pixels_of(picture["image_url"]["url"]), PIXELS)
-    assert text == {"type": "text", "text": "Red? Answer: Yes."}
-    assert judge.usage == JudgeUsage(verdicts=1, judged=1, requests=1, prompt_tokens=7, completion_tokens=3)
-
-
 # The object.
 
 
@@ -617,16 +585,13 @@ def test_wrong_arguments_are_refused_without_their_secrets(arguments, named):
     with pytest.raises(ArgumentError, match=named) as raised:
         ChatEndpoint(**{"base_url": "http://h/v1", "model": "m", **arguments})
     assert "secret" not in str(raised.value)
+    assert repr(ChatEndpoint("http://h/v1/", "m", api_key="secret")) == "ChatEndpoint('http://h/v1', 'm')"
 
 
 def test_the_extra_is_named_where_the_sdk_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(MissingExtraError, match=re.escape(install_command("openai"))):
         ChatEndpoint("http://h/v1", "m")
-
-
-def test_its_repr_has_no_key():
-    assert repr(ChatEndpoint("http://h/v1/", "m", api_key="secret")) == "ChatEndpoint('http://h/v1', 'm')"
 
 
 async def test_a_closed_endpoint_refuses_requests():
@@ -652,28 +617,3 @@ def test_an_endpoint_serves_one_event_loop_after_another_and_not_two_at_a_time()
 
         with pytest.raises(EngineError, match="another event loop"):
             asyncio.run(ask_on_two_loops())
-
-
-async def test_a_content_of_parts_is_their_text_and_the_thinking_before_it():
-    parts = [
-        {"type": "thinking", "thinking": [{"type": "text", "text": "let me "}, {"type": "text", "text": "see"}]},
-        {"type": "text", "text": "It is "},
-        {"type": "text", "text": "red."},
-    ]
-    with ChatServer(completion(parts)) as server:
-        async with ChatEndpoint(server.url, "any") as endpoint:
-            answer = await endpoint.chat([{"role": "user", "content": "?"}], sampling=SamplingParams())
-    assert (answer.message["content"], answer.message["reasoning_content"]) == ("It is red.", "let me see")
-
-
-async def answered(*calls):
-    with ChatServer(completion("", tool_calls=list(calls), finish_reason="tool_calls")) as server:
-        async with ChatEndpoint(server.url, "any") as endpoint:
-            return await endpoint.chat([{"role": "user", "content": "?"}], sampling=SamplingParams())
-
-
-async def test_ids_of_calls_without_one_are_those_of_no_other_call():
-    answer = await answered(call("{}", call_id=None), call("{}", call_id="call_0"), call("{}", call_id=None))
-    ids = [one["id"] for one in answer.message["tool_calls"]]
-    assert len(set(ids)) == 3
-    assert ids[1] == "call_0"

@@ -75,25 +75,17 @@ async def test_an_image_for_a_text_model_is_refused_once_with_the_message_of_the
     assert "m is not a multimodal model" in str(error)
 
 
-@pytest.mark.parametrize("status", [401, 403])
-async def test_no_text_of_an_error_contains_a_key(status):
+@pytest.mark.parametrize(("status", "kind"), [(401, ApiKeyError), (403, ApiKeyError), (200, MalformedResultError)])
+async def test_no_text_of_an_error_contains_a_key(status, kind):
     key = "sk-proj-0123456789abcdef"
     message = f"Incorrect API key provided: {key}, or sk-pr***cdef. See the account page"
     error, requests = await error_of(failure(status, message), api_key=key)
-    assert isinstance(error, ApiKeyError)
+    assert isinstance(error, kind)
     assert requests == 1
     assert "See the account page" in str(error)
     shown = "".join(traceback.format_exception(error)) + repr(error)
     assert key not in shown
     assert "cdef" not in shown
-
-
-async def test_a_server_that_sends_back_the_key_does_not_get_it_into_an_error():
-    echo = PlainTextResponse('{"authorization": "Bearer sk-proj-0123456789abcdef"}')
-    error, _ = await error_of(echo, api_key="sk-proj-0123456789abcdef")
-    assert isinstance(error, MalformedResultError)
-    assert "authorization" in str(error)
-    assert "0123456789" not in str(error)
 
 
 @pytest.mark.slow
@@ -166,18 +158,6 @@ async def test_closing_ends_what_runs_and_what_waits():
     assert [type(result) for result in results] == [EngineClosedError] * 3
 
 
-async def test_a_cancelled_call_frees_its_place():
-    with SlowServer() as server:
-        async with ChatEndpoint(server.url, "m", concurrency=1) as endpoint:
-            call = asyncio.create_task(endpoint.chat(MESSAGES, sampling=SamplingParams()))
-            await server.begun.wait()
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            server.released.set()
-            assert (await endpoint.chat(MESSAGES, sampling=SamplingParams())).message["content"] == "fine"
-
-
 async def test_no_more_requests_run_at_a_time_than_allowed():
     running, most = 0, 0
 
@@ -227,6 +207,11 @@ TOO_LONG = {
         {"type": "BadRequestError", "code": 400},
         (5000, 4096),
     ),
+    "llama.cpp": (
+        "the request exceeds the available context size",
+        {"type": "exceed_context_size_error"},
+        (None, None),
+    ),
     "this project": (
         "a prompt of 5000 tokens leaves no room within the model's 4096; shorten the conversation",
         {"code": "context_length_exceeded"},
@@ -241,7 +226,7 @@ async def test_a_prompt_beyond_the_context_is_an_overlong_prompt(message, fields
     assert isinstance(error, OverlongPromptError)
     assert (error.prompt_tokens, error.limit) == numbers
     assert message in str(error)
-    assert requests == 1
+    assert requests == (2 if numbers == (None, None) else 1), "where nothing is known, it is tried without max_tokens"
 
 
 TOO_MUCH = {
@@ -273,12 +258,6 @@ async def test_a_completion_that_does_not_fit_is_sampled_to_the_end_of_the_conte
         answer = await ask(server)
     assert (answer.finish_reason, answer.completion_tokens) == (FinishReason.LENGTH, 96)
     assert len(server.bodies) == 2
-
-
-async def test_an_overlong_prompt_may_have_no_numbers():
-    error, _ = await error_of(failure(400, "exceeds the available context size", type="exceed_context_size_error"))
-    assert isinstance(error, OverlongPromptError)
-    assert (error.prompt_tokens, error.limit) == (None, None)
 
 
 # Responses that are none.
@@ -321,14 +300,17 @@ async def test_a_response_is_bounded_after_decompression(monkeypatch):
     assert "larger than 10000 bytes" in str(error)
 
 
-@pytest.mark.parametrize("reason", ["abort", "error"])
-async def test_a_completion_that_the_server_ended_may_be_repeated(reason):
-    error, _ = await error_of(completion("re", finish_reason=reason))
-    assert isinstance(error, GenerationInterruptedError)
-    assert error_kind(error) == "engine"
-
-
-async def test_a_completion_that_a_filter_withheld_is_an_error_that_is_not_repeated():
-    error, _ = await error_of(completion("", finish_reason="content_filter"))
-    assert "content filter" in str(error)
-    assert error_kind(error) is None
+@pytest.mark.parametrize(
+    ("reason", "error", "kind"),
+    [
+        ("abort", GenerationInterruptedError, "engine"),
+        ("error", GenerationInterruptedError, "engine"),
+        ("content_filter", EngineError, None),
+    ],
+)
+async def test_a_completion_that_the_server_ended_may_be_repeated_and_one_that_a_filter_withheld_not(
+    reason, error, kind
+):
+    found, _ = await error_of(completion("re", finish_reason=reason))
+    assert type(found) is error
+    assert error_kind(found) == kind

@@ -43,22 +43,6 @@ async def fleet_of(*names, **limits):
     return engines, fleet
 
 
-async def test_a_member_added_during_an_update_does_not_serve_the_old_weights_after_it():
-    engines, fleet = await fleet_of("a")
-    async with fleet:
-        engines["a"].may_load.clear()
-        update = asyncio.create_task(fleet.update_weights("directory", "1"))
-        await engines["a"].loading.wait()
-        await fleet.add("late", late := UpdatableMember())
-        engines["a"].may_load.set()
-        await update
-        assert states(fleet)["late"] == "ejected"
-        await fleet.check()
-        await until(lambda: late.weight_version == "1")
-        await fleet.check()
-        assert states(fleet) == {"a": "ready", "late": "ready"}
-
-
 async def test_a_member_that_comes_back_during_an_update_does_not_serve_the_old_weights_after_it():
     engines, fleet = await fleet_of("a", "b", eject_after=1)
     async with fleet:

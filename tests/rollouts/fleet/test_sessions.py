@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.fleet.membership import FleetLimits
+from rollouts.engines.fleet.limits import FleetLimits
 from rollouts.engines.fleet.routing import SessionTable, ranked_members
 from rollouts.errors import ArgumentError
 
@@ -32,14 +32,6 @@ def test_a_member_that_leaves_moves_its_own_sessions_only(session, names, leavin
     rest = [name for name in names if name != leaving]
     order = ranked_members(session, names)
     assert ranked_members(session, rest) == [name for name in order if name != leaving]
-
-
-def test_a_new_member_takes_over_about_one_part_of_the_sessions_and_none_move_between_others():
-    before = {session: ranked_members(session, EIGHT)[0] for session in SESSIONS}
-    after = {session: ranked_members(session, [*EIGHT, "new"])[0] for session in SESSIONS}
-    moved = [session for session in SESSIONS if before[session] != after[session]]
-    assert all(after[session] == "new" for session in moved)
-    assert 0 < len(moved) / len(SESSIONS) <= 1 / 9 + 0.05
 
 
 @pytest.mark.slow

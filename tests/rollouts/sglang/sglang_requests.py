@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 from fake_sglang import IMAGE_TOKEN, TOKENS_OF_AN_IMAGE
@@ -27,3 +28,30 @@ def request_of(*images: MediaItem, **options: Any) -> GenerateRequest:
     sampling = options.pop("sampling", SamplingParams(max_tokens=3))
     options.setdefault("placeholder_token_ids", {"image": IMAGE_TOKEN})
     return GenerateRequest(options.pop("prompt_ids", ids), sampling, media, **options)
+
+
+Spoil = Callable[[dict[str, Any]], None]
+
+
+def without(*path: Any) -> Spoil:
+    """A change of an answer: without the member at a path."""
+
+    def spoil(answer: dict[str, Any]) -> None:
+        *parents, last = path
+        for name in parents:
+            answer = answer[name]
+        del answer[last]
+
+    return spoil
+
+
+def with_value(value: Any, *path: Any) -> Spoil:
+    """A change of an answer: with another value at a path."""
+
+    def spoil(answer: dict[str, Any]) -> None:
+        *parents, last = path
+        for name in parents:
+            answer = answer[name]
+        answer[last] = value
+
+    return spoil

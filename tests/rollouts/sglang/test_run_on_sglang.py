@@ -88,20 +88,7 @@ def served() -> Iterator[FakeSGLang]:
     thread.join()
 
 
-def test_a_run_samples_from_sglang(
-    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sglang_env.py").write_text(_MODULE)
-    config = tmp_path / "run.toml"
-    config.write_text(_CONFIG.replace("URL", served.base_url).replace("MODEL", str(tiny_model_dir)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    result = CliRunner().invoke(app, ["run", str(config)])
-    assert result.exit_code == 0, result.output
-    assert len(served.requests) == 4
-
-
-def test_a_teacher_on_sglang_scores_the_episodes_of_a_run(
+def test_a_run_samples_from_sglang_and_a_teacher_there_scores_its_episodes(
     served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sglang_env.py").write_text(_MODULE)
@@ -115,7 +102,7 @@ def test_a_teacher_on_sglang_scores_the_episodes_of_a_run(
     assert result.exit_code == 0, result.output
     with RecordReader(tmp_path / "out" / "trajectories.mmr") as reader:
         episodes = [episode for group in reader for episode in group]
-    assert len(episodes) == 4
+    assert len(episodes) == 4 <= len(served.requests)
     for episode in episodes:
         assert all("teacher_logprobs" in node.extras for node in episode.nodes)
         assert "teacher_kl" in episode.metrics

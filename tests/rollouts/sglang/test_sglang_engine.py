@@ -6,21 +6,21 @@ import asyncio
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_sglang import IMAGE_TOKEN, VOCABULARY, FakeSGLang
-from sglang_requests import image, request_of
+from sglang_requests import image, request_of, with_value, without
 
 from rollouts import FinishReason, GenerateRequest, SamplingParams, WeightSpan
 from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.sglang import HttpLimits, SGLangEngine
 from rollouts.engines.sglang import engine as engine_module
-from rollouts.engines.vllm import ServerCapabilities
 from rollouts.errors import (
     ApiKeyError,
     ArgumentError,
@@ -38,37 +38,20 @@ from rollouts.errors import (
     WeightUpdateError,
 )
 
-VLLM_SERVER = ServerCapabilities(
-    version="0.32.0",
-    model="/model",
-    max_model_len=4096,
-    scale_out=True,
-    pixel_dtype="uint8",
-    placeholder_ids={"image": IMAGE_TOKEN},
-    merge_area=4,
-    control=True,
-)
-
 
 async def test_ids_are_sent_as_they_are_and_come_back_with_their_log_probabilities(
     engine: SGLangEngine, server: FakeSGLang
 ) -> None:
-    result = await engine.generate(request_of(prompt_ids=[5, 6, 8], prompt_logprobs=True))
+    """The server names the last token of the vocabulary 0 in the log-probabilities of a prompt."""
+    ids = [5, server.vocabulary - 1, 8]
+    result = await engine.generate(request_of(prompt_ids=ids, prompt_logprobs=True))
     (sent,) = server.requests
-    assert (sent["input_ids"], "image_data" in sent, "text" in sent) == ([5, 6, 8], False, False)
+    assert (sent["input_ids"], "image_data" in sent, "text" in sent) == (ids, False, False)
     (completion,) = result.completions
     assert completion.token_ids.tolist() == [1, 2, 3]
     assert completion.logprobs.tolist() == [-1, -2, -3]
     assert completion.finish_reason is FinishReason.LENGTH
     assert completion.weight_spans == (WeightSpan("default", 0, 3),)
-    np.testing.assert_array_equal(result.prompt_logprobs, np.array([np.nan, -0.5, -0.5], np.float32))
-
-
-async def test_the_last_token_of_the_vocabulary_is_scored_though_the_server_names_it_0(
-    engine: SGLangEngine, server: FakeSGLang
-) -> None:
-    last = server.vocabulary - 1
-    result = await engine.generate(request_of(prompt_ids=[5, last, 8], prompt_logprobs=True))
     np.testing.assert_array_equal(result.prompt_logprobs, np.array([np.nan, -0.5, -0.5], np.float32))
 
 
@@ -120,7 +103,7 @@ async def test_the_likeliest_tokens_are_rows_of_the_k_that_each_part_was_asked_f
     assert top.logprobs.tolist() == [[-1, -2, -3], [-1, -2, -3]]
     assert of_prompt.token_ids.tolist() == [[-1, -1], [4, 5]]
     assert of_prompt.logprobs[1].tolist() == [-2, -3]
-    server.spoil = _without("meta_info", "output_top_logprobs")
+    server.spoil = without("meta_info", "output_top_logprobs")
     with pytest.raises(MissingLogProbsError, match="3 tokens in each of 2 places"):
         await engine.generate(request)
 
@@ -134,43 +117,27 @@ def _retokenised(answer: dict[str, Any]) -> None:
     answer["prompt_token_ids"][3:5] = [7]
 
 
-def _without(*path: str) -> Callable[[dict[str, Any]], None]:
-    def spoil(answer: dict[str, Any]) -> None:
-        *parents, last = path
-        for name in parents:
-            answer = answer[name]
-        del answer[last]
-
-    return spoil
-
-
-def _with(value: Any, *path: Any) -> Callable[[dict[str, Any]], None]:
-    def spoil(answer: dict[str, Any]) -> None:
-        *parents, last = path
-        for name in parents:
-            answer = answer[name]
-        answer[last] = value
-
-    return spoil
-
-
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
         (_retokenised, MalformedResultError, "tokenised the prompt again"),
-        (_without("prompt_token_ids"), MalformedResultError, "lacks `prompt_token_ids`"),
-        (_without("meta_info", "output_token_logprobs"), MissingLogProbsError, "3 tokens and no log-probabilities"),
-        (_with([[-1.0, 1, None]], "meta_info", "output_token_logprobs"), MissingLogProbsError, "3 tokens and 1 "),
-        (_with(None, "meta_info", "output_token_logprobs", 1, 0), MissingLogProbsError, "token 1"),
-        (_with(8, "meta_info", "output_token_logprobs", 1, 1), MalformedResultError, "is of token 8, not of token 2"),
-        (_with([1, 2, -3], "output_ids"), MalformedResultError, "`output_ids` cannot be read"),
-        (_with([1, 2.5, 3], "output_ids"), MalformedResultError, r"`output_ids` cannot be read.*float64"),
-        (_with(["1", "2", "3"], "output_ids"), MalformedResultError, "`output_ids` cannot be read"),
-        (_with({"logprob": -1}, "meta_info", "output_token_logprobs", 1), MissingLogProbsError, "cannot be read"),
-        (_with({"type": "cow"}, "meta_info", "finish_reason"), MalformedResultError, "finished with"),
-        (_with({"type": "stop", "matched": 2}, "meta_info", "finish_reason"), MalformedResultError, "stopped at"),
-        (_with([], "meta_info", "weight_versions"), MalformedResultError, "do not cover the 3 tokens"),
-        (_without("meta_info"), MalformedResultError, "SGLang's shape"),
+        (without("prompt_token_ids"), MalformedResultError, "lacks `prompt_token_ids`"),
+        (without("meta_info", "output_token_logprobs"), MissingLogProbsError, "3 tokens and no log-probabilities"),
+        (with_value([[-1.0, 1, None]], "meta_info", "output_token_logprobs"), MissingLogProbsError, "3 tokens and 1 "),
+        (with_value(None, "meta_info", "output_token_logprobs", 1, 0), MissingLogProbsError, "token 1"),
+        (
+            with_value(8, "meta_info", "output_token_logprobs", 1, 1),
+            MalformedResultError,
+            "is of token 8, not of token 2",
+        ),
+        (with_value([1, 2, -3], "output_ids"), MalformedResultError, "`output_ids` cannot be read"),
+        (with_value([1, 2.5, 3], "output_ids"), MalformedResultError, r"`output_ids` cannot be read.*float64"),
+        (with_value(["1", "2", "3"], "output_ids"), MalformedResultError, "`output_ids` cannot be read"),
+        (with_value({"logprob": -1}, "meta_info", "output_token_logprobs", 1), MissingLogProbsError, "cannot be read"),
+        (with_value({"type": "cow"}, "meta_info", "finish_reason"), MalformedResultError, "finished with"),
+        (with_value({"type": "stop", "matched": 2}, "meta_info", "finish_reason"), MalformedResultError, "stopped at"),
+        (with_value([], "meta_info", "weight_versions"), MalformedResultError, "do not cover the 3 tokens"),
+        (without("meta_info"), MalformedResultError, "SGLang's shape"),
     ],
 )
 async def test_an_answer_that_is_not_that_of_the_request_is_an_error(
@@ -225,12 +192,6 @@ async def test_an_id_that_another_client_keeps_is_an_error(
     assert len(server.requests) == 3
 
 
-async def test_a_prompt_of_text_that_lost_a_token_is_an_error(engine: SGLangEngine, server: FakeSGLang) -> None:
-    server.spoil = _with(1, "meta_info", "prompt_tokens")
-    with pytest.raises(MalformedResultError, match="ran 1 tokens of a prompt of 2"):
-        await engine.generate(request_of())
-
-
 _SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
 
 
@@ -248,7 +209,6 @@ _SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
         (request_of(sampling=SamplingParams(extra={"moo": 1})), InvalidRequestError, "unknown here"),
         (request_of(sampling=SamplingParams(temperature=0.5)), CapabilityError, "SGLANG_RETURN_ORIGINAL_LOGPROB"),
         (request_of(sampling=SamplingParams(top_logprobs=301)), InvalidRequestError, "more than the vocabulary has"),
-        (request_of(priority=1), CapabilityError, "--enable-priority-scheduling"),
         (request_of(adapter="policy"), CapabilityError, "--enable-lora"),
         (request_of(image(1), placeholder_token_ids={}), InvalidRequestError, "placeholder_token_ids"),
         (request_of(image(1, "video")), InvalidRequestError, "tokenises a prompt with video again"),
@@ -295,6 +255,9 @@ async def test_seeds_that_a_server_does_not_take_are_left_out_with_one_warning(
 
 
 async def test_a_vocabulary_that_is_not_reported_must_be_given(server: FakeSGLang) -> None:
+    async with SGLangEngine(server.base_url, vocab_size=301) as engine:
+        with pytest.raises(CapabilityError, match="vocab_size 300, and 301 was given"):
+            await engine.capabilities()
     server.vocabulary_error = "no"
     async with SGLangEngine(server.base_url) as engine:
         with pytest.raises(CapabilityError, match=r"SGLangEngine\(..., vocab_size=\)"):
@@ -302,12 +265,6 @@ async def test_a_vocabulary_that_is_not_reported_must_be_given(server: FakeSGLan
     async with SGLangEngine(server.base_url, vocab_size=300) as engine:
         await engine.generate(request_of())
         assert engine.vocab_size == 300
-
-
-async def test_another_vocabulary_than_the_server_has_is_refused(server: FakeSGLang) -> None:
-    async with SGLangEngine(server.base_url, vocab_size=301) as engine:
-        with pytest.raises(CapabilityError, match="vocab_size 300, and 301 was given"):
-            await engine.capabilities()
 
 
 async def test_another_program_that_answers_with_a_page_is_refused_by_name(
@@ -318,71 +275,44 @@ async def test_another_program_that_answers_with_a_page_is_refused_by_name(
         await engine.capabilities()
 
 
-async def test_priorities_have_the_sign_of_the_server(server: FakeSGLang, engine: SGLangEngine) -> None:
-    server.info["enable_priority_scheduling"] = True
-    await engine.generate(request_of(priority=3))
-    assert server.requests[0]["priority"] == -3
-
-
 @pytest.mark.parametrize("in_flight", ["abort", "keep"])
 async def test_weights_are_loaded_within_a_pause(
-    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path, in_flight: Any
+    server: FakeSGLang, engine: SGLangEngine, checkpoint: Path, in_flight: Any
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    await engine.update_weights(tmp_path, "1", in_flight=in_flight)
+    await engine.update_weights(checkpoint, "1", in_flight=in_flight)
     assert [path for path, _ in server.calls] == [
         "/pause_generation",
         "/update_weights_from_disk",
         "/continue_generation",
     ]
     assert server.calls[0][1] == {"mode": {"abort": "abort", "keep": "retract"}[in_flight]}
-    assert server.calls[1][1] == {"model_path": str(tmp_path), "weight_version": "1", "flush_cache": True}
+    assert server.calls[1][1] == {"model_path": str(checkpoint), "weight_version": "1", "flush_cache": True}
     assert engine.weight_version == "1"
 
 
-async def test_a_completion_is_continued_after_a_pause_from_its_tokens(
-    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    server.holds = True
-    sampling = asyncio.create_task(engine.generate(request_of(image(1), sampling=SamplingParams(max_tokens=5))))
-    await server.until_running()
-    server.holds = False
-    await engine.update_weights(tmp_path, "1")
-    (completion,) = (await sampling).completions
-    assert completion.token_ids.tolist() == [1, 2, 1, 2, 3]
-    assert completion.weight_spans == (WeightSpan("default", 0, 2), WeightSpan("1", 2, 5))
-    first, rest = server.requests
-    assert rest["input_ids"] == [*first["input_ids"], 1, 2]
-    assert rest["image_data"] == first["image_data"]
-    assert rest["sampling_params"]["max_new_tokens"] == 3
-
-
 async def test_a_completion_with_an_image_token_beside_an_image_is_not_continued(
-    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+    server: FakeSGLang, engine: SGLangEngine, checkpoint: Path
 ) -> None:
     def sample_an_image_token(answer: dict[str, Any]) -> None:
         answer["output_ids"][0] = answer["meta_info"]["output_token_logprobs"][0][1] = IMAGE_TOKEN
 
-    (tmp_path / "config.json").write_text("{}")
     server.holds, server.spoil = True, sample_an_image_token
     sampling = asyncio.create_task(engine.generate(request_of(image(1), sampling=SamplingParams(max_tokens=5))))
     await server.until_running()
-    await engine.update_weights(tmp_path, "1")
+    await engine.update_weights(checkpoint, "1")
     with pytest.raises(InvalidRequestError, match="sampled as text"):
         await sampling
     assert len(server.requests) == 1
 
 
 async def test_waiting_for_running_requests_holds_new_ones_back(
-    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+    server: FakeSGLang, engine: SGLangEngine, checkpoint: Path
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
     server.holds = True
     running = asyncio.create_task(engine.generate(request_of(request_id="running")))
     await server.until_running()
     server.holds = False
-    update = asyncio.create_task(engine.update_weights(tmp_path, "1", in_flight="wait"))
+    update = asyncio.create_task(engine.update_weights(checkpoint, "1", in_flight="wait"))
     await asyncio.sleep(0)  # the update begins, and waits
     later = asyncio.create_task(engine.generate(request_of()))
     await engine.control.health()  # a round trip, in which `later` would have been sent
@@ -394,13 +324,12 @@ async def test_waiting_for_running_requests_holds_new_ones_back(
 
 
 async def test_a_failed_load_ends_the_pause_and_says_what_the_server_said(
-    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+    server: FakeSGLang, engine: SGLangEngine, checkpoint: Path
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
     failure = '{"success": false, "message": "Rolling back to original weights."}'
     server.refuse["/update_weights_from_disk"] = (400, failure)
     with pytest.raises(WeightUpdateError, match="Rolling back to original weights"):
-        await engine.update_weights(tmp_path, "1")
+        await engine.update_weights(checkpoint, "1")
     assert server.calls[-1][0] == "/continue_generation"
     assert engine.weight_version == "default"
 
@@ -450,7 +379,7 @@ async def test_adapters_are_loaded_by_name_and_label_their_tokens(
 async def test_routed_experts_have_the_shape_that_was_given(server: FakeSGLang) -> None:
     server.info["enable_return_routed_experts"] = True
     experts = np.arange(4 * 3 * 2, dtype=np.int32)
-    server.spoil = _with(base64.b64encode(experts.tobytes()).decode(), "meta_info", "routed_experts")
+    server.spoil = with_value(base64.b64encode(experts.tobytes()).decode(), "meta_info", "routed_experts")
     async with SGLangEngine(server.base_url, routed_experts=(3, 2)) as engine:
         (completion,) = (await engine.generate(request_of())).completions
         assert server.requests[0]["return_routed_experts"] is True
@@ -488,8 +417,7 @@ async def test_memory_is_freed_within_a_pause_where_the_server_can(server: FakeS
     ]
 
 
-async def test_a_fleet_is_of_servers_of_one_kind(server: FakeSGLang, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+async def test_a_fleet_is_of_servers_of_one_kind(server: FakeSGLang, checkpoint: Path) -> None:
     other = FakeSGLang()
     await other.start()
     try:
@@ -497,7 +425,7 @@ async def test_a_fleet_is_of_servers_of_one_kind(server: FakeSGLang, tmp_path: P
             for session in range(8):
                 await fleet.generate(request_of(session_id=str(session)))
             assert {len(each.requests) > 0 for each in (server, other)} == {True}
-            await fleet.update_weights(tmp_path, "1")
+            await fleet.update_weights(checkpoint, "1")
             await fleet.control.pause(clear_cache=True)
             await fleet.control.resume()
             assert set((await fleet.control.weight_version()).values()) == {"1"}
@@ -505,20 +433,18 @@ async def test_a_fleet_is_of_servers_of_one_kind(server: FakeSGLang, tmp_path: P
         await other.stop()
 
 
-async def test_a_fleet_of_servers_of_two_kinds_is_refused_by_name(server: FakeSGLang) -> None:
+async def test_a_fleet_of_servers_of_two_kinds_or_an_unknown_one_is_refused_by_name(server: FakeSGLang) -> None:
+    with pytest.raises(ArgumentError, match="pass one of vllm, sglang"):
+        EngineFleet.from_urls([server.base_url], kind="tgi")  # type: ignore[arg-type]
+
     class OtherEngine(SGLangEngine):
         async def capabilities(self) -> Any:
-            return VLLM_SERVER
+            return SimpleNamespace(engine="vLLM", model="/model", max_model_len=4096)
 
     engines = {"first": SGLangEngine(server.base_url), "second": OtherEngine(server.base_url)}
     async with EngineFleet(engines) as fleet:
         with pytest.raises(FleetMismatchError, match=r"has engine '(vLLM|SGLang)'"):
             await fleet.check()
-
-
-async def test_a_kind_of_server_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="pass one of vllm, sglang"):
-        EngineFleet.from_urls(["http://127.0.0.1:1"], kind="tgi")  # type: ignore[arg-type]
 
 
 async def test_a_server_is_started_with_the_first_request(server: FakeSGLang) -> None:

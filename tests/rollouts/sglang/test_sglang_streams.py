@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_sglang import FakeSGLang
-from sglang_requests import image, request_of
+from sglang_requests import image, request_of, with_value, without
 
 from rollouts import FinishReason, SamplingParams, WeightSpan
 from rollouts.engines.protocol import TokenDelta, is_streaming
@@ -60,8 +60,7 @@ async def test_a_long_completion_has_few_parts_where_each_repeats_all_tokens(
     assert [len(part) for part in heard.parts()] == [1, *[8] * 124, 7]
 
 
-async def test_a_stream_goes_on_across_a_pause(server: FakeSGLang, engine: SGLangEngine, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+async def test_a_stream_goes_on_across_a_pause(server: FakeSGLang, engine: SGLangEngine, checkpoint: Path) -> None:
     server.holds = True
     heard = Heard()
     sampling = asyncio.create_task(
@@ -69,11 +68,15 @@ async def test_a_stream_goes_on_across_a_pause(server: FakeSGLang, engine: SGLan
     )
     await server.until_running()
     server.holds = False
-    await engine.update_weights(tmp_path, "1")
+    await engine.update_weights(checkpoint, "1")
     (completion,) = (await sampling).completions
     assert heard.parts() == [[1], [2], [1], [2], [3]]
     assert completion.token_ids.tolist() == [1, 2, 1, 2, 3]
     assert completion.weight_spans == (WeightSpan("default", 0, 2), WeightSpan("1", 2, 5))
+    first, rest = server.requests
+    assert rest["input_ids"] == [*first["input_ids"], 1, 2]
+    assert rest["image_data"] == first["image_data"]
+    assert rest["sampling_params"]["max_new_tokens"] == 3
 
 
 @pytest.mark.slow
@@ -109,45 +112,20 @@ async def test_a_stream_cannot_score_its_prompt(server: FakeSGLang, engine: SGLa
     assert server.requests == []
 
 
-def _refused(answer: dict[str, Any]) -> None:
-    ending = {"type": "abort", "status_code": 400, "message": "Input length exceeds the maximum"}
-    answer["meta_info"]["finish_reason"] = ending
-
-
-def _missing_rows(answer: dict[str, Any]) -> None:
-    del answer["meta_info"]["output_token_logprobs"][2]
-
-
-def _infinite(answer: dict[str, Any]) -> None:
-    answer["meta_info"]["output_token_logprobs"][1][0] = None
-
-
-def _other_prompt(answer: dict[str, Any]) -> None:
-    answer["meta_info"]["prompt_tokens"] += 1
-
-
-def _other_ids(answer: dict[str, Any]) -> None:
-    answer["output_ids"][1] = 7
-
-
-def _unreadable_row(answer: dict[str, Any]) -> None:
-    answer["meta_info"]["output_token_logprobs"][1] = {"logprob": -2.0}
-
-
-def _no_ending(answer: dict[str, Any]) -> None:
-    answer["meta_info"]["finish_reason"] = None
+_ROWS, _ENDING = ("meta_info", "output_token_logprobs"), ("meta_info", "finish_reason")
+_REFUSAL = {"type": "abort", "status_code": 400, "message": "Input length exceeds the maximum"}
 
 
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
-        (_other_ids, MalformedResultError, "log-probability 0 is of token 2, not of token 7"),
-        (_unreadable_row, MissingLogProbsError, "cannot be read"),
-        (_no_ending, MalformedResultError, "the stream ended after 3 tokens without a finish_reason"),
-        (_refused, ServerError, "Input length exceeds the maximum"),
-        (_missing_rows, MalformedResultError, r"has 2 `output_token_logprobs` after 2 of 3 tokens"),
-        (_infinite, MissingLogProbsError, "log-prob"),
-        (_other_prompt, MalformedResultError, "the server ran 3 tokens of a prompt of 2"),
+        (with_value(7, "output_ids", 1), MalformedResultError, "log-probability 0 is of token 2, not of token 7"),
+        (with_value({"logprob": -2.0}, *_ROWS, 1), MissingLogProbsError, "cannot be read"),
+        (with_value(None, *_ENDING), MalformedResultError, "the stream ended after 3 tokens without a finish_reason"),
+        (with_value(_REFUSAL, *_ENDING), ServerError, "Input length exceeds the maximum"),
+        (without(*_ROWS, 2), MalformedResultError, r"has 2 `output_token_logprobs` after 2 of 3 tokens"),
+        (with_value(None, *_ROWS, 1, 0), MissingLogProbsError, "log-prob"),
+        (with_value(3, "meta_info", "prompt_tokens"), MalformedResultError, "ran 3 tokens of a prompt of 2"),
     ],
 )
 async def test_what_is_wrong_in_a_stream_is_an_error(

@@ -32,7 +32,8 @@ from renderers.messages import Modality
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Completion, GenerateResult
-from rollouts.engines.vllm.features import decode_item, encode_features
+from rollouts.engines.vllm.feature_decoding import decode_item
+from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.errors import RolloutsError
 
 SAMPLED = ("max_tokens", "temperature", "top_p", "top_k", "seed", "n")

@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 from PIL import Image
 
-from rollouts.engines.http.exchange import HttpResponse
+from rollouts.engines.http.responses import HttpResponse
 
 START, END, PAD = 500, 501, 502
 SPECIAL = {"<|vision_start|>": START, "<|vision_end|>": END, "<|image_pad|>": PAD}

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from rollouts import GenerateRequest, SamplingParams, run_episode
 from rollouts.cli.command_group import APP_SETTINGS, CommandGroup
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.engines.http.exchange import error_context
+from rollouts.engines.http.error_context import error_context
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.environments import ScoredPrompt
 from rollouts.episodes.errors import EpisodeError

@@ -16,7 +16,7 @@ from rollouts.errors import EngineError
 
 async def test_every_sampling_parameter_is_in_the_request(engine, server):
     sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "n": 2, "stop_token_ids": (9,), "extra": {"min_p": 0.1}}
-    await engine.generate(request(sampling=sampling, session_id="s", priority=3, request_id="mine"))
+    await engine.generate(request(sampling=sampling, session_id="s", request_id="mine"))
     (seen,) = server.generations
     sent = seen.json
     assert sent["sampling_params"] == {
@@ -31,7 +31,7 @@ async def test_every_sampling_parameter_is_in_the_request(engine, server):
         "detokenize": False,
         "min_p": 0.1,
     }
-    assert (sent["model"], sent["priority"], sent["request_id"]) == ("tiny-qwen3vl", 3, "mine")
+    assert (sent["model"], sent["request_id"]) == ("tiny-qwen3vl", "mine")
     assert seen.headers["x-session-id"] == "s"
 
 

@@ -17,14 +17,10 @@ from hypothesis.extra import numpy as arrays
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import PixelScale, TensorField
 from renderers.vision.patches import StillPatches, normalise
-from rollouts.engines.vllm import features as feature_encoding
-from rollouts.engines.vllm.features import (
-    ServerNumbers,
-    ServerTensor,
-    decode_item,
-    encode_features,
-    encode_item,
-)
+from rollouts.engines.vllm import feature_encoding
+from rollouts.engines.vllm.feature_decoding import decode_item
+from rollouts.engines.vllm.feature_encoding import encode_features, encode_item
+from rollouts.engines.vllm.tensors import ServerNumbers, ServerTensor
 from rollouts.errors import MalformedResultError
 from rollouts.values import Bfloat16Array
 

@@ -22,17 +22,12 @@ from renderers.media.video_decoding import decode_video
 from renderers.vision.patches import ScaledPixels, normalise
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.http.source_files import encode_avi
-from rollouts.engines.vllm.features import decode_item, encode_features
+from rollouts.engines.vllm.dense_items import dense_items
+from rollouts.engines.vllm.feature_decoding import decode_item
+from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.engines.vllm.generate import PromptExpansion
-from rollouts.engines.vllm.media_payload import (
-    ContentPartsPayload,
-    FeaturesPayload,
-    content_objections,
-    dense_items,
-    features_objections,
-    media_payload,
-    select_mode,
-)
+from rollouts.engines.vllm.media_mode import content_objections, features_objections, select_mode
+from rollouts.engines.vllm.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
 

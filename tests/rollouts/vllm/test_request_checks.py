@@ -14,8 +14,8 @@ from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import PixelScale, TensorField
 from renderers.vision.patches import StillPatches
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.engines.vllm.features import ServerTensor
 from rollouts.engines.vllm.request_checks import check_request
+from rollouts.engines.vllm.tensors import ServerTensor
 from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
 
 VIDEO_PAD, VOCABULARY = 398, 448
@@ -173,7 +173,6 @@ REFUSED = {
     "a seed that means none": (sampled(seed=-1), ["-1"]),
     "a seed past 64 bits": (sampled(seed=2**63), [2**63]),
     "max_tokens past 64 bits": (sampled(max_tokens=2**63), ["max_tokens", 2**63]),
-    "a priority past 64 bits": (request(priority=2**63), ["priority"]),
     "a stop token past the vocabulary": (sampled(stop_token_ids=(448,)), [448]),
     "an option that vLLM would ignore": (sampled(extra={"top_q": 1}), ["top_q", "min_p"]),
     "an option that is a field": (sampled(extra={"temperature": 1}), ["temperature", "field of SamplingParams"]),

@@ -20,7 +20,7 @@ from rendering_server import (
 
 from renderers import MediaPolicy, load_renderer
 from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
-from rollouts.engines.vllm.server_renderer import ImageChunk, ImagePointer, ServerRenderer
+from rollouts.engines.vllm import ImageChunk, ServerRenderer
 from rollouts.errors import (
     CapabilityError,
     MalformedResultError,
@@ -165,7 +165,7 @@ async def test_a_path_that_the_policy_allows_is_read_here(server, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(file_of(picture(17)))
     renderer = ServerRenderer(server, policy=MediaPolicy(allowed_directories=(tmp_path,)))
-    rendered = await renderer.render_chunks([ImagePointer(path)])
+    rendered = await renderer.render_chunks([ImageChunk(path)])
     ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     np.testing.assert_array_equal(item["pixel_values"], picture(17).reshape(-1, 3))
     assert item.source.data == path.read_bytes()

@@ -25,11 +25,11 @@ from rendering_server import (
 )
 
 from renderers.errors import (
-    MessageError,
+    MediaPolicyError,
 )
 from renderers.media.item import PixelScale
-from rollouts.engines.http.exchange import HttpResponse
-from rollouts.engines.vllm.server_renderer import ImageChunk, ServerRenderer, TokenChunk
+from rollouts.engines.http.responses import HttpResponse
+from rollouts.engines.vllm import ImageChunk, ServerRenderer, TokenChunk
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,
@@ -110,9 +110,9 @@ async def test_another_count_than_expected_is_an_error_with_both_numbers(rendere
         await renderer.render_chunks([TokenChunk([1]), ImageChunk(picture(23), expected_tokens=9)])
 
 
-async def test_a_chunk_of_another_kind_is_an_error(renderer):
+async def test_an_image_that_the_policy_does_not_allow_and_ids_that_are_none_are_errors(renderer):
     for chunk in (ImageChunk("/etc/passwd"), ImageChunk("http://x/y")):
-        with pytest.raises(MessageError):
+        with pytest.raises(MediaPolicyError):
             await renderer.render_chunks([chunk])
     for ids in ([-1], [[1]], [1.5]):
         with pytest.raises(InvalidRequestError):

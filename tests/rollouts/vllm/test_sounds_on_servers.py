@@ -13,7 +13,7 @@ from sounds import sound_file
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.vllm import ServerRenderer, VLLMEngine, server_renderer
+from rollouts.engines.vllm import ServerRenderer, VLLMEngine, render_server
 from rollouts.errors import CapabilityError, ServerError
 
 
@@ -91,14 +91,14 @@ async def test_a_server_that_does_not_hear_renders_no_sound():
 
 
 async def test_a_server_that_is_busy_for_a_moment_is_asked_again_whether_it_hears(server, monkeypatch):
-    rendered = server_renderer.render_probe_sound
+    rendered = render_server.render_probe_sound
 
     async def busy(connection, model):
         return (await rendered(connection, model))._replace(status=503)
 
     async with ServerRenderer.connect(server.base_url) as rendering:
-        monkeypatch.setattr(server_renderer, "render_probe_sound", busy)
+        monkeypatch.setattr(render_server, "render_probe_sound", busy)
         with pytest.raises(ServerError, match="503"):
             await rendering.render(messages(220))
-        monkeypatch.setattr(server_renderer, "render_probe_sound", rendered)
+        monkeypatch.setattr(render_server, "render_probe_sound", rendered)
         assert (await rendering.render(messages(220))).multi_modal_data.mm_placeholders.keys() == {"audio"}

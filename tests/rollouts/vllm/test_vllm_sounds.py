@@ -18,10 +18,11 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.samples import samples_source
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.http.source_files import source_file
-from rollouts.engines.vllm.features import DecodedTensor, ServerTensor, decode_item
+from rollouts.engines.vllm.feature_decoding import DecodedTensor, decode_item
 from rollouts.engines.vllm.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.engines.vllm.sounds import in_server_layout, sound_format
+from rollouts.engines.vllm.tensors import ServerTensor
 from rollouts.errors import CapabilityError, InvalidRequestError
 
 AUDIO_ID = 269

@@ -7,7 +7,7 @@ import json
 from fake_server import GENERATE
 
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse
+from rollouts.engines.http.responses import HttpResponse
 
 
 class Clock:

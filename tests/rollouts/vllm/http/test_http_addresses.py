@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.http.exchange import HttpResponse, response_error
+from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.errors import (
     MalformedResultError,
     ServerTimeoutError,

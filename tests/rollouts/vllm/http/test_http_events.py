@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.http.exchange import EventDecoder
+from rollouts.engines.http.events import EventDecoder
 from rollouts.errors import (
     MalformedResultError,
     ServerTimeoutError,

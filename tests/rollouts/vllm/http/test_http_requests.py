@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.http.exchange import HttpResponse
+from rollouts.engines.http.responses import HttpResponse
 from rollouts.errors import (
     MalformedResultError,
     ServerError,

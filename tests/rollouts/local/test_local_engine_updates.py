@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -14,34 +13,15 @@ from safetensors.numpy import load_file, save_file
 from renderers import RenderedTokens
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.local.batch import RowSampler
-from rollouts.engines.protocol import UpdatableEngine, check_result
+from rollouts.engines.protocol import UpdatableEngine
+from rollouts.engines.result_checks import check_result
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, WeightUpdateError
-from rollouts.testing import ScriptedEngine, tiny_qwen3_vl
+from rollouts.testing import ScriptedEngine
 from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
-SPLIT = 6  # tokens that a completion has when the update is requested
+SPLIT = 6  # tokens that a completion has when `held_batch` holds it
 LENGTH = 16
-
-
-@pytest.fixture(scope="module")
-def other_model_dir(tmp_path_factory):
-    return tiny_qwen3_vl(tmp_path_factory.mktemp("other"), seed=7)
-
-
-@pytest.fixture
-async def engine(tiny_model_dir):
-    engine = LocalEngine.from_pretrained(tiny_model_dir)
-    yield engine
-    await engine.close()
-
-
-@pytest.fixture
-def prompt(renderer):
-    image = np.random.default_rng(3).integers(0, 256, (48, 32, 3), dtype=np.uint8)
-    parts = [{"type": "image", "image": image}, {"type": "text", "text": "Which?"}]
-    return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
 
 
 def request(prompt, **sampling):
@@ -49,26 +29,9 @@ def request(prompt, **sampling):
     return GenerateRequest(prompt.token_ids, SamplingParams(**sampling), prompt.multi_modal_data)
 
 
-@pytest.fixture
-def in_flight(monkeypatch):
-    """Hold the batch after `SPLIT` tokens: returns (event that it is there, event that lets it go on)."""
-    reached, released = threading.Event(), threading.Event()
-    sample = RowSampler.sample
-
-    def held(self, logits, step):
-        result = sample(self, logits, step)
-        if step == SPLIT - 1 and not released.is_set():
-            reached.set()
-            assert released.wait(60)
-        return result
-
-    monkeypatch.setattr(RowSampler, "sample", held)
-    return reached, released
-
-
-async def update_in_flight(engine, in_flight, mode, weights, *requests):
+async def update_in_flight(engine, held_batch, mode, weights, *requests):
     """The results of requests during which the weights were replaced, in the order of the requests."""
-    reached, released = in_flight
+    reached, released = held_batch
     running = [asyncio.ensure_future(engine.generate(each)) for each in requests]
     assert await asyncio.to_thread(reached.wait, 60)
     updating = asyncio.ensure_future(engine.update_weights(weights, "1", in_flight=mode))
@@ -104,10 +67,10 @@ async def test_the_engines_of_this_distribution_are_updatable(engine):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 async def test_a_completion_in_flight_continues_with_the_new_weights(
-    engine, in_flight, prompt, tiny_model_dir, other_model_dir, mode
+    engine, held_batch, prompt, tiny_model_dir, other_model_dir, mode
 ):
     asked = replace(request(prompt, top_logprobs=engine.vocab_size), prompt_top_logprobs=1)
-    (result,) = await update_in_flight(engine, in_flight, mode, other_model_dir, asked)
+    (result,) = await update_in_flight(engine, held_batch, mode, other_model_dir, asked)
     (completion,) = result.completions
     spans = [(span.version, span.start, span.end) for span in completion.weight_spans]
     assert spans == [("0", 0, SPLIT), ("1", SPLIT, LENGTH)]
@@ -124,29 +87,21 @@ async def test_a_completion_in_flight_continues_with_the_new_weights(
 
 
 async def test_with_wait_a_completion_in_flight_finishes_with_the_old_weights(
-    engine, in_flight, prompt, other_model_dir
+    engine, held_batch, prompt, other_model_dir
 ):
-    (result,) = await update_in_flight(engine, in_flight, "wait", other_model_dir, request(prompt))
+    (result,) = await update_in_flight(engine, held_batch, "wait", other_model_dir, request(prompt))
     assert [span.version for span in result.completions[0].weight_spans] == ["0"]
     (after,) = (await engine.generate(request(prompt))).completions
     assert [span.version for span in after.weight_spans] == ["1"]
 
 
-async def test_all_samples_of_all_requests_of_a_batch_continue(engine, in_flight, prompt, other_model_dir):
+async def test_all_samples_of_all_requests_of_a_batch_continue(engine, held_batch, prompt, other_model_dir):
     short = request(prompt, max_tokens=2)
-    results = await update_in_flight(engine, in_flight, "abort", other_model_dir, request(prompt, n=3), short)
+    results = await update_in_flight(engine, held_batch, "abort", other_model_dir, request(prompt, n=3), short)
     assert [[c.index for c in result.completions] for result in results] == [[0, 1, 2], [0]]
     assert [len(c.token_ids) for c in results[0].completions] == [LENGTH] * 3
     assert len({tuple(c.token_ids.tolist()) for c in results[0].completions}) == 3, "each sample has its own seed"
     assert [span.version for span in results[1].completions[0].weight_spans] == ["0"]
-
-
-async def test_a_directory_gives_the_weights_of_its_checkpoint(engine, prompt, other_model_dir):
-    await engine.update_weights(str(other_model_dir), "1")
-    other = LocalEngine.from_pretrained(other_model_dir)
-    (completion,), (expected,) = [(await each.generate(request(prompt))).completions for each in (engine, other)]
-    await other.close()
-    assert completion.logprobs.tolist() == expected.logprobs.tolist()
 
 
 @pytest.mark.slow
@@ -209,21 +164,12 @@ async def test_a_directory_that_is_no_checkpoint_of_the_model_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (({}, ""), "version"),
-        (({}, 1), "version"),
-    ],
-    ids=["empty version", "version 1"],
+    ("version", "in_flight", "words"),
+    [("", "abort", "version is"), (1, "abort", "version is"), ("1", "stop", "in_flight is 'stop'; pass one of abort")],
 )
-async def test_arguments_of_other_types_are_refused_by_name(engine, arguments, name):
-    with pytest.raises(ArgumentError, match=f"^{name} is"):
-        await engine.update_weights(*arguments)
-
-
-async def test_an_unknown_treatment_of_running_requests_is_refused(engine):
-    with pytest.raises(ArgumentError, match="in_flight is 'stop'; pass one of abort, wait, keep"):
-        await engine.update_weights({}, "1", in_flight="stop")
+async def test_other_arguments_are_refused_by_name(engine, version, in_flight, words):
+    with pytest.raises(ArgumentError, match=f"^{words}"):
+        await engine.update_weights({}, version, in_flight=in_flight)
 
 
 async def test_a_closed_engine_takes_no_weights(tiny_model_dir):

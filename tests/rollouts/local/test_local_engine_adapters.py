@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sys
-import threading
 
 import numpy as np
 import peft
@@ -20,10 +19,8 @@ from safetensors.torch import load_file, save_file
 from renderers.installation import install_command
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.local.batch import RowSampler
 from rollouts.engines.lora import LoRAEngine
 from rollouts.errors import ArgumentError, EngineClosedError, MissingExtraError, UnknownAdapterError, WeightUpdateError
-from rollouts.testing import tiny_qwen3_vl
 
 LENGTH = 12
 
@@ -43,25 +40,6 @@ def adapters(tiny_model_dir, tmp_path_factory):
         model.save_pretrained(root / name, save_embedding_layers=False)
         found[name] = root / name
     return found
-
-
-@pytest.fixture(scope="module")
-def other_model_dir(tmp_path_factory):
-    return tiny_qwen3_vl(tmp_path_factory.mktemp("other"), seed=7)
-
-
-@pytest.fixture
-async def engine(tiny_model_dir):
-    engine = LocalEngine.from_pretrained(tiny_model_dir)
-    yield engine
-    await engine.close()
-
-
-@pytest.fixture
-def prompt(renderer):
-    image = np.random.default_rng(3).integers(0, 256, (48, 32, 3), dtype=np.uint8)
-    parts = [{"type": "image", "image": image}, {"type": "text", "text": "Which?"}]
-    return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
 
 
 def request(prompt, adapter=None, **sampling):
@@ -108,23 +86,6 @@ async def test_new_weights_of_the_model_are_under_every_adapter_and_named_in_the
     assert [versions(completion), versions(plain)] == [["a on 1"], ["1"]]
     assert difference(other_model_dir, adapters["a"], request(prompt), completion) < 1e-5
     assert difference(other_model_dir, None, request(prompt), plain) < 1e-5
-
-
-@pytest.fixture
-def held_batch(monkeypatch):
-    """Hold a batch after 4 tokens: returns (event that it is there, event that lets it go on)."""
-    reached, released = threading.Event(), threading.Event()
-    sample = RowSampler.sample
-
-    def held(self, logits, step):
-        result = sample(self, logits, step)
-        if step == 3 and not released.is_set():
-            reached.set()
-            assert released.wait(60)
-        return result
-
-    monkeypatch.setattr(RowSampler, "sample", held)
-    return reached, released
 
 
 @pytest.mark.slow

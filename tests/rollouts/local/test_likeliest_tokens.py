@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from rollouts import GenerateRequest, SamplingParams, TopLogprobs
-from rollouts.engines.local import LocalEngine
-from rollouts.engines.protocol import check_result
+from rollouts.engines.result_checks import check_result
 from rollouts.engines.stop_strings import cut_at_stop
 from rollouts.errors import InvalidRequestError
 from rollouts.training import TrainingBatch, TrainingSample
@@ -24,27 +23,13 @@ def reference(tiny_model_dir):
     return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
 
 
-@pytest.fixture
-async def engine(tiny_model_dir):
-    engine = LocalEngine.from_pretrained(tiny_model_dir)
-    yield engine
-    await engine.close()
-
-
-@pytest.fixture
-def rendered(renderer):
-    image = np.random.default_rng(0).integers(0, 256, (64, 32, 3), dtype=np.uint8)
-    parts = [{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}]
-    return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
-
-
 def text(**options):
     sampling = {"max_tokens": LENGTH, "seed": 3, **options.pop("sampling", {})}
     return GenerateRequest([5, 6, 7], SamplingParams(**sampling), **options)
 
 
-def with_image(rendered, **options):
-    return replace(text(**options), prompt_ids=rendered.token_ids, multi_modal_data=rendered.multi_modal_data)
+def with_image(prompt, **options):
+    return replace(text(**options), prompt_ids=prompt.token_ids, multi_modal_data=prompt.multi_modal_data)
 
 
 def all_logprobs(model, request, ids):
@@ -67,11 +52,11 @@ def check_top(top, expected, k):
     assert all(len(set(row)) == k for row in top.token_ids.tolist())
 
 
-async def test_the_likeliest_tokens_of_texts_and_images_are_those_of_the_logits(engine, reference, rendered):
+async def test_the_likeliest_tokens_of_texts_and_images_are_those_of_the_logits(engine, reference, prompt):
     requests = [
         text(sampling={"top_logprobs": 5, "n": 2, "temperature": 0.5, "top_k": 4}),
         text(prompt_top_logprobs=2, prompt_logprobs=True, sampling={"seed": 4}),
-        with_image(rendered, prompt_top_logprobs=3, sampling={"top_logprobs": 2}),
+        with_image(prompt, prompt_top_logprobs=3, sampling={"top_logprobs": 2}),
         text(sampling={"seed": 5}),
     ]
     results = await asyncio.gather(*map(engine.generate, requests))

@@ -17,19 +17,15 @@ def draws(logits: list[float], count: int, **params) -> np.ndarray:
     return sampler.sample(rows, 0)[0].numpy()
 
 
-@pytest.mark.slow
-def test_frequencies_follow_the_softmax():
-    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
-    counts = np.bincount(draws(np.log(probabilities).tolist(), 20_000), minlength=4)
-    deviation = np.abs(counts - 20_000 * probabilities) / np.sqrt(20_000 * probabilities * (1 - probabilities))
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_frequencies_follow_the_softmax_at_a_temperature(temperature):
+    logits = np.log([0.4, 0.3, 0.25, 0.05])
+    probabilities = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+    drawn = draws([*logits.tolist(), -torch.inf], 4000, temperature=temperature)
+    counts = np.bincount(drawn, minlength=4)
+    assert len(counts) == 4, "a token of probability 0 is never sampled"
+    deviation = np.abs(counts - 4000 * probabilities) / np.sqrt(4000 * probabilities * (1 - probabilities))
     assert deviation.max() < 5
-
-
-def test_temperature_sharpens():
-    logits = [1.0, 0.0]
-    warm, cold = (np.mean(draws(logits, 4000, temperature=t) == 0) for t in (1.0, 0.25))
-    assert abs(warm - 0.731) < 0.05
-    assert abs(cold - 0.982) < 0.02
 
 
 def test_top_k_keeps_the_k_most_likely():
@@ -41,11 +37,6 @@ def test_top_p_keeps_the_smallest_set_that_holds_p():
     assert set(draws(logits, 2000, top_p=0.65)) == {0, 1}
     assert set(draws(logits, 2000, top_p=0.75)) == {0, 1, 2}
     assert set(draws(logits, 2000, top_p=0.01)) == {0}
-
-
-def test_tokens_of_probability_zero_are_never_sampled():
-    logits = [-torch.inf, 0.0, -torch.inf]
-    assert set(draws(logits, 1000)) == {1}
 
 
 def test_each_row_uses_its_own_parameters():

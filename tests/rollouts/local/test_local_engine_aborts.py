@@ -10,19 +10,11 @@ import pytest
 import torch
 
 from rollouts import FinishReason, GenerateRequest, SamplingParams
-from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import AbortableEngine, StreamingEngine
 from rollouts.errors import ArgumentError, InvalidRequestError
 from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
 LONG = 300
-
-
-@pytest.fixture
-async def engine(tiny_model_dir):
-    engine = LocalEngine.from_pretrained(tiny_model_dir)
-    yield engine
-    await engine.close()
 
 
 def request(name="r", prompt=(5, 6, 7), **sampling):
@@ -92,15 +84,10 @@ async def test_tokens_are_reported_as_they_are_sampled_and_are_those_of_the_resu
         await engine.generate_streamed(replace(request(), prompt_logprobs=True), listen)
 
 
-async def test_the_log_probabilities_of_a_prompt_are_those_of_the_trainer(engine, renderer):
-    image = np.random.default_rng(0).integers(0, 256, (64, 32, 3), dtype=np.uint8)
-    parts = [{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}]
-    rendered = renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
+async def test_the_log_probabilities_of_a_prompt_are_those_of_the_trainer(engine, prompt):
     requests = [
         replace(request("text", np.random.default_rng(1).integers(0, 250, 600).tolist()), prompt_logprobs=True),
-        GenerateRequest(
-            rendered.token_ids, SamplingParams(max_tokens=2), rendered.multi_modal_data, prompt_logprobs=True
-        ),
+        GenerateRequest(prompt.token_ids, SamplingParams(max_tokens=2), prompt.multi_modal_data, prompt_logprobs=True),
     ]
     results = await asyncio.gather(*(engine.generate(each) for each in (*requests, request("without"))))
     assert results[2].prompt_logprobs is None

@@ -1,0 +1,128 @@
+"""One engine of a fleet: its state, the requests that are in flight at it, and what the fleet asks of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rollouts.engines.event_loop import expire
+from rollouts.engines.protocol import Engine
+from rollouts.errors import ArgumentError, CapabilityError
+
+
+class MemberState(StrEnum):
+    """Whether a member is given requests.
+
+    NEW: not checked yet. READY: it serves. EJECTED: it failed, and is checked until it serves again. DRAINING: it
+    finishes what it has and is given nothing more.
+    """
+
+    NEW = "new"
+    READY = "ready"
+    EJECTED = "ejected"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A member as it is now. `reason` says why it does not serve; `in_flight` counts its requests."""
+
+    name: str
+    state: MemberState
+    reason: str
+    in_flight: int
+    weight_version: str
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """The fleet's record of one engine."""
+
+    name: str
+    engine: Engine
+    state: MemberState = MemberState.NEW
+    reason: str = "not checked yet"
+    in_flight: int = 0
+    failed_checks: int = 0
+    #: Its capabilities when its model was compared with that of the others; None for an engine that has not started.
+    compared: object = None
+    #: The timeouts around the requests in flight, which `interrupt` lets expire.
+    interrupts: set[asyncio.Timeout] = field(default_factory=set)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # no request is in flight
+    ejected: asyncio.Event = field(default_factory=asyncio.Event)  # the next ejection, which replaces it
+
+    def __post_init__(self) -> None:
+        self.begin_loop()
+
+    def begin_loop(self) -> None:
+        """Requests and waits of an event loop before have ended with it."""
+        self.in_flight = 0
+        self.interrupts.clear()
+        self.idle, self.ejected = asyncio.Event(), asyncio.Event()
+        self.idle.set()
+
+    @property
+    def weight_version(self) -> str:
+        return str(getattr(self.engine, "weight_version", ""))
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The address of its server, without credentials; empty for an engine that has none."""
+        address = getattr(self.engine, "base_url", None)
+        return (address,) if isinstance(address, str) else ()
+
+    def status(self) -> MemberStatus:
+        return MemberStatus(self.name, self.state, self.reason, self.in_flight, self.weight_version)
+
+    def set_state(self, state: MemberState, reason: str = "") -> None:
+        self.state, self.reason = state, reason
+        self.failed_checks = 0
+        if state is MemberState.EJECTED:
+            self.ejected.set()
+            self.ejected = asyncio.Event()
+
+    def begin_request(self, samples: int) -> None:
+        self.in_flight += samples
+        self.idle.clear()
+
+    def end_request(self, samples: int) -> None:
+        self.in_flight -= samples
+        if not self.in_flight:
+            self.idle.set()
+
+    def interrupt(self) -> None:
+        """End the requests in flight."""
+        expire(self.interrupts)
+
+
+async def health_problem(engine: Engine) -> str:
+    """Why an engine cannot serve now; empty if it can, or if it has no way to tell. Raises `EngineError`."""
+    check_health = getattr(engine, "check_health", getattr(getattr(engine, "control", None), "check_health", None))
+    if check_health is not None:
+        await check_health()
+        return ""
+    health = getattr(engine, "health", None)
+    return "" if health is None or await health() else "its health check failed"
+
+
+async def served_weight_version(engine: Engine) -> str | None:
+    """The version that an engine serves, read from the server where there is one; None where it cannot be known."""
+    control: Any = getattr(engine, "control", None)
+    if control is None:
+        version = getattr(engine, "weight_version", None)
+        return None if version is None else str(version)
+    read_version = getattr(control, "weight_version", None)  # the control calls of other engines may lack some
+    if read_version is None:
+        return None
+    try:
+        return str(await read_version())
+    except CapabilityError:
+        return None
+
+
+def checked_engine(engine: Engine) -> Engine:
+    if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
+        raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
+    return engine

@@ -1,0 +1,58 @@
+"""Errors of a call name its server and its request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import getmembers, iscoroutinefunction
+from typing import Any, TypeVar, cast
+
+from rollouts.errors import EngineError, ServerRelatedError
+
+C = TypeVar("C", bound=type)
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+@contextmanager
+def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
+    """Let each error of the block concern the server, and each `EngineError` name this request where one is given.
+
+    An error of another request that this one needed (the probe of a server, whether it is paused) becomes the cause of
+    a new error, because several requests may wait for the same result.
+    """
+    try:
+        yield
+    except ServerRelatedError as error:
+        error.concern(server)
+        if not isinstance(error, EngineError):
+            raise
+        error.server = server
+        if request_id is None or error.request_id == request_id:
+            raise
+        raise error.for_request(request_id) from error
+
+
+def name_errors_after_methods(cls: C) -> C:
+    """Let the errors of each public coroutine method of a class name the method (as their request) and the server.
+
+    `base_url` of its objects is the address of the server, without credentials.
+    """
+    for name, method in getmembers(cls, iscoroutinefunction):
+        if not name.startswith("_"):
+            setattr(cls, name, _in_error_context(method, name))
+    return cls
+
+
+def name_server_in_errors(method: M) -> M:
+    """Let the errors of a method name the server."""
+    return _in_error_context(method, None)
+
+
+def _in_error_context(method: M, request_id: str | None) -> M:
+    @wraps(method)
+    async def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        with error_context(self.base_url, request_id):
+            return await method(self, *args, **kwargs)
+
+    return cast(M, wrapper)

@@ -1,0 +1,76 @@
+"""A whole response of a server, and the error for one that reports an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rollouts.engines.http.address import redacted
+from rollouts.errors import MalformedResultError, ServerError
+
+_EXCERPT_CHARACTERS = 2000
+
+
+class HttpResponse(NamedTuple):
+    """A whole response. `headers` ignores case; `name` is that of the request, `sent` the bytes of its body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    name: str = "response"
+    sent: int = 0
+
+    def json(self) -> Any:
+        """The decoded body. Raises `MalformedResultError`."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise MalformedResultError(
+                self.name, f"the response (HTTP {self.status}) is not JSON ({error}): {excerpt(self.body)!r}"
+            ) from None
+
+
+def response_error(name: str, response: HttpResponse, action: str) -> ServerError:
+    """The error for an error response: the failed `action`, the status, and the server's message.
+
+    Reads vLLM's `{"error": {"message", ...}}`, its control routes' `{"error": text}` and FastAPI's `{"detail": ...}`.
+    Other bodies are quoted from their beginning. Credentials are removed.
+    """
+    message = _message(response.body)
+    if response.status == 413 or "length limit exceeded" in message:  # as vLLM's Rust frontend says it
+        action += (
+            f" (the request has {response.sent} bytes; vLLM's Rust frontend takes 32 MiB unless it was started with "
+            "another VLLM_HTTP_MAX_REQUEST_BODY_SIZE, in bytes: raise it, or send fewer or smaller images)"
+        )
+    return server_error(name, action, response.status, message)
+
+
+def server_error(name: str, action: str, status: int, message: str) -> ServerError:
+    """The error for a server's message, with the cure if its engine has died."""
+    if "EngineCore encountered an issue" in message:  # of vLLM while it shuts down
+        action += " (the server's engine has died and the server ends; its log has the cause. Start it again)"
+    return ServerError(name, action, status=status, body=message)
+
+
+def _message(body: bytes) -> str:
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return excerpt(body) or "(no body)"
+    if isinstance(content, dict):
+        error = content.get("error") or content.get("detail") or content.get("message")
+        if isinstance(error, dict) and isinstance(error.get("message"), str):
+            kind = error.get("type")
+            error = f"{kind}: {error['message']}" if isinstance(kind, str) else error["message"]
+        elif isinstance(error, list) and all(isinstance(item, dict) and "msg" in item for item in error):
+            error = "; ".join(f"{'.'.join(map(str, item.get('loc') or ()))}: {item['msg']}" for item in error)
+        if isinstance(error, str):
+            return excerpt(error.encode("utf-8", "replace"))
+    return excerpt(body)
+
+
+def excerpt(body: bytes) -> str:
+    """The beginning of a body, without credentials, at most 2,000 characters."""
+    text = redacted(body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "replace"))
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}... ({len(body)} bytes)"
