@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from renderers import load_renderer
-from rollouts.cli.run.output import read_group_rows
+from rollouts.cli.run.group_files import read_group_rows
 from rollouts.engines.protocol import SamplingParams
 from rollouts.environments import ScoredPrompt
 from rollouts.evaluation import Tally, evaluate

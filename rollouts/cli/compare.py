@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from rollouts.files import replaced_file
-from rollouts.terminal.table import Column, print_line, print_table, printable_line
+from rollouts.terminal.table import Column, print_table
+from rollouts.terminal.text import print_line, printable_line
 
 if TYPE_CHECKING:
     from rollouts.evaluation.comparison import Comparison
@@ -58,7 +59,7 @@ def compare(
     What differs between the runs apart from their rewards is printed first. Without --json nothing is written;
     `rollouts report` writes the same as a page.
     """
-    from rollouts.evaluation.comparison import compare_runs
+    from rollouts.evaluation.comparing import compare_runs
 
     comparison = compare_runs(
         runs, threshold=threshold, failed=cast("FailedEpisodes | None", failed), k=k or None, unpaired=unpaired

@@ -19,7 +19,7 @@ from rollouts.demo.recipe import RECIPE, Recipe
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
 from rollouts.terminal.interrupts import defer_interrupts
-from rollouts.terminal.table import exit_with_error, print_line
+from rollouts.terminal.text import exit_with_error, print_line
 
 if TYPE_CHECKING:
     from rollouts.demo.run import Results
@@ -102,8 +102,8 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
     from rollouts.demo.process import (
         TrainerProcess,
         collect_garbage_rarely,
+        episodes_file,
         has_episodes,
-        interrupted_message,
         prepare_output,
     )
 
@@ -138,7 +138,10 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
         console.print(f"start the server with\n  {serve_command(out / 'model')}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        console.print(interrupted_message(out, started_at), markup=False, soft_wrap=True)
-        if has_episodes(out, started_at):
+        if not has_episodes(out, started_at):
+            console.print("interrupted before the first episode")
+        else:
+            message = f"interrupted; the episodes so far are in {episodes_file(out)}"
+            console.print(message, markup=False, soft_wrap=True)
             _write_report(out, seconds=INTERRUPTED_REPORT_SECONDS)
         raise typer.Exit(INTERRUPTED) from None

@@ -16,22 +16,15 @@ from rich.console import Console
 
 from rollouts.cli.run.command import RerunFailed, check_rerun, checked_parts, exit_on_problems, run_and_report
 from rollouts.errors import ArgumentError
-from rollouts.terminal.table import (
-    Column,
-    exit_with_error,
-    print_line,
-    print_note,
-    print_table,
-    print_warning,
-    printable_line,
-)
+from rollouts.terminal.table import Column, print_table
+from rollouts.terminal.text import exit_with_error, print_line, print_note, print_warning, printable_line
 
 if TYPE_CHECKING:
-    from rollouts.cli.run.execution import RunParts
     from rollouts.cli.run.output import OutputDirectory
+    from rollouts.cli.run.run_parts import RunParts
     from rollouts.evaluation.results import EvaluationResults
-    from rollouts.evaluation.statistics import Estimate
-    from rollouts.run_config.config_file import ConfigFile, KeyPath
+    from rollouts.run_config.config_file import ConfigFile
+    from rollouts.run_config.errors import KeyPath
 
 #: Of an evaluation without a configuration file. Fewer tokens cut the answers of models that reason.
 _MAX_TOKENS: Final = 2048
@@ -191,7 +184,7 @@ def evaluate(
     if engine is not None and not base_url:
         exit_with_error("--engine: it says what serves at --base-url; pass that too")
     options: dict[str, Any] = {
-        "--model": None if model is None else _path_or_name(model),
+        "--model": str(Path(model).absolute()) if model is not None and Path(model).is_dir() else model,
         "--base-url": base_url or None,
         "--engine": engine,
         "--openai-base-url": openai_base_url,
@@ -301,10 +294,6 @@ def _absolute(import_path: str) -> str:
     return f"{Path(path).absolute()}{colon}{name}" if path.endswith(".py") else import_path
 
 
-def _path_or_name(model: str) -> str:
-    return str(Path(model).absolute()) if Path(model).is_dir() else model
-
-
 def _tasks(tasks: str, id_key: str | None) -> dict[str, Any]:
     kind = _TASK_KINDS.get(Path(tasks).suffix)
     if kind is not None:
@@ -359,7 +348,7 @@ def _name(text: str | None) -> str:
 
 
 def _check_k(file: ConfigFile) -> None:
-    from rollouts.evaluation.results import chosen_k
+    from rollouts.evaluation.task_scores import chosen_k
 
     try:
         chosen_k(file.config.group_size, file.config.evaluation.k)
@@ -377,8 +366,8 @@ def _with_all_groups(file: ConfigFile) -> ConfigFile:
 
 def _results(parts: RunParts, output: OutputDirectory, *, complete: bool) -> EvaluationResults:
     """The results of all groups in the output directory."""
-    from rollouts.cli.run.output import read_group_rows
-    from rollouts.evaluation.results import Tally
+    from rollouts.cli.run.group_files import read_group_rows
+    from rollouts.evaluation.tally import Tally
 
     config = parts.file.config
     counting = config.evaluation
@@ -395,14 +384,18 @@ def _print_results(results: EvaluationResults, console: Console) -> None:
         Column("figure", wraps=True),
         *(Column(name, align_right=True) for name in ("value", "95 % interval", "tasks")),
     ]
-    print_table(columns, [_row(name, estimate) for name, estimate in results.estimates()], console)
+    rows = [
+        [
+            printable_line(name),
+            f"{one.value:.3f}",
+            "-" if one.low is None else f"{one.low:.3f} to {one.high:.3f}",
+            f"{one.tasks:,}",
+        ]
+        for name, one in results.estimates()
+    ]
+    print_table(columns, rows, console)
     print_line(below)
     for error in results.errors.values():
         print_line(f"  {error.episodes:,} x {printable_line(error.example)}")
     for warning in [*results.warnings, *([] if results.complete else ["not all tasks were evaluated"])]:
         print_warning(warning)
-
-
-def _row(name: str, estimate: Estimate) -> list[str]:
-    interval = "-" if estimate.low is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
-    return [printable_line(name), f"{estimate.value:.3f}", interval, f"{estimate.tasks:,}"]

@@ -16,13 +16,12 @@ from renderers.installation import install_command
 from rollouts.engines.http.address import parse_address, redacted
 from rollouts.errors import ArgumentError, CommandFileError
 from rollouts.files import made_directory
-from rollouts.terminal.table import exit_with_error, print_line
+from rollouts.terminal.text import exit_with_error, print_line
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 #: Of a tiny model, whose completions are random and never end by themselves, and of a model of the user.
 _MAX_TOKENS = {"images": 8, "scoring": 8, "tools": 64}
-_MAX_TOKENS_OF_A_MODEL = 512
 
 
 class Template(StrEnum):
@@ -112,7 +111,7 @@ def project_files(name: str, template: Template, model: Model | None) -> dict[st
     files["run.toml"] = _common("run.toml").format(
         environment=files.pop("environment.toml"),
         engine=_TINY_MODEL.format(install=install_command("torch")) if model is None else model.toml(),
-        max_tokens=_MAX_TOKENS[template.value] if model is None else _MAX_TOKENS_OF_A_MODEL,
+        max_tokens=_MAX_TOKENS[template.value] if model is None else 512,
     )
     if model is None:
         files["tiny_model.py"] = _common("tiny_model.py")

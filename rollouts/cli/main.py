@@ -13,7 +13,7 @@ from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.installation import installed_version
 from rollouts.cli.evaluate import evaluate
 from rollouts.cli.init import init
-from rollouts.cli.render import render
+from rollouts.cli.render.command import render
 from rollouts.cli.report import report
 from rollouts.cli.run.command import run
 from rollouts.cli.serve import serve

@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollouts.errors import RolloutsError
-from rollouts.terminal.table import counted, exit_with_error, print_error, print_line, print_note
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note
 
 if TYPE_CHECKING:
     from renderers import TemplateRenderer
-
-
-#: Of the problems of a directory, this many are printed; the report has more.
-_PRINTED_PROBLEMS = 5
 
 
 def report(
@@ -51,7 +47,7 @@ def report(
     the report, which links to it. Of several runs, the report is their comparison.
     """
     from renderers import load_renderer
-    from rollouts.cli.render import read_tools
+    from rollouts.cli.render.conversation_file import read_tools
     from rollouts.report import write_comparison, write_report
     from rollouts.report.run_files import run_directories
 
@@ -76,7 +72,8 @@ def report(
         found = found[:1]
     for directory in found:
         written = write_report(directory, out, renderer=renderer, tools=offered)
-        for problem in written.problems[:_PRINTED_PROBLEMS]:
+        # The report has more of them.
+        for problem in written.problems[:5]:
             print_error(f"not in the report: {problem}")
         viewer = f", {written.viewer.name}" if written.viewer else ""
         print_line(f"{counted(written.episodes, 'episode')} in {written.path}{viewer}; open it in a browser")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from rollouts.engines.http.address import redacted
-from rollouts.terminal.table import exit_with_error, print_line
+from rollouts.terminal.text import exit_with_error, print_line
 
 if TYPE_CHECKING:
     from rollouts.engines.protocol import Engine
+    from rollouts.engines.server_kinds import ServerKind
 
 
 def api_key_from_environment(variable: str | None) -> str | None:
@@ -111,14 +111,14 @@ def serve(
     check_protection(host, api_key)
     with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded
         renderer = load_renderer(model)
-        if base_url is None:
+        if engine is EngineKind.LOCAL or base_url is None:
             from rollouts.engines.local import LocalEngine
 
             served: Engine = LocalEngine.from_pretrained(model, weight_version="default")
             name, description = name or model.resolve().name, "transformers"
         else:
             upstream_key = api_key_from_environment(upstream_api_key_env)
-            upstream = server_engine("sglang" if engine == "sglang" else "vllm", base_url, api_key=upstream_key)
+            upstream = server_engine(cast("ServerKind", engine.value), base_url, api_key=upstream_key)
             name = name or asyncio.run(upstream.capabilities()).model
             served, description = upstream, f"{engine} at {redacted(base_url)}"
         with ExitStack() as at_end:
@@ -144,7 +144,6 @@ def serve(
 
             def report_ready() -> None:
                 print_line(f"serving {name} ({description}) at {url} (Ctrl-C ends it)")
-                sys.stdout.flush()  # a program that started this one waits for the line
 
             try:
                 run_server(app, listener, on_ready=report_ready)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rollouts.cli.serve import TrainedEngineKind, api_key_from_environment, check_engine
-from rollouts.terminal.table import exit_with_error, print_line
+from rollouts.terminal.text import exit_with_error, print_line
 
 
 def tinker(
@@ -125,6 +124,5 @@ def tinker(
 
         def report_ready() -> None:
             print_line(f"serving the Tinker API for {', '.join([*(name or ()), str(model)])} at {url} (Ctrl-C ends it)")
-            sys.stdout.flush()  # a program that started this one waits for the line
 
         run_server(app, listener, on_ready=report_ready)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
+import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from renderers import TemplateRenderer, load_renderer
-from rollouts.cli.render import read_tools
-from rollouts.terminal.table import counted, exit_with_error, print_error, print_line, print_note
+from rollouts.cli.render.conversation_file import read_tools
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note
 from rollouts.trajectory_files import open_reader, printable_episodes, trajectory_file
 from rollouts.view import write_html
 
@@ -59,14 +59,13 @@ def view(
 def _serve(path: Path, port: int, renderer: TemplateRenderer | None, tools: list[Any] | None) -> None:
     """Serve until Ctrl-C."""
     from rollouts.view.growing_file import GrowingFile
-    from rollouts.view.server import new_secret, serve_viewer, viewer_app
+    from rollouts.view.server import serve_viewer, viewer_app
 
     def report_ready(url: str) -> None:
         print_line(f"{path} at {url} (only from this machine; Ctrl-C ends it)")
-        sys.stdout.flush()  # a program that started this one waits for the line
 
     store = GrowingFile(path)
-    secret = new_secret()
+    secret = secrets.token_urlsafe(16)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             app = viewer_app(store, secret, renderer=renderer, tools=tools)

@@ -51,13 +51,6 @@ def remove_earlier_episodes(out: Path) -> None:
     (out / TRAINING_FILE).unlink(missing_ok=True)
 
 
-def interrupted_message(out: Path, started_at: float) -> str:
-    """Return the message after Ctrl-C. It names the file only if this run (started at `started_at`, epoch) wrote it."""
-    if has_episodes(out, started_at):
-        return f"interrupted; the episodes so far are in {episodes_file(out)}"
-    return "interrupted before the first episode"
-
-
 def has_episodes(out: Path, started_at: float) -> bool:
     """Whether this run (started at `started_at`, epoch) wrote episodes: the file is made before the first of them."""
     episodes = episodes_file(out)

@@ -46,9 +46,7 @@ from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
 
-_STEPS_OF_A_LINE = 5  # where output is no terminal
 _WIDTH_WITH_ALL_FIGURES = 100  # columns
-_WIDTH_WITH_BAR = 112  # columns; on a narrower terminal the bar would leave too little room for the figures
 
 
 class Progress(RichProgress):
@@ -60,7 +58,8 @@ class Progress(RichProgress):
     def __init__(self, console: Console, recipe: Recipe) -> None:
         super().__init__(
             TextColumn("{task.description}"),
-            *([BarColumn(bar_width=24)] if console.width >= _WIDTH_WITH_BAR else []),
+            # On a narrower terminal the bar would leave too little room for the figures.
+            *([BarColumn(bar_width=24)] if console.width >= 112 else []),
             MofNCompleteColumn(),
             *([TimeElapsedColumn()] if console.width >= _WIDTH_WITH_ALL_FIGURES else []),
             TextColumn("{task.fields[figures]}"),
@@ -92,7 +91,7 @@ class Progress(RichProgress):
 
     def _show(self, task: TaskID, name: str, step: int, total: int, figures: str) -> None:
         self.update(task, completed=step, total=total, figures=figures)
-        if self.disable and (step in (1, total) or step % _STEPS_OF_A_LINE == 0):
+        if self.disable and (step in (1, total) or step % 5 == 0):
             self.console.print(f"{name} {step}/{total}: {figures}", soft_wrap=True)
 
 

@@ -48,8 +48,8 @@ class DigitSet:
         return DigitSet(self.images[indices], self.labels[indices])
 
 
-def load_digit_sets(held_out: float = 0.2) -> tuple[DigitSet, DigitSet]:
-    """Return (training set, held-out set). The split is deterministic and stratified by digit."""
+def load_digit_sets() -> tuple[DigitSet, DigitSet]:
+    """Return (training set, held-out set), of which the second has a fifth of the images of each digit."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -61,7 +61,7 @@ def load_digit_sets(held_out: float = 0.2) -> tuple[DigitSet, DigitSet]:
     in_held_out = np.zeros(len(everything), dtype=bool)
     for digit in range(10):
         of_this_digit = shuffled[everything.labels[shuffled] == digit]
-        in_held_out[of_this_digit[: round(len(of_this_digit) * held_out)]] = True
+        in_held_out[of_this_digit[: round(len(of_this_digit) * 0.2)]] = True
     return everything.take(shuffled[~in_held_out[shuffled]]), everything.take(shuffled[in_held_out[shuffled]])
 
 

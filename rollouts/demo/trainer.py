@@ -113,13 +113,13 @@ class Trainer:
         without_gradient = self._micro_batches([sample for sample in samples if not sample.advantages.any()])
         reports: list[MismatchReport] = []
         with torch.no_grad():
-            reports += [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in without_gradient]
+            reports += [mismatch_report(batch, token_logprobs(self.model, batch)) for batch in without_gradient]
         total = 0.0
         for epoch in range(self.recipe.epochs):
             for batch in with_gradient:
                 logprobs = token_logprobs(self.model, batch)
                 if epoch == 0:
-                    reports.append(self._mismatch(batch, logprobs))
+                    reports.append(mismatch_report(batch, logprobs))
                 loss = policy_gradient_loss(
                     logprobs, batch.logprobs, batch.advantages, batch.loss_mask, normaliser=len(trajectories)
                 ).loss
@@ -131,11 +131,8 @@ class Trainer:
         after = []
         if request.measure_after:
             with torch.no_grad():
-                after = [self._mismatch(batch, token_logprobs(self.model, batch)) for batch in with_gradient[:1]]
+                after = [mismatch_report(batch, token_logprobs(self.model, batch)) for batch in with_gradient[:1]]
         return Learned(self._weights(), total / self.recipe.epochs, merge_reports(reports), merge_reports(after))
-
-    def _mismatch(self, batch: TrainingBatch, logprobs: torch.Tensor) -> MismatchReport:
-        return mismatch_report(batch, logprobs)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[TrainingSample]:
         rewards, groups = [t.reward for t in trajectories], [t.group_id for t in trajectories]

@@ -1,7 +1,8 @@
 """Evaluations: estimates of rewards and success rates with intervals clustered by task, and comparisons of runs."""
 
-from rollouts.evaluation.comparison import Comparison, compare_runs
-from rollouts.evaluation.results import EvaluationResults, FailedEpisodes, Tally, evaluate
+from rollouts.evaluation.comparing import compare_runs
+from rollouts.evaluation.comparison import Comparison
+from rollouts.evaluation.results import EvaluationResults, FailedEpisodes
 from rollouts.evaluation.statistics import (
     Difference,
     Estimate,
@@ -13,6 +14,7 @@ from rollouts.evaluation.statistics import (
     reward_of_tasks,
     unpaired_difference,
 )
+from rollouts.evaluation.tally import Tally, evaluate
 
 __all__ = [
     "Comparison",

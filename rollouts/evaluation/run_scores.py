@@ -18,8 +18,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from rollouts.errors import CommandFileError
-from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults, FailedEpisodes, task_scores, unusable_warning
+from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults, FailedEpisodes
 from rollouts.evaluation.statistics import pass_at_k
+from rollouts.evaluation.task_scores import task_scores, unusable_warning
 from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
 from rollouts.observability.metric_sinks import complete_lines
 from rollouts.rewards import reward_parts

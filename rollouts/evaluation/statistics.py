@@ -23,10 +23,6 @@ from rollouts.values import check_integer, mean_and_spread
 #: The probability with which an interval holds the true value.
 CONFIDENCE: Final = 0.95
 
-#: Sign-flip tests of up to so many differences; for more, the t-test gives the same to three digits, at once.
-_MOST_FLIPPED: Final = 500
-_FLIPS: Final = 9_999
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -188,14 +184,15 @@ def _p_value(differences: np.ndarray) -> float:
     if (changed == changed[0]).all():  # of all choices of signs, two have as large a sum
         return float(2.0 ** (1 - len(changed)))
     stats = _scipy_stats()
-    if len(changed) > _MOST_FLIPPED:
+    # For so many differences the t-test gives the same to three digits, at once.
+    if len(changed) > 500:
         return float(stats.ttest_1samp(differences, 0.0).pvalue)
     tested = stats.permutation_test(
         (changed,),
         lambda sample, axis: np.sum(sample, axis=axis),
         permutation_type="samples",
         vectorized=True,
-        n_resamples=_FLIPS,
+        n_resamples=9_999,
         batch=max(1, 2**22 // len(changed)),
         rng=np.random.default_rng(0),
     )

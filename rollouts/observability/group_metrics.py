@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -14,17 +14,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import CommandFileError, NoJsonFormError
 from rollouts.runner.group import Group
-from rollouts.terminal.table import shortened
+from rollouts.terminal.text import shortened
 from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.plain_json import plain
 from rollouts.trajectory.token_node import TEACHER_KL
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
 from transport.wire.arrays import is_tensor
-
-_MOST_DEPTH: Final = 20
-_MOST_CHARACTERS: Final = 10_000
-_MOST_DATA_CHARACTERS: Final = 1 << 20
 
 
 class GroupMetrics(BaseModel):
@@ -139,14 +135,14 @@ def stored_task_data(data: Any) -> Any:
     None also for data of more than 1,048,576 characters of JSON.
     """
     found = _json_form(data, 0)
-    return found if len(json.dumps(found)) <= _MOST_DATA_CHARACTERS else None
+    return found if len(json.dumps(found)) <= 1 << 20 else None
 
 
 def _json_form(value: Any, depth: int) -> Any:
-    if depth > _MOST_DEPTH or isinstance(value, bytes | bytearray | memoryview | np.ndarray) or is_tensor(value):
+    if depth > 20 or isinstance(value, bytes | bytearray | memoryview | np.ndarray) or is_tensor(value):
         return None
     if isinstance(value, str):
-        return shortened(value, _MOST_CHARACTERS)
+        return shortened(value, 10_000)
     if isinstance(value, Mapping):
         return {str(key): _json_form(each, depth + 1) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 from rollouts.errors import MissingExtraError, RolloutsError
 from rollouts.observability.engine_load import PeriodicThread
@@ -20,15 +20,8 @@ from rollouts.values import check_positive
 MAX_LINE_BYTES: Final = 16 << 20
 
 
-class Line(NamedTuple):
-    """A complete line; the first one has the number 1."""
-
-    number: int
-    text: str
-
-
-def complete_lines(path: Path, problems: list[str]) -> Iterator[Line]:
-    """The complete lines of a file, none if there is no file.
+def complete_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
+    """The complete lines of a file with their numbers, from 1; none if there is no file.
 
     `problems` gets a line for what is not read: a file that cannot be opened or read, lines longer than 16 MiB, and a
     last line without a line feed, which is being written or was cut off.
@@ -39,7 +32,7 @@ def complete_lines(path: Path, problems: list[str]) -> Iterator[Line]:
             while data := file.readline(MAX_LINE_BYTES):
                 number += 1
                 if data.endswith(b"\n"):
-                    yield Line(number, data.decode("utf-8", "replace"))
+                    yield number, data.decode("utf-8", "replace")
                 elif len(data) < MAX_LINE_BYTES:
                     reason = "it has no line feed, so it is being written or was cut off"
                     problems.append(f"{path.name}, line {number}: the last {len(data)} bytes are incomplete: {reason}")
@@ -132,8 +125,8 @@ class MetricHistory:
         self, metrics: RunMetrics, sinks: Sequence[MetricSink], *, seconds: float = 10.0, first_step: int = 0
     ) -> None:
         self._metrics = metrics
-        self._sinks = list(sinks)
-        self._failed: list[MetricSink] = []
+        self._sinks = tuple(sinks)
+        self._working = list(sinks)
         self._first_step = first_step
         self._thread = PeriodicThread(
             self._write,
@@ -149,7 +142,7 @@ class MetricHistory:
     def __exit__(self, *_: object) -> None:
         self._thread.stop()
         self._write()
-        for sink in [*self._sinks, *self._failed]:  # those too: they may hold what they received before
+        for sink in self._sinks:  # also those that failed: they may hold what they received before
             try:
                 sink.close()
             except Exception:  # as for `write`
@@ -158,13 +151,12 @@ class MetricHistory:
     def _write(self) -> None:
         values = self._metrics.metrics()
         step = self._first_step + int(values["run_seconds"])
-        for sink in tuple(self._sinks):
+        for sink in tuple(self._working):
             try:
                 sink.write(RUNNER, step, values)
             except Exception:  # a disk may be full, and a library of others may raise anything
                 log.exception("%s failed; it gets no further metrics", type(sink).__name__)
-                self._sinks.remove(sink)
-                self._failed.append(sink)
+                self._working.remove(sink)
 
 
 def last_step(path: Path) -> int:

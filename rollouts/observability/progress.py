@@ -12,11 +12,8 @@ from rich.text import Text
 
 from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
-from rollouts.terminal.table import printable_line
+from rollouts.terminal.text import printable_line
 from rollouts.values import check_positive
-
-_REFRESHES_PER_SECOND = 4.0
-_LABEL_WIDTH = 10
 
 Values = Mapping[str, float]
 
@@ -49,7 +46,7 @@ class ProgressDisplay:
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._rows_as_text)
-            self._thread = PeriodicThread(self._live.refresh, 1 / _REFRESHES_PER_SECOND, "rollouts-progress")
+            self._thread = PeriodicThread(self._live.refresh, 0.25, "rollouts-progress")
         else:
             self._thread = PeriodicThread(self._print_line, number, "rollouts-progress")
 
@@ -81,7 +78,7 @@ class ProgressDisplay:
 
     def _rows_as_text(self) -> Group:
         rows = progress_rows(self._metrics.metrics(), self._total_groups)
-        lines = [Text(f"{label:<{_LABEL_WIDTH}}", "bold").append(Text(text, "default")) for label, text in rows]
+        lines = [Text(f"{label:<10}", "bold").append(Text(text, "default")) for label, text in rows]
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
         return Group(*lines)

@@ -93,13 +93,10 @@ class RecentRate:
 
 log = logging.getLogger("rollouts.observability")
 
-#: From this share of cut turns on, a run has a warning.
-_MANY_LENGTH_STOPS = 0.2
-
 
 def length_stops_warning(length_stops: int, turns: int) -> str:
     """What to say of a run in which many turns were cut; empty below 20 %."""
-    if length_stops < _MANY_LENGTH_STOPS * turns or not length_stops:
+    if length_stops < 0.2 * turns or not length_stops:
         return ""
     return (
         f"{length_stops:,} of {turns:,} turns ({length_stops / turns:.0%}) were cut before the model had ended them: "

@@ -26,9 +26,6 @@ _TABLES: Final = ("names", "media_modalities")
 _TABLE_OF: Final = {"sample": "names", "item": "media_modalities"}
 
 
-_CURE: Final = "Delete the file if another program wrote it."
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMismatch:
     """The n compared tokens of a training step, as in `rollouts.training.mismatch.ComparedTokens`.
@@ -120,7 +117,7 @@ def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> StepMis
     """One record of `mismatch.mmr`. Raises `TransportError`."""
     held = reader[record]
     if reason := _violation(held):
-        raise MalformedError(f"{path}, record {record}: {reason}", _CURE)
+        raise MalformedError(f"{path}, record {record}: {reason}", "Delete the file if another program wrote it.")
     return StepMismatch(**{**held, **{name: tuple(held[name]) for name in _TABLES}})
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from rollouts.terminal.table import counted
+from rollouts.terminal.text import counted
 
 _WIDTH, _HEIGHT = 400, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 22, 10, 38  # on the right half of a label, such as 20,000
@@ -67,10 +67,6 @@ class Drawing:
     curves: Sequence[Sequence[Sequence[tuple[float, float]]]] = ()
     columns: Sequence[Mark] = ()
 
-    @property
-    def headings(self) -> list[str]:
-        return [self.chart.x_label, *(line.label for line in self.chart.lines)]
-
 
 def draw(chart: Chart) -> Drawing:
     """The places of a chart's marks; a drawing without marks where none of its values can be drawn."""
@@ -91,7 +87,9 @@ def draw(chart: Chart) -> Drawing:
         f"From {names[0]} to {names[-1]}. {' '.join(map(_described, chart.lines))}",
         [[name, *cells] for name, cells in zip(names, texts, strict=True)],
         [Mark(scale.y(tick), _tick_text(tick)) for tick in _multiples(scale.low, scale.high, scale.step)],
-        [Mark(x, text) for x, text in zip(at[::2], names[::2], strict=True)] if chart.is_histogram else _x_ticks(chart),
+        [Mark(x, text) for x, text in zip(at[::2], names[::2], strict=True)]
+        if chart.is_histogram
+        else _x_ticks(chart.xs),
         [_pieces(line, at, scale) for line in chart.lines],
         [
             Mark(left, f"{name}: {', '.join(map(str.__add__, labels, cells))}", round(right - left, 1))
@@ -102,8 +100,8 @@ def draw(chart: Chart) -> Drawing:
 
 def number_text(value: float) -> str:
     """A number with at most four digits that say something."""
-    if value == int(value) if abs(value) < 1e15 else False:
-        return f"{int(value):,}" if abs(value) < 1e9 else f"{value:.3g}"
+    if abs(value) < 1e9 and value == int(value):
+        return f"{int(value):,}"
     return f"{value:.4g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
@@ -136,13 +134,13 @@ class _Scale(NamedTuple):
         return round(_BOTTOM_EDGE - share * (_BOTTOM_EDGE - _TOP), 1)
 
 
-def _round_step(low: float, high: float, count: int = 4) -> float:
-    """1, 2 or 5 times a power of ten, about `count` of which are the distance; 0 where there is no distance."""
+def _round_step(low: float, high: float) -> float:
+    """1, 2 or 5 times a power of ten, about 4 of which are the distance; 0 where there is no distance."""
     span = high - low
     if not span > 0 or not math.isfinite(span):
         return 0.0
-    power = 10.0 ** math.floor(math.log10(span / count))
-    return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= count), power * 10)
+    power = 10.0 ** math.floor(math.log10(span / 4))
+    return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= 4), power * 10)
 
 
 def _multiples(low: float, high: float, step: float) -> list[float]:
@@ -171,8 +169,7 @@ def _places(chart: Chart) -> list[float]:
     return [round(_LEFT + (index + 0.5) * step, 1) for index in range(len(chart.xs))]
 
 
-def _x_ticks(chart: Chart) -> list[Mark]:
-    xs = chart.xs
+def _x_ticks(xs: Sequence[float]) -> list[Mark]:
     left, right = min(xs), max(xs)
     ticks = [tick for tick in _multiples(left, right, _round_step(left, right)) if left <= tick <= right]
     if len(xs) > 1 and all(float(x).is_integer() for x in xs):  # between two steps is no step

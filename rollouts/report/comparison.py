@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rollouts.evaluation.comparison import Comparison, RunDifference
 from rollouts.evaluation.statistics import Difference, Estimate
 from rollouts.report.page import Table
-from rollouts.terminal.table import counted
+from rollouts.terminal.text import counted
 
 
 def figure_table(comparison: Comparison, against: RunDifference) -> Table:
@@ -42,9 +42,8 @@ def note_lines(comparison: Comparison) -> list[str]:
     """What a reader has to know before the numbers: of each run, and what else differs between it and the baseline."""
     of_runs = [f"{run.name}: {note}" for run in comparison.runs for note in run.notes]
     of_pairs = [f"{title_of(comparison, one)}: {note}" for one in comparison.against_baseline for note in one.notes]
-    return [*of_runs, *of_pairs] or [
-        "Tasks, samples and configurations of the runs are the same, as far as they are known."
-    ]
+    nothing = "Tasks, samples and configurations of the runs are the same, as far as they are known."
+    return [*of_runs, *of_pairs] or [nothing]
 
 
 def counting_line(comparison: Comparison) -> str:

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from rollouts.evaluation.comparison import Comparison, RunDifference, compare_runs
+from rollouts.evaluation.comparing import compare_runs
+from rollouts.evaluation.comparison import Comparison, RunDifference
 from rollouts.files import replaced_file
 from rollouts.report.charts import Chart, Line
 from rollouts.report.comparison import (
@@ -36,22 +37,18 @@ def write_comparison(
     `OSError`.
     """
     path = Path(out)
-    page = _page(compare_runs(runs, unpaired=unpaired), path.parent)
-    with replaced_file(path) as file:
-        file.write(page)
-
-
-def _page(comparison: Comparison, folder: Path) -> bytes:
-    """The HTML of a comparison for a file in `folder`."""
+    comparison = compare_runs(runs, unpaired=unpaired)
     title = f"{' and '.join(run.name for run in comparison.runs[1:])} against {comparison.runs[0].name}"
     reports = [(run.name, Path(run.directory) / REPORT_FILE) for run in comparison.runs]
-    linked = [Cell(f"report of {name}", _address(path, folder)) for name, path in reports if path.is_file()]
+    linked = [Cell(f"report of {name}", _address(one, path.parent)) for name, one in reports if one.is_file()]
     sections: list[Section] = [
         ("What differs between the runs", [Items(note_lines(comparison))]),
         ("Runs", [run_table(comparison), Text(counting_line(comparison)), *([Items(linked)] if linked else [])]),
     ]
     sections += [(title_of(comparison, one), list(_pair(comparison, one))) for one in comparison.against_baseline]
-    return html_page(title, sections)
+    page = html_page(title, sections)
+    with replaced_file(path) as file:
+        file.write(page)
 
 
 def _address(path: Path, folder: Path) -> str:

@@ -15,7 +15,6 @@ from rollouts.report.figures import EpisodeFigures
 from rollouts.values import mean_and_spread
 
 _POINTS: Final = 48
-_MAX_TRAINING_CHARTS: Final = 16
 _MAX_METRIC_CHARTS: Final = 8
 
 
@@ -71,7 +70,7 @@ def training_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     ordered = sorted(steps)
     names = dict.fromkeys(name for step in ordered for name in steps[step])
     charts = []
-    for name in list(names)[:_MAX_TRAINING_CHARTS]:
+    for name in list(names)[:16]:
         kept = _thinned([step for step in ordered if name in steps[step]])
         ys = [float(steps[step][name]) for step in kept]
         charts.append(Chart(name.replace("_", " "), "step", kept, [Line(name, ys)]))

@@ -17,7 +17,7 @@ from rollouts.observability.training_log import TRAINING_FILE, StepMismatch
 from rollouts.report.run_files import RUNNER_FILE, RunFiles
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number, mean_and_spread
-from rollouts.view.episode_data import ENTROPY, status
+from rollouts.view.token_columns import ENTROPY, is_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
     entropies = [
         node.extras[ENTROPY][node.sampled]
         for node in trajectory.nodes
-        if ENTROPY in node.extras and node.extras[ENTROPY].ndim == 1 and node.extras[ENTROPY].dtype.kind in "biuf"
+        if ENTROPY in node.extras and is_column(node.extras[ENTROPY])
     ]
     metrics = {name: value for name, one in trajectory.metrics.items() if (value := finite_number(one)) is not None}
     return EpisodeFigures(
@@ -69,7 +69,7 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         sampled=sum(len(node.logprobs) for node in trajectory.nodes),
         surprisal=-mean_and_spread(np.concatenate([np.empty(0), *(node.logprobs for node in trajectory.nodes)])).mean,
         entropy=mean_and_spread(np.concatenate([np.empty(0), *entropies])).mean,
-        ending=status(trajectory),
+        ending=trajectory.status,
         error=trajectory.error,
         truncation_reason=trajectory.truncation_reason,
         metrics=metrics,
@@ -103,14 +103,13 @@ class Counted:
         return self.sum_abs / max(self.tokens - int(self.counts[-1]), 1)
 
     def add(self, difference: np.ndarray) -> None:
-        """Add differences of log-probabilities, float64 (n,), of either sign."""
+        """Add differences of log-probabilities, float64 (n,), of either sign, of at least one token."""
         absolute = np.abs(difference)
         finite = absolute[np.isfinite(absolute)]
         bins = np.searchsorted(_EDGES, finite, side="right") - 1
         self.counts[: len(_EDGES)] += np.bincount(bins, minlength=len(_EDGES))
         self.counts[-1] += len(absolute) - len(finite)
-        if len(absolute):
-            self.max_abs = max(self.max_abs, float(absolute.max()))
+        self.max_abs = max(self.max_abs, float(absolute.max()))
         self.sum_abs += float(finite.sum())
 
 
@@ -121,18 +120,6 @@ def by_modality(steps: Iterable[StepMismatch]) -> dict[str, Counted]:
         for modality in np.unique(step.modality):
             figures.setdefault(str(modality), Counted()).add(step.difference[step.modality == modality])
     return figures
-
-
-_MAX_KINDS: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorKind:
-    """Failed episodes whose errors are of one class. `example` is the first of them."""
-
-    kind: str
-    episodes: int
-    example: EpisodeFigures
 
 
 @dataclass(slots=True)
@@ -164,8 +151,8 @@ class Collected:
         """Whether there are rewards: `rollouts tinker` records samples whose rewards its clients alone know."""
         return bool(self.groups) or any(episode.environment_reward for episode in self.episodes)
 
-    def error_kinds(self) -> list[ErrorKind]:
-        """The most frequent kinds first, at most 20."""
+    def error_kinds(self) -> list[tuple[str, int, EpisodeFigures]]:
+        """The classes of errors with the number of episodes that have one, and the first of these; at most 20."""
         counts: Counter[str] = Counter()
         examples: dict[str, EpisodeFigures] = {}
         for episode in self.episodes:
@@ -173,7 +160,7 @@ class Collected:
                 kind = episode.error.partition(":")[0][:80]
                 counts[kind] += 1
                 examples.setdefault(kind, episode)
-        return [ErrorKind(kind, count, examples[kind]) for kind, count in counts.most_common(_MAX_KINDS)]
+        return [(kind, count, examples[kind]) for kind, count in counts.most_common(20)]
 
 
 def collect(files: RunFiles, deadline: float | None = None) -> Collected:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 from jinja2 import Environment, Template
 
 from rollouts.report.charts import EDGES, Chart, Drawing, draw
-from rollouts.terminal.table import printable
+from rollouts.terminal.text import printable
 from rollouts.view.page import PAGE_END, content_hash, document_head, static_file
 
 
@@ -80,10 +80,7 @@ def charts_of(charts: Iterable[Chart], otherwise: str = "") -> list[Block]:
 
 
 def html_page(title: str, sections: Sequence[Section], link: Cell | None = None) -> bytes:
-    """A page of named sections. `link` stands below the title.
-
-    Its content security policy allows its own style, nothing else.
-    """
+    """A page of named sections, with `link` below its title. Its policy allows its own style and nothing else."""
     style = static_file("rollouts.report", "report.css")
     policy = f"default-src 'none'; style-src '{content_hash(style)}'; base-uri 'none'; form-action 'none'"
     shown = visible(title, 200)

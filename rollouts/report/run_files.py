@@ -20,13 +20,12 @@ from rollouts.observability.training_log import (
     StepMismatch,
     read_step_mismatch,
 )
-from rollouts.trajectory_files import Episode, episodes_of_record, read_episodes
+from rollouts.trajectory_files import Episode, episodes_of_record, open_reader, read_episodes
 from transport import RecordReader, TransportError
 
 TRAJECTORIES_FILE: Final = "trajectories.mmr"
 GROUPS_FILE: Final = "metrics.jsonl"
 RUNNER_FILE: Final = "runner_metrics.jsonl"
-SUMMARY_FILE: Final = "summary.json"
 _FILES: Final = (TRAJECTORIES_FILE, TRAINING_FILE, RUNNER_FILE)
 
 
@@ -45,7 +44,7 @@ class RunFiles:
     def episodes(self) -> Iterator[Episode]:
         """The episodes that are written so far and can be read, in order."""
         found: list[str] = []
-        with self._trajectories() as reader:
+        with open_reader(self.path / TRAJECTORIES_FILE) as reader:
             for episode in read_episodes(reader, found):
                 self._first_numbers.setdefault(episode.record, episode.number)
                 if episode.violation is None:
@@ -56,7 +55,7 @@ class RunFiles:
 
     def chosen_episodes(self, records: Mapping[int, Collection[int]]) -> Iterator[Episode]:
         """Episodes that `episodes` has yielded, in order: of each record those with the given numbers."""
-        with self._trajectories() as reader:
+        with open_reader(self.path / TRAJECTORIES_FILE) as reader:
             for record in sorted(records):
                 found = episodes_of_record(reader, record, self._first_numbers[record], [])
                 yield from (episode for episode in found if episode.number in records[record])
@@ -109,19 +108,11 @@ class RunFiles:
         None also for one that cannot be read; `problems` says why.
         """
         try:
-            summary = read_summary(self.path / SUMMARY_FILE)
+            summary = read_summary(self.path / "summary.json")
         except CommandFileError as error:
             self.problems.append(str(error).removeprefix(f"{self.path}{os.sep}"))
             return None
         return None if summary is None else bool(summary["complete"])
-
-    def _trajectories(self) -> RecordReader:
-        path = self.path / TRAJECTORIES_FILE
-        try:
-            return RecordReader(path)
-        except TransportError as error:
-            cure = f"`rollouts traj repair {path} --out NEW_FILE` keeps its complete records"
-            raise RolloutsError(f"{path}: it cannot be read: {error}; {cure}") from error
 
 
 def run_directories(path: Path) -> list[Path]:

@@ -25,8 +25,10 @@ from rollouts.values import mean_and_spread
 from transport import TransportError
 
 _OTHER: Final = "The text of the error and the episode show the cause."
+_NO_TRAINING: Final = (
+    "The directory has no training.jsonl: loss and accuracy of a trainer are in it if the trainer writes a TrainingLog."
+)
 _ROOTS: Final = (EpisodeError, RolloutsError, RendererError, TransportError)
-_SHOWN: Final = 6
 _MAX_PROBLEMS: Final = 20
 _EXAMPLE: Final = 600
 
@@ -43,24 +45,19 @@ _QUEUES: Final = {
 
 def sections_of(collected: Collected, viewer: ViewerPage) -> list[Section]:
     """The sections of the report of a run, or of an evaluation, which has no trainer."""
-    if collected.evaluation is None:
-        of_trainer = [
-            ("Training", _training(collected)),
+    charts = [*episode_charts(collected.episodes, rewarded=collected.is_rewarded), *group_charts(collected.groups)]
+    curves = charts_of(charts, "No episode is written yet, so there are no curves of rewards and lengths.")
+    sections: list[Section] = [("Summary", _summary(collected))]
+    if collected.evaluation is not None:
+        sections += [("Evaluation", _evaluation(collected.evaluation)), ("Curves", curves)]
+    else:
+        sections += [
+            ("Curves", curves),
+            ("Training", charts_of(training_charts(collected.training), _NO_TRAINING)),
             ("Mismatch", _mismatch(collected)),
             ("Staleness and queues", _staleness(collected)),
         ]
-        estimated = []
-    else:
-        estimated = [("Evaluation", _evaluation(collected.evaluation))]
-        of_trainer = []
-    return [
-        ("Summary", _summary(collected)),
-        *estimated,
-        ("Curves", _curves(collected)),
-        *of_trainer,
-        ("Errors", _errors(collected, viewer)),
-        ("Episodes", _examples(collected, viewer)),
-    ]
+    return [*sections, ("Errors", _errors(collected, viewer)), ("Episodes", _examples(collected, viewer))]
 
 
 def cure_of(kind: str) -> str:
@@ -90,7 +87,7 @@ def _one_of_each_group(ordered: Sequence[EpisodeFigures]) -> list[EpisodeFigures
     first: dict[str, EpisodeFigures] = {}
     for episode in ordered:
         first.setdefault(episode.group_id or episode.episode_id, episode)
-    return list(first.values())[:_SHOWN]
+    return list(first.values())[:6]
 
 
 def _summary(collected: Collected) -> list[Block]:
@@ -184,21 +181,6 @@ def _evaluation(results: EvaluationResults) -> list[Block]:
     ]
 
 
-def _curves(collected: Collected) -> list[Block]:
-    """Rewards, lengths and entropy over the episodes."""
-    charts = [*episode_charts(collected.episodes, rewarded=collected.is_rewarded), *group_charts(collected.groups)]
-    return charts_of(charts, "No episode is written yet, so there are no curves of rewards and lengths.")
-
-
-def _training(collected: Collected) -> list[Block]:
-    """The trainer's figures over its steps."""
-    otherwise = (
-        "The directory has no training.jsonl: loss and accuracy of a trainer are in it if the trainer writes a "
-        "TrainingLog."
-    )
-    return charts_of(training_charts(collected.training), otherwise)
-
-
 def _mismatch(collected: Collected) -> list[Block]:
     """Histograms of |log p(trainer) - log p(sampler)| by modality."""
     if not collected.mismatch:
@@ -240,12 +222,12 @@ def _errors(collected: Collected, viewer: ViewerPage) -> list[Block]:
     """The kinds of errors with an example, and the limits that ended episodes."""
     rows: list[list[str | Cell]] = [
         [
-            Cell(found.kind, is_code=True),
-            f"{found.episodes:,}",
-            _link(found.example, viewer, below=found.example.error[:_EXAMPLE]),
-            cure_of(found.kind),
+            Cell(kind, is_code=True),
+            f"{count:,}",
+            _link(example, viewer, below=example.error[:_EXAMPLE]),
+            cure_of(kind),
         ]
-        for found in collected.error_kinds()
+        for kind, count, example in collected.error_kinds()
     ]
     parts: list[Block] = [
         Table("errors", ["error", "episodes", "example", "cure"], rows)
@@ -296,4 +278,4 @@ def _table(label: str, episodes: Sequence[EpisodeFigures], viewer: ViewerPage) -
 
 def _link(episode: EpisodeFigures, viewer: ViewerPage, *, below: str = "") -> Cell:
     name = episode.episode_id[:80] or f"episode {episode.number}"
-    return Cell(name, viewer.link(episode.number) or "", below)
+    return Cell(name, viewer.link(episode.number), below)

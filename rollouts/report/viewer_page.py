@@ -16,7 +16,7 @@ from rollouts.report.figures import Collected, EpisodeFigures
 from rollouts.report.run_files import RunFiles
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view import write_html
-from rollouts.view.episode_data import TrainerTokens
+from rollouts.view.trainer_logprobs import TrainerTokens
 
 #: Bounds of the page, about 25 MB.
 MAX_EPISODES: Final = 500
@@ -30,10 +30,9 @@ class ViewerPage:
     name: str = ""
     places: Mapping[int, int] = field(default_factory=dict)
 
-    def link(self, number: int) -> str | None:
-        """The relative address of an episode on the page."""
-        place = self.places.get(number)
-        return None if place is None else f"{self.name}#e={place}"
+    def link(self, number: int) -> str:
+        """The relative address of an episode on the page; empty where it is not there."""
+        return f"{self.name}#e={self.places[number]}" if number in self.places else ""
 
 
 def write_viewer_page(
@@ -51,9 +50,12 @@ def write_viewer_page(
     if not chosen:
         return ViewerPage()
     places: dict[int, int] = {}
+    records: defaultdict[int, set[int]] = defaultdict(set)
+    for episode in chosen:
+        records[episode.record].add(episode.number)
 
     def trajectories() -> Iterator[Trajectory]:
-        for episode in files.chosen_episodes(_by_record(chosen)):
+        for episode in files.chosen_episodes(records):
             if deadline is not None and time.monotonic() > deadline and places:
                 return
             places[episode.number] = len(places)
@@ -104,10 +106,3 @@ def compared_tokens(files: RunFiles, episode_ids: set[str]) -> TrainerTokens | N
     return TrainerTokens(
         tuple(names), np.concatenate(samples), np.concatenate(positions), np.concatenate(trainer).astype(np.float32)
     )
-
-
-def _by_record(chosen: Sequence[EpisodeFigures]) -> dict[int, set[int]]:
-    records: defaultdict[int, set[int]] = defaultdict(set)
-    for episode in chosen:
-        records[episode.record].add(episode.number)
-    return records

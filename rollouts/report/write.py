@@ -18,10 +18,6 @@ from rollouts.report.sections import best_and_worst, sections_of
 from rollouts.report.viewer_page import write_viewer_page
 
 REPORT_FILE: Final = "report.html"
-VIEWER_FILE: Final = "viewer.html"
-
-#: Of a bounded time, the share for the first reading of the episodes; the rest is for the page of the viewer.
-_SHARE_OF_READING: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +50,11 @@ def write_report(
     started = time.monotonic()
     files = open_run(Path(directory))
     path = files.path / REPORT_FILE if out is None else Path(out)
-    reading = None if seconds is None else started + seconds * _SHARE_OF_READING
+    reading = None if seconds is None else started + seconds / 2  # the rest is for the page of the viewer
     collected = collect(files, reading)
     best, worst = best_and_worst(collected.succeeded)
-    linked = [*best, *worst, *(found.example for found in collected.error_kinds())]
-    viewer_path = path.with_name(VIEWER_FILE if path.name == REPORT_FILE else f"{path.stem}-viewer.html")
+    linked = [*best, *worst, *(example for _, _, example in collected.error_kinds())]
+    viewer_path = path.with_name("viewer.html" if path.name == REPORT_FILE else f"{path.stem}-viewer.html")
     deadline = None if seconds is None else started + seconds
     viewer = write_viewer_page(viewer_path, files, collected, linked, renderer=renderer, tools=tools, deadline=deadline)
     link = None

@@ -19,7 +19,8 @@ from rollouts.errors import (
     FleetMismatchError,
     text_with_notes,
 )
-from rollouts.run_config.config_file import ConfigFile, KeyPath
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.errors import KeyPath
 from rollouts.run_config.sections import (
     EndpointEngineSection,
     FleetEngineSection,

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from rollouts.errors import describe_exception
-from rollouts.run_config.config_file import ConfigFile, KeyPath
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.errors import KeyPath
 from rollouts.values import call_error
 
 

@@ -18,8 +18,9 @@ from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, Sampl
 from rollouts.episodes.environment import ThreadedEnvironment
 from rollouts.errors import MissingExtraError, describe_exception
 from rollouts.rewards import GroupReward, Reward, check_names
-from rollouts.run_config.config_file import ConfigFile, ConfigProblem, KeyPath, ProblemList, RunConfigError, key_text
+from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.engines import engine_factory, media_policy, server_kind
+from rollouts.run_config.errors import ConfigProblem, KeyPath, ProblemList, RunConfigError, key_text
 from rollouts.run_config.import_paths import check_call, imported_function, imported_object, make_importable
 from rollouts.run_config.sections import (
     AsynchronousSection,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import io
 import json
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from renderers.process.files import open_readable
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, describe_exception, short_repr
-from rollouts.run_config.config_file import ConfigFile, TaskFileError
+from rollouts.errors import ArgumentError, MissingExtraError, describe_exception, short_repr
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.errors import TaskFileError
 from rollouts.run_config.import_paths import check_call, imported_object
 from rollouts.run_config.sections import (
     FileTasks,
@@ -30,9 +30,6 @@ from rollouts.task import Task
 from rollouts.values import whole_number
 
 TaskSource: TypeAlias = Iterable[Task] | AsyncIterable[Task]
-
-#: That are read at once.
-_TASKS_AT_ONCE = 256
 
 
 def make_tasks(file: ConfigFile) -> TaskSource:
@@ -74,7 +71,7 @@ async def _first_of_async(tasks: AsyncIterable[Task], count: int) -> AsyncIterat
 
 
 class FileTaskSource:
-    """The tasks of a file; each iteration reads it from the beginning, the asynchronous one on a thread."""
+    """The tasks of a file; each iteration reads it from the beginning."""
 
     def __init__(self, path: Path, section: FileTasks) -> None:
         self._path = path
@@ -123,28 +120,6 @@ class FileTaskSource:
         rows, unit = _rows(self._path, self._section)
         for number, (place, row) in enumerate(rows):
             yield _task(self._path, self._section, number, place, unit, row)
-
-    async def __aiter__(self) -> AsyncIterator[Task]:
-        tasks = iter(self)
-        while True:
-            taken, error = await asyncio.to_thread(_take, tasks)
-            for task in taken:
-                yield task
-            if error is not None:
-                raise error
-            if not taken:
-                return
-
-
-def _take(tasks: Iterator[Task]) -> tuple[list[Task], Exception | None]:
-    """The next tasks, none at the end, and the error with which reading them ended."""
-    taken: list[Task] = []
-    try:
-        for task in islice(tasks, _TASKS_AT_ONCE):
-            taken.append(task)  # noqa: PERF402  those before an error are kept
-    except (RolloutsError, OSError) as error:
-        return taken, error
-    return taken, None
 
 
 def _rows(
@@ -204,7 +179,7 @@ def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as parquet:
-            for batch in parquet.iter_batches(batch_size=_TASKS_AT_ONCE, columns=columns):
+            for batch in parquet.iter_batches(batch_size=256, columns=columns):
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise TaskFileError(path, None, f"cannot be read as Parquet: {error}") from error

@@ -1,10 +1,9 @@
-"""Defers Ctrl-C while code runs that must not be interrupted."""
+"""SIGINT and SIGTERM: deferred where code must not be interrupted, and the end of a run within a bounded time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -13,8 +12,6 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any, Final, NoReturn, TypeVar
-
-from rollouts.terminal.table import printable, shortened
 
 
 @contextlib.contextmanager
@@ -27,13 +24,13 @@ def defer_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    deferred: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: deferred.append(number))
+    deferred = threading.Event()
+    handler = signal.signal(signal.SIGINT, lambda *_: deferred.set())
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if deferred and callable(handler):
+        if deferred.is_set() and callable(handler):
             handler(signal.SIGINT, None)  # not the signal again, of which `run_with_deadline` has heard already
 
 
@@ -41,7 +38,6 @@ T = TypeVar("T")
 
 INTERRUPTED: Final = 130
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_SHOW_CURSOR: Final = "\x1b[?25h"
 
 
 def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str) -> T:
@@ -52,40 +48,41 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
     error and exits with code 130, whatever its threads and its event loop are doing: files must be readable at every
     moment.
     """
-    interrupts: list[int] = []
+    interrupted = threading.Event()
     tasks: list[asyncio.Task[Any]] = []
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
 
-    def received(wait: float | None) -> int:
-        """The next of the signals; 0 if there is none within `wait` seconds, or the pipe is closed."""
+    def received(wait: float | None) -> bool:
+        """Whether one of the signals arrives within `wait` seconds, and before the pipe is closed."""
         end = None if wait is None else time.monotonic() + wait
         while select.select([read_end], [], [], None if end is None else max(0.0, end - time.monotonic()))[0]:
-            number = int.from_bytes(os.read(read_end, 1))
+            number = int.from_bytes(os.read(read_end, 1))  # 0 where the pipe is closed
             if number in (0, *_SIGNALS):  # programs may handle others
-                return number
-        return 0
+                return number != 0
+        return False
 
     def watch() -> None:
         # In a thread, because Python calls the handlers of signals in the main one, which may be in a call that no
         # signal ends; it is told by the wakeup descriptor, which is written where the signal arrives.
-        if not (number := received(None)):
+        if not received(None):
             os.close(read_end)
             return
-        interrupts.append(number)
+        interrupted.set()
         for task in tasks:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the task has ended
                 loop.call_soon_threadsafe(task.cancel)
         received(seconds)
         # Not through `sys.stderr`, whose lock another thread may hold. A progress display has hidden the cursor.
-        os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{message}\n".encode(errors="replace"))
+        show_cursor = "\x1b[?25h" if os.isatty(2) else ""
+        os.write(2, f"{show_cursor}{message}\n".encode(errors="replace"))
         os._exit(INTERRUPTED)
 
     async def run() -> T:
         task = asyncio.current_task()
         assert task is not None
         tasks.append(task)
-        if interrupts:
+        if interrupted.is_set():
             main.close()
             raise asyncio.CancelledError
         return await main
@@ -98,11 +95,11 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
         try:
             return runner.run(run())
         except asyncio.CancelledError:
-            if interrupts:
+            if interrupted.is_set():
                 raise KeyboardInterrupt from None
             raise
         finally:
-            if not interrupts:
+            if not interrupted.is_set():
                 signal.set_wakeup_fd(descriptor)
                 for number, handler in before.items():
                     signal.signal(number, handler)
@@ -115,27 +112,3 @@ def exit_interrupted() -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(INTERRUPTED)
-
-
-# Log records on a terminal: what they quote of environments, servers and models does not act on it.
-
-
-#: Characters of a record; an error may quote a whole response or message.
-_MOST_CHARACTERS = 20_000
-
-
-class PrintableFormatter(logging.Formatter):
-    """Formats a record, traceback included, with control and invisible characters as visible symbols.
-
-    A text longer than 20,000 characters is cut in its middle: the beginning has the message, the end the last line of
-    the traceback.
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(shortened(super().format(record), _MOST_CHARACTERS))
-
-
-def make_log_printable() -> None:
-    """Use `PrintableFormatter` for records of a program that has set up no logging, which Python prints to stderr."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(PrintableFormatter())

@@ -26,7 +26,6 @@ _CONTROL_TOKENS = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
-_AUDIO_TOKENS = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
 # Of `tiny_qwen2_audio`: the longest sound in seconds, and the bands of its features.
 _MAX_SOUND_SECONDS = 2
 _MELS = 40
@@ -119,7 +118,7 @@ def tiny_qwen2_audio(directory: str | Path, seed: int = 0) -> Path:
         raise MissingExtraError("tiny_qwen2_audio", "torch", "torch")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    token_ids = _write_tokenizer(directory, [*_CONTROL_TOKENS, *_AUDIO_TOKENS])
+    token_ids = _write_tokenizer(directory, [*_CONTROL_TOKENS, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"])
     template = CHAT_TEMPLATE
     for given, audio in (
         ("('image', 'image_url')", "('audio', 'audio_url', 'input_audio')"),

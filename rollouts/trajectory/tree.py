@@ -293,6 +293,15 @@ class Trajectory:
         """How many turns were cut: `max_tokens` or the end of the context came before a stop token."""
         return sum(turn.finish_reason is FinishReason.LENGTH for turn in self.turns)
 
+    @property
+    def status(self) -> str:
+        """How the episode ended: "error", "truncated" or "done"; "open" if it has not ended."""
+        if self.error:
+            return "error"
+        if self.truncated:
+            return "truncated"
+        return "done" if self.done else "open"
+
     def leaves(self) -> list[int]:
         """The nodes without children, in order of creation: one training sample each."""
         parents = {node.parent for node in self.nodes}

@@ -14,7 +14,6 @@ from renderers import MediaSource
 
 MAX_VALUES: Final = 20_000
 MAX_DEPTH: Final = 40
-_MAX_INTEGER_BITS: Final = 8192  # Python refuses to print an integer of more than about 14,000 bits
 _MAX_DESCRIPTION: Final = 4000
 _SHOWN_ELEMENTS: Final = 64
 
@@ -73,7 +72,7 @@ class _Converter:
 
 
 def _integer(value: int) -> Any:
-    if value.bit_length() > _MAX_INTEGER_BITS:
+    if value.bit_length() > 8192:  # Python refuses to print one of more than about 14,000
         return f"[an integer of {value.bit_length()} bits]"
     return value if value.bit_length() <= 53 else str(int(value))  # JavaScript's numbers have 53 bits
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from renderers import MediaSource
 from renderers.messages import Modality
 from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode, episodes_of_record, open_reader
-from rollouts.view.episode_data import has_texts, summary
+from rollouts.view.episode_data import summary
+from rollouts.view.message_search import has_texts
 from transport import TransportError
-
-_POLL_SECONDS: Final = 1.0
 
 
 class EpisodeReadError(RolloutsError):
@@ -32,13 +32,6 @@ class EpisodeReadError(RolloutsError):
         super().__init__(f"{name}: {reason}")
 
 
-class _Place(NamedTuple):
-    """A record, and which of its episodes."""
-
-    record: int
-    position: int
-
-
 class GrowingFile:
     """Reads new records on a thread of its own, and keeps a line of the list for each episode, not the episode.
 
@@ -49,7 +42,7 @@ class GrowingFile:
         self.title = path.name
         self._path = path
         self._reader = open_reader(path)
-        self._places: list[_Place] = []
+        self._places: list[tuple[int, int]] = []  # of each episode its record, and its position there
         self._rows: list[dict[str, Any]] = []
         self._media: dict[tuple[Modality, str], int] = {}  # modality and digest -> the first episode that has it
         self._problems: list[str] = []
@@ -76,13 +69,13 @@ class GrowingFile:
         """Raises `EpisodeReadError`."""
         if number >= len(self._places):
             raise EpisodeReadError(f"episode {number}", f"{self._path} has {len(self._places)} episodes")
-        place = self._places[number]
+        record, position = self._places[number]
         try:
-            found = next(islice(self._episodes(place.record, []), place.position, None), None)
+            found = next(islice(self._episodes(record, []), position, None), None)
         except TransportError as error:
             raise EpisodeReadError(f"episode {number}", str(error)) from error
         if found is None:
-            raise EpisodeReadError(f"episode {number}", f"record {place.record} of {self._path} has changed")
+            raise EpisodeReadError(f"episode {number}", f"record {record} of {self._path} has changed")
         return found.trajectory
 
     def search(self, wanted: Sequence[str], start: int, seconds: float) -> tuple[list[int], int]:
@@ -91,21 +84,16 @@ class GrowingFile:
         found: list[int] = []
         number, count = start, len(self._places)
         while number < count and (number == start or time.monotonic() < deadline):
-            record = self._places[number].record
-            episodes = self._searched_episodes(record)
-            while number < count and self._places[number].record == record:
-                position = self._places[number].position
+            record, _ = self._places[number]
+            episodes: Sequence[Episode] = []
+            with contextlib.suppress(TransportError):  # opening one of them says that it cannot be read any more
+                episodes = self._episodes(record, [])
+            while number < count and self._places[number][0] == record:
+                position = self._places[number][1]
                 if position < len(episodes) and has_texts(episodes[position].trajectory, wanted):
                     found.append(number)
                 number += 1
         return found, max(number, start)
-
-    def _searched_episodes(self, record: int) -> Sequence[Episode]:
-        """The episodes of a record; none if it cannot be read any more, which opening one of them says."""
-        try:
-            return self._episodes(record, [])
-        except TransportError:
-            return []
 
     def medium(self, modality: Modality, digest: str) -> MediaSource:
         """Raises `EpisodeReadError`."""
@@ -127,12 +115,12 @@ class GrowingFile:
                 self._lost = f"the file is no longer followed: {error}"
                 return
             if self._records == len(self._reader):
-                self._ended.wait(_POLL_SECONDS)
+                self._ended.wait(1.0)
 
     def _read_record(self, record: int) -> None:
         try:
             for position, episode in enumerate(self._episodes(record, self._problems)):
-                self._add(_Place(record, position), episode)
+                self._add((record, position), episode)
         except TransportError as error:
             self._problems.append(f"record {record}: {error}")
         except RecursionError:
@@ -141,7 +129,7 @@ class GrowingFile:
     def _episodes(self, record: int, problems: list[str]) -> Sequence[Episode]:
         return list(episodes_of_record(self._reader, record, 0, problems))
 
-    def _add(self, place: _Place, episode: Episode) -> None:
+    def _add(self, place: tuple[int, int], episode: Episode) -> None:
         if episode.violation is not None:
             self._problems.append(f"{episode.name}: {episode.violation}")
             return

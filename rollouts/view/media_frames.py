@@ -23,9 +23,6 @@ from rollouts.view.sounds import display_sound
 
 DEFAULT_IMAGE_SIDE: Final = 640
 _FRAME_SIDE: Final = 256
-_MAX_FRAMES: Final = 16
-_LOSSLESS_PIXELS: Final = 128 * 128
-_QUALITY: Final = 82
 _POLICY: Final = MediaPolicy(timeout=10.0)
 
 
@@ -69,7 +66,7 @@ def _video(source: MediaSource) -> dict[str, Any]:
 
 
 def _evenly_spaced(info: VideoInfo) -> FramePlan:
-    count = min(info.frames, _MAX_FRAMES)
+    count = min(info.frames, 16)
     return FramePlan(np.linspace(0, info.frames - 1, count).round().astype(int).tolist(), _reduced)
 
 
@@ -82,12 +79,12 @@ def _reduced(planes: np.ndarray) -> np.ndarray:
 
 def _frame(image: Image.Image, index: int, side: int) -> dict[str, Any]:
     image.thumbnail((side, side))
-    lossless = image.width * image.height <= _LOSSLESS_PIXELS
+    lossless = image.width * image.height <= 128 * 128
     file = io.BytesIO()
     if lossless:
         image.save(file, "PNG")
     else:
-        image.save(file, "WEBP", quality=_QUALITY)
+        image.save(file, "WEBP", quality=82)
     return {
         "data": base64.b64encode(file.getvalue()).decode(),
         "type": "image/png" if lossless else "image/webp",

@@ -19,8 +19,9 @@ from renderers import TemplateRenderer
 from rollouts.errors import RolloutsError
 from rollouts.files import errors_name, replaced_file
 from rollouts.trajectory.tree import Trajectory
-from rollouts.view.episode_data import TrainerLogprobs, TrainerTokens, encoded_json, episode_payload, summary
+from rollouts.view.episode_data import encoded_json, episode_payload, summary
 from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
+from rollouts.view.trainer_logprobs import TrainerLogprobs, TrainerTokens
 
 if TYPE_CHECKING:
     from rollouts.training.mismatch.compared import ComparedTokens

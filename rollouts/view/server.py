@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -25,7 +24,6 @@ MAX_ROWS: Final = 2000
 SEARCH_SECONDS: Final = 0.4
 _MAX_WANTED: Final = 8
 _MAX_WANTED_CHARACTERS: Final = 400
-_NAMES_OF_THIS_MACHINE: Final = frozenset({HOST, "localhost", "::1"})
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -113,10 +111,6 @@ async def serve_viewer(app: web.Application, secret: str, port: int, on_ready: C
         await runner.cleanup()
 
 
-def new_secret() -> str:
-    return secrets.token_urlsafe(16)
-
-
 def _start(request: web.Request) -> int:
     """The number of the first episode that is asked for."""
     start = request.query.get("from", "0")
@@ -136,7 +130,7 @@ async def _read(work: Callable[[], bytes]) -> bytes:
 @web.middleware
 async def _only_this_machine(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
     """Refuse requests that name another host: a foreign page whose name resolves to this machine could send them."""
-    if urlsplit(f"//{request.host}").hostname not in _NAMES_OF_THIS_MACHINE:
+    if urlsplit(f"//{request.host}").hostname not in (HOST, "localhost", "::1"):
         raise web.HTTPMisdirectedRequest(text="this viewer answers requests to 127.0.0.1 and localhost only")
     response: web.StreamResponse = await handler(request)
     return response

@@ -17,9 +17,6 @@ from renderers.media.samples import wav_bytes
 
 # Of a longer sound the page has the beginning.
 _PLAYED_SECONDS: Final = 60
-_COLUMNS: Final = 240
-# What models of speech hear; a second is 32 kB. Browsers play no sound of less than 3000 Hz.
-_PLAYED_RATES: Final = (8000, 16000)
 
 
 def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
@@ -30,9 +27,11 @@ def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
     16 bits, mono, at most 16 kHz. Raises `MediaError`.
     """
     info = audio_info(source, policy)
-    rate = int(np.clip(info.sampling_rate, *_PLAYED_RATES))
+    # What models of speech hear; a second is 32 kB. Browsers play no sound of less than 3000 Hz.
+    rate = int(np.clip(info.sampling_rate, 8000, 16000))
     samples = decode_audio(source, policy, rate)
-    largest = peaks(samples, _COLUMNS)
+    played = np.clip(samples[: _PLAYED_SECONDS * rate], -1, 1) * 32767
+    largest = peaks(samples, 240)
     peak = float(largest.max())
     return {
         "seconds": info.seconds,
@@ -42,7 +41,7 @@ def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
         "peak": peak,
         "peaks": (largest / (peak or 1)).round(3).tolist(),
         "played": min(info.seconds, _PLAYED_SECONDS),
-        "wave": base64.b64encode(wav_bytes(_int16(samples[: _PLAYED_SECONDS * rate]), rate)).decode(),
+        "wave": base64.b64encode(wav_bytes(played.round().astype(np.int16), rate)).decode(),
     }
 
 
@@ -50,9 +49,3 @@ def peaks(samples: np.ndarray, columns: int) -> np.ndarray:
     """float64 (columns,): the largest magnitude in each of `columns` parts of about equal length of a mono sound."""
     starts = np.arange(columns) * len(samples) // columns  # a sound of fewer samples has some of them twice
     return np.maximum.reduceat(np.abs(samples, dtype=np.float64), starts)
-
-
-def _int16(samples: np.ndarray) -> np.ndarray:
-    """Float samples from -1 to 1 as integers; those beyond are clipped."""
-    rounded: np.ndarray = (np.clip(samples, -1, 1) * 32767).round().astype(np.int16)
-    return rounded

@@ -28,14 +28,6 @@ def run(monkeypatch: pytest.MonkeyPatch, renderers_version: str | None) -> tuple
     return result.exit_code, result.stdout
 
 
-def test_without_a_distribution_of_that_name_the_page_on_installing_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    code, text = run(monkeypatch, None)
-    assert code == 0
-    assert "migrating-from-renderers.md" in text
-
-
 def test_the_empty_distribution_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = run(monkeypatch, "0.1.12+mmrollouts.1")
     assert code == 0

@@ -19,13 +19,6 @@ def interrupt_a_block(finished: list[bool], error: Exception | None = None) -> N
             raise error
 
 
-def test_an_interrupt_inside_the_block_is_raised_after_its_last_statement() -> None:
-    finished: list[bool] = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_a_block(finished)
-    assert finished
-
-
 def test_an_interrupt_outside_the_block_is_raised_at_once_and_the_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with defer_interrupts():

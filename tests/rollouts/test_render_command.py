@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from renderers import RenderedTokens, TemplateRenderer
 from rollouts.cli.main import app
-from rollouts.cli.render import By, View, token_cells, token_lines
-from rollouts.terminal.table import printable
+from rollouts.cli.render.token_cells import token_cells
+from rollouts.cli.render.token_lines import By, View, token_lines
+from rollouts.terminal.text import printable
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "Zürich"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}}}]
@@ -192,27 +193,16 @@ def test_another_template_can_be_tried(run: Any, tmp_path: Path) -> None:
     [
         ("c.json", '[{"role": "user",\n "content": oops}]', [], ["c.json, line 2", "not JSON"]),
         ("c.json", "{}\n{}", [], ["line 2", ".jsonl"]),
-        ("c.json", "", [], ["line 1", "not JSON"]),
         ("c.json", "[" * 100_000, [], ["nest less deep"]),
         ("c.json", "[]", [], ["no messages"]),
-        ("c.json", '{"messages": []}', [], ["no messages"]),
         ("c.json", '{"turns": []}', [], ["holds no conversation"]),
-        ("c.json", '"hello"', [], ["holds no conversation"]),
         ("c.json", '{"messages": [{"role": "user", "content": "x"}], "tools": "all"}', [], ["tools must be a list"]),
         ("c.jsonl", '[]\n{"a":\n', ["--row", "1"], ["c.jsonl, line 2", "not JSON"]),
         ("c.jsonl", "[]\n", ["--row", "5"], ["no row 5"]),
         ("c.json", '[{"role": "nobody", "content": "x"}]', [], ["message 0", "'nobody'"]),
-        ("c.json", '[{"role": "user", "content": "x"}, 7]', [], ["message 1"]),
-        (
-            "c.json",
-            '[{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}]',
-            [],
-            ["message 0, part 0", "file path"],
-        ),
         ("c.json", '[{"role": "\\u001b[31m", "content": "x"}]', [], ["unknown role"]),
         ("c.json", '[{"role": "user", "content": "x"}]', ["--chat-template", "nowhere.jinja"], ["nowhere.jinja"]),
         ("c.json", '[{"role": "user", "content": "x"}]', ["--model", "./nowhere"], ["./nowhere", "no such directory"]),
-        ("c.json", '[{"role": "user", "content": "x"}]', ["--tools", "nowhere.json"], ["nowhere.json", "No such file"]),
     ],
 )
 def test_what_cannot_be_shown_is_explained_on_stderr_with_exit_code_2(

@@ -15,7 +15,7 @@ from trajectory_files import file_of, lines, run
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import raw_samples, samples_source
 from rollouts import Group, MediaReference, Runner, SamplingParams, Task, Trajectory
-from rollouts.cli.render import token_cells
+from rollouts.cli.render.token_cells import token_cells
 from rollouts.environments import ToolEnvironment
 from rollouts.errors import PixelMismatchError
 from rollouts.observability.group_metrics import GroupMetrics

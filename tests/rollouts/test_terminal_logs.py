@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollouts.terminal.interrupts import PrintableFormatter
+from rollouts.terminal.log_records import PrintableFormatter
 
 #: As a command runs: without any logging that is set up.
 PROGRAM = """

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from evaluation.compared_runs import line
 from trajectory_files import (
     file_of,
     forked,
@@ -38,15 +38,9 @@ def rows_of(path: Path, level: str, out: Path, *options: str) -> list[dict[str, 
 
 
 def group_line(task_id: str, *rewards: float, **values: Any) -> str:
-    counts = dict.fromkeys(("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 0)
-    line = {"task_id": task_id, "total_rewards": [reward + 1 for reward in rewards], "environment_rewards": rewards}
-    line |= {
-        "group_rewards": [1.0] * len(rewards),
-        "attempts": list(range(1, len(rewards) + 1)),
-        "errors": [],
-        "failed_episodes": [],
-    }
-    return json.dumps({**line, **counts, "reward_parts": {}, **values})
+    totals = {"total_rewards": [reward + 1 for reward in rewards], "group_rewards": [1.0] * len(rewards)}
+    attempts = list(range(1, len(rewards) + 1))
+    return json.dumps(line(task_id, rewards, **{**totals, "attempts": attempts, "reward_parts": {}, **values}))
 
 
 def run_directory(directory: Path, groups: dict[str, list[Trajectory]], metrics: list[str]) -> Path:
@@ -184,23 +178,6 @@ def test_a_row_of_a_turn_has_its_message_and_what_its_prompt_added(tmp_path: Pat
     assert (second["prompt_tokens"], second["completion_tokens"], second["reward"]) == (9, 3, 0.5)
     assert (third["info"], second["info"]) == ({"steps": 3}, None)
     assert [row["finish_reason"] for row in (first, second, third)] == ["stop"] * 3
-
-
-def test_a_row_of_a_node_has_lists_of_numbers_of_one_length(tmp_path: Path) -> None:
-    episode = forked()
-    found = rows_of(file_of(tmp_path / "t.mmr", episode), "node", tmp_path / "o")
-    table = parquet.read_schema(tmp_path / "o.parquet")
-    assert table.field("token_ids").type == pyarrow.list_(pyarrow.int32())
-    assert table.field("logprobs").type == pyarrow.list_(pyarrow.float32())
-    for row, node in zip(found, episode.nodes, strict=True):
-        assert row["token_ids"] == node.token_ids.tolist()
-        assert row["sampled"] == node.sampled.tolist()
-        known = [logprob for logprob in row["logprobs"] if logprob is not None]
-        assert [logprob is not None for logprob in row["logprobs"]] == row["sampled"]
-        assert np.array_equal(np.array(known, np.float32), node.logprobs)
-        assert [one["digest"] for one in row["media"]] == [one.source.digest for one in node.media]
-    assert [(row["node"], row["parent"], row["turn"]) for row in found[:3]] == [(0, -1, None), (1, 0, 0), (2, 1, None)]
-    assert found[3]["weight_spans"] == [{"version": "1", "start": 0, "end": 3}]
 
 
 # Images.

@@ -35,48 +35,6 @@ def say(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def test_a_turn_that_extends_the_last_one_stores_only_what_is_new():
-    trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([1, 2, 3]), completion(4, 5), say("a"))
-    trajectory.add_turn(prompted([1, 2, 3, 4, 5, 6, 7]), completion(8), say("b"))
-
-    assert [node.token_ids.tolist() for node in trajectory.nodes] == [[1, 2, 3], [4, 5], [6, 7], [8]]
-    assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
-    assert trajectory.leaves() == [3]
-    assert trajectory.forks == 0
-
-
-def test_a_prompt_that_rewrote_history_forks_at_the_last_shared_node():
-    trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([1, 2]), completion(3), say("a"))
-    trajectory.add_turn(prompted([1, 2, 9, 9]), completion(4), say("b"))
-
-    first, second = trajectory.leaves()
-    assert trajectory.token_ids(first).tolist() == [1, 2, 3]
-    assert trajectory.token_ids(second).tolist() == [1, 2, 9, 9, 4]
-    assert trajectory.nodes[0].token_ids.tolist() == [1, 2], "the shared prompt exists once"
-    assert trajectory.forks == 1
-
-
-def test_an_image_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_place():
-    trajectory = Trajectory("e")
-    a, b = image(b"a"), image(b"b", tokens=3)
-    trajectory.add_turn(prompted([1, 0, 0, 2], media((a, 1))), completion(3), say("x"))
-    trajectory.add_turn(prompted([1, 0, 0, 2, 3, 4, 0, 0, 0], media((a, 1), (b, 6))), completion(5), say("y"))
-
-    assert [[reference.mm_hash for reference in node.media] for node in trajectory.nodes] == [
-        ["hash-a"],
-        [],
-        ["hash-b"],
-        [],
-    ]
-    (leaf,) = trajectory.leaves()
-    assert [(r.mm_hash, r.placeholder) for r in trajectory.media(leaf)] == [
-        ("hash-a", PlaceholderRange(1, 2)),
-        ("hash-b", PlaceholderRange(6, 3)),
-    ]
-
-
 def test_equal_tokens_with_another_image_are_another_branch():
     trajectory = Trajectory("e")
     trajectory.add_turn(prompted([9, 0, 0, 2], media((image(b"a"), 1))), completion(1), say("x"))

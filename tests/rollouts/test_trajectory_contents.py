@@ -139,18 +139,6 @@ async def test_a_finished_episode_cannot_change(engine, renderer):
     trajectory.finish()
 
 
-def test_extras_have_one_row_a_sampled_token():
-    trajectory = Trajectory("e")
-    experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
-    extras = {"routed_experts": experts}
-    node = trajectory.add_turn(RenderedTokens([1, 2]), completion(3, 4, 5), say(""), extras=extras)
-    back = decode(encode(trajectory)).nodes[node].extras["routed_experts"]
-    assert back.dtype == np.uint16
-    np.testing.assert_array_equal(back, experts)
-    with pytest.raises(InvalidTurnError, match="routed_experts"):
-        trajectory.add_turn(RenderedTokens([1]), completion(3), say(""), extras=extras)
-
-
 def test_messages_that_are_not_the_prompts_are_refused(renderer):
     messages = [{"role": "user", "content": [image(1), {"type": "text", "text": "?"}]}]
     prompt = renderer.render(messages, add_generation_prompt=True)

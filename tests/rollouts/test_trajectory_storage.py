@@ -16,7 +16,6 @@ from rollouts.errors import (
     InvalidTurnError,
     TrajectoryError,
 )
-from rollouts.trajectory.provenance import Provenance
 from transport import decode, encode
 
 
@@ -92,15 +91,3 @@ def test_what_an_info_holds_does_not_change_with_what_the_environment_does_later
     kept = decode(encode(trajectory)).turns[0].info
     assert (kept["seen"], kept["raw"], kept["grid"].tolist()) == ({1, 2}, b"a", [0, 0])
     assert (kept["board"], kept["pair"]) == ([[0, 0]], ([1],))
-
-
-def test_provenance_can_be_stored_whatever_the_renderer_says_of_itself():
-    class Odd:
-        fingerprint = object()
-        model = Text("a directory\udcff")
-        tokenizer = property(lambda self: self)
-        processors = property(lambda self: {Text("image"): self})
-
-    told = Provenance.of(Odd(), None)
-    assert decode(encode(told)) == told
-    assert told.model == r"a directory\udcff"

@@ -28,7 +28,7 @@ from rollouts.engines.sglang.capabilities import probe as probe_sglang
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError, RolloutsError
-from rollouts.terminal.table import exit_with_error, print_json, print_line
+from rollouts.terminal.text import exit_with_error, print_json, print_line
 
 # A person waits for the result: an unreachable server is reported after seconds.
 _LIMITS = HttpLimits(retries=2, total_seconds=300)

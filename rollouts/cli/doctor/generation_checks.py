@@ -12,8 +12,6 @@ from rollouts.engines.protocol import FinishReason
 from rollouts.errors import MissingLogProbsError
 
 _RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
-# The largest difference between log-probabilities of images that a server does not look at.
-_SAME_COMPLETION = 1e-6
 
 
 async def text_request(target: Target) -> Finding:
@@ -87,7 +85,8 @@ async def image_request(target: Target) -> Finding:
         return skipped("the server takes no images")
     first, second = [await target.sample(target.image_prompt(fresh_image())) for _ in range(2)]
     same_ids = first.token_ids.tolist() == second.token_ids.tolist()
-    if not same_ids or float(np.abs(first.logprobs - second.logprobs).max()) > _SAME_COMPLETION:
+    # The largest difference between log-probabilities of images that a server does not look at.
+    if not same_ids or float(np.abs(first.logprobs - second.logprobs).max()) > 1e-6:
         return ok("two images give different completions or log-probabilities")
     return failed(
         "two different images give exactly the same completion: the server ignores images",

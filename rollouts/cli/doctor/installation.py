@@ -16,7 +16,8 @@ import typer
 import renderers
 from renderers.installation import install_command
 from renderers.process.threads import available_cores
-from rollouts.terminal.table import Column, print_json, print_line, print_table
+from rollouts.terminal.table import Column, print_table
+from rollouts.terminal.text import print_json, print_line
 
 _PACKAGES: Final = (
     "mmrollouts",
@@ -31,9 +32,7 @@ _PACKAGES: Final = (
 )
 #: The local part of the version of our distribution `renderers` (`packaging/renderers`).
 _STAND_IN: Final = "+mmrollouts"
-_NVIDIA_SMI_SECONDS: Final = 10.0
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
-_NAME: Final = re.compile(r"[\w.-]+")
 #: An extra for those who change mmrollouts.
 _DEVELOPMENT: Final = "dev"
 
@@ -67,7 +66,7 @@ def missing_requirements() -> dict[str, list[str]]:
     missing: dict[str, list[str]] = {}
     for requirement in _own_requirements():
         extra = _EXTRA.search(requirement)
-        name = _NAME.match(requirement)
+        name = re.match(r"[\w.-]+", requirement)
         if extra is None or name is None or extra[1] == _DEVELOPMENT:
             continue
         of_extra = missing.setdefault(extra[1], [])
@@ -119,7 +118,7 @@ def _gpus() -> dict[str, Any]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_NVIDIA_SMI_SECONDS,
+            timeout=10.0,
             check=True,
         )
     except (OSError, SubprocessError) as error:

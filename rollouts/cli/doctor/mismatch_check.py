@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rollouts.training.mismatch import Diagnosis
 
 _CHECK = "mismatch"
-_SAMPLED_TOKENS = 32
 _PROMPTS = 3
 
 _WEIGHTS_CURE = (
@@ -49,7 +48,7 @@ async def mismatch(target: Target, *, max_gigabytes: float) -> list[Finding]:
         prompts |= {f"sound {number}": target.sound_prompt() for number in range(_PROMPTS)}
     completions = await asyncio.gather(
         *(
-            target.sample(rendered, max_tokens=_SAMPLED_TOKENS, temperature=1.0, seed=seed)
+            target.sample(rendered, max_tokens=32, temperature=1.0, seed=seed)
             for seed, rendered in enumerate(prompts.values())
         )
     )

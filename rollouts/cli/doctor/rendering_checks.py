@@ -19,7 +19,6 @@ from rollouts.engines.vllm.probe_requests import RENDER_PATH
 from rollouts.engines.vllm.render_response import RenderResponse, parse_render_response
 from rollouts.errors import OverlongPromptError
 
-_NO_IMAGES = re.compile(r"[Aa]t most 0 image")
 # The largest difference between log-mel features, of about -1.5 to 1.5, in the arithmetic of two versions; of bfloat16.
 _ROUNDING_OF_SOUNDS = {"float32": 1e-3, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -57,7 +56,7 @@ async def _rendering(target: Target, modality: str, ours: RenderedTokens) -> lis
     response = await target.post(RENDER_PATH, body, name)
     if response.status == 400:
         reason = response_error(name, response, name).body
-        if modality == "image" and _NO_IMAGES.search(reason):
+        if modality == "image" and re.search(r"[Aa]t most 0 image", reason):
             cure = "start `vllm serve` without --language-model-only, and with image in --limit-mm-per-prompt"
             return [absent(f"the server takes no images: {reason}", cure)]
         return [failed(f"the server does not render it: {reason}", _processor_cure(target))]

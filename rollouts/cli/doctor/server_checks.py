@@ -11,7 +11,6 @@ from rollouts.engines.vllm.capabilities import release_of
 
 # The oldest and the newest version whose wire format is known, from their sources or from tests.
 _KNOWN_VERSIONS = {"vLLM": ((0, 31), (0, 33)), "SGLang": ((0, 5, 23), (0, 5, 23))}
-_CONVERSATION_TOKENS = 8192  # a token limit that has room for a conversation
 
 
 async def reachable(target: Target) -> Finding:
@@ -47,7 +46,8 @@ async def served_model(target: Target) -> Finding:
         option = "--max-model-len" if target.kind == "vLLM" else "--context-length"
         return failed(
             f"{seen}: a short prompt, with an image if the model takes images, and its completion take {needed}",
-            f"start `{target.command}` with {option} {max(needed, _CONVERSATION_TOKENS)}, or what the model allows",
+            # 8,192 tokens have room for a conversation.
+            f"start `{target.command}` with {option} {max(needed, 8192)}, or what the model allows",
         )
     return ok(seen)
 

@@ -20,7 +20,8 @@ from renderers.process.files import read_json
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.responses import HttpResponse
 from rollouts.engines.protocol import Completion, GenerateRequest, GenerateResult, SamplingParams
-from rollouts.terminal.table import Column, Row, print_table, printable_line
+from rollouts.terminal.table import Column, Row, print_table
+from rollouts.terminal.text import printable_line
 
 
 class Outcome(StrEnum):
@@ -88,7 +89,6 @@ def summary(findings: Sequence[Finding]) -> str:
 SAMPLED_TOKENS = 16
 
 _SOUND_RATE = 16_000
-_DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
 # The largest difference between log-probabilities of equal computations whose additions are in another order, by dtype.
 _TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
 
@@ -186,7 +186,7 @@ def media_of(rendered: RenderedTokens) -> list[tuple[MediaItem, PlaceholderRange
 async def weights_dtype(connection: ServerConnection, directory: Path) -> str:
     """The dtype of the server's weights: as it reports it, else that of config.json."""
     response = await connection.request("GET", "/server_info", name="asking for the dtype")
-    if response.status == 200 and (found := _DTYPE.search(response.body.decode(errors="replace"))) is not None:
+    if response.status == 200 and (found := re.search(r"\bdtype=torch\.(\w+)", response.body.decode(errors="replace"))):
         return found[1]
     config = read_json(directory / "config.json")
     return str(config.get("dtype") or config.get("torch_dtype") or config.get("text_config", {}).get("dtype"))

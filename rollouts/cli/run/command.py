@@ -14,11 +14,12 @@ import typer
 from rich.console import Console
 
 from rollouts.errors import RolloutsError
-from rollouts.terminal.table import counted, exit_with_error, print_error, print_line, print_warning
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_warning
 
 if TYPE_CHECKING:
-    from rollouts.cli.run.execution import MakeWorkers, RunParts
+    from rollouts.cli.run.execution import MakeWorkers
     from rollouts.cli.run.output import OutputDirectory
+    from rollouts.cli.run.run_parts import RunParts
     from rollouts.run_config.config_file import ConfigFile
 
 #: The time for the report at the end of a run, and after Ctrl-C, where a run must end soon.
@@ -47,8 +48,9 @@ def run(
     ] = False,
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
-    from rollouts.cli.run.execution import ray_workers_of_run
-    from rollouts.cli.run.output import prepare_output, print_summary
+    from rollouts.cli.run.output import prepare_output
+    from rollouts.cli.run.ray_workers import ray_workers_of_run
+    from rollouts.cli.run.summary import print_summary
     from rollouts.run_config.config_file import read_config
 
     check_rerun(rerun_failed, resume=resume, limit=limit)
@@ -80,7 +82,7 @@ def exit_on_problems(options: Mapping[str, str] = MappingProxyType({})) -> Itera
 
     `options` are the names of the options that gave the values of keys, where there is no file.
     """
-    from rollouts.run_config.config_file import RunConfigError
+    from rollouts.run_config.errors import RunConfigError
 
     try:
         yield
@@ -97,12 +99,14 @@ def checked_parts(file: ConfigFile, *, limit: int | None, resume: bool, dry_run:
     Raises `RunConfigError` and `TaskFileError`.
     """
     from rollouts.cli.run.dry_run import print_first_prompt
-    from rollouts.cli.run.execution import make_parts
     from rollouts.cli.run.output import check_output
+    from rollouts.cli.run.run_parts import make_parts
+    from rollouts.run_config.tasks import FileTaskSource
 
     parts = make_parts(file, offline=dry_run)
-    with Console(stderr=True).status("checking the tasks"):
-        parts.check_tasks(limit)
+    if isinstance(parts.tasks, FileTaskSource):
+        with Console(stderr=True).status("checking the tasks"):
+            parts.tasks.check(limit)
     if dry_run:
         check_output(file, resume=resume)
         print_first_prompt(parts, Console())
@@ -132,7 +136,8 @@ def run_and_report(
     """Run, then write the summary, `show` it and write the report, also after Ctrl-C and an error of the run."""
     from rollouts.cli.report import write_report_at_the_end
     from rollouts.cli.run.execution import Execution
-    from rollouts.cli.run.output import read_group_rows, summarise, write_summary
+    from rollouts.cli.run.group_files import read_group_rows
+    from rollouts.cli.run.summary import summarise, write_summary
     from rollouts.runner.errors import JournalInUseError, JournalOfAnotherRunError
     from rollouts.terminal.interrupts import exit_interrupted
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
 from renderers import MediaPolicy, Message, RenderedTokens, RendererPool, TemplateRenderer
 from renderers.messages import PLURALS, is_media_part, media_value, part_kind
-from rollouts.cli.render import By, View, print_tokens, token_cells
-from rollouts.cli.run.execution import RunParts
+from rollouts.cli.render.token_cells import token_cells
+from rollouts.cli.render.token_lines import By, View, print_tokens
+from rollouts.cli.run.run_parts import RunParts
 from rollouts.engines.protocol import ChatAnswer, GenerateRequest, GenerateResult
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import RolloutsError
@@ -22,18 +22,8 @@ from rollouts.run_config.tasks import first_tasks
 from rollouts.runner.group import Group
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
-from rollouts.terminal.table import counted, printable
+from rollouts.terminal.text import counted, printable
 from rollouts.workers.protocol import Workers
-
-
-@dataclass(frozen=True, slots=True)
-class FirstPrompt:
-    """The first prompt, and the task and seed of the environment that it is from."""
-
-    task_id: str
-    seed: int
-    rendered: RenderedTokens
-    tools: int
 
 
 def print_first_prompt(parts: RunParts, console: Console) -> None:
@@ -44,7 +34,7 @@ def print_first_prompt(parts: RunParts, console: Console) -> None:
     if parts.renderer is None:
         _print_messages(*asyncio.run(_first_messages(parts)), console)
     else:
-        _print(parts.renderer, asyncio.run(_first_prompt(parts, parts.renderer)), console)
+        _print(parts.renderer, *asyncio.run(_first_prompt(parts, parts.renderer)), console)
 
 
 class _NoEngine:
@@ -94,16 +84,17 @@ class _RecordingPool(RendererPool):
         return rendered
 
 
-async def _first_prompt(parts: RunParts, renderer: TemplateRenderer) -> FirstPrompt:
+async def _first_prompt(parts: RunParts, renderer: TemplateRenderer) -> tuple[Group, RenderedTokens, int]:
+    """The group of the first task, its first prompt, and the number of tools."""
     engine = _NoEngine()
     with _RecordingPool(renderer) as pool:
         group = await _first_group(parts, engine, pool)
-    episode, request = group.episodes[0], engine.request
+    request = engine.request
     if request is None:
         raise _no_prompt(group)
     # An environment may request several completions at once; their prompts are rendered in any order.
     rendered, tools = next(one for one in pool.rendered if one[0].token_ids == list(request.prompt_ids))
-    return FirstPrompt(group.task.task_id, episode.seed, rendered, tools)
+    return group, rendered, tools
 
 
 async def _first_messages(parts: RunParts) -> tuple[Group, Sequence[Message]]:
@@ -158,21 +149,21 @@ async def _first_group(parts: RunParts, engine: _NoEngine | _NoEndpoint, pool: R
     raise parts.file.error(("tasks",), "there is no task; add at least one")
 
 
-def _print(renderer: TemplateRenderer, prompt: FirstPrompt, console: Console) -> None:
-    rendered = prompt.rendered
+def _print(renderer: TemplateRenderer, group: Group, rendered: RenderedTokens, tools: int, console: Console) -> None:
     colours = console.color_system is not None and not console.no_color
     view = View(By.OWNER, ids=False, colours=colours, width=console.width if console.is_terminal else None)
-    title = f"first prompt: task {prompt.task_id}, environment seed {prompt.seed}\n{_counts(prompt)}"
+    seed = group.episodes[0].seed
+    title = f"first prompt: task {group.task.task_id}, environment seed {seed}\n{_counts(rendered, tools)}"
     print_tokens(title, rendered, token_cells(renderer, rendered), view, console)
 
 
-def _counts(prompt: FirstPrompt) -> str:
-    media = prompt.rendered.multi_modal_data
+def _counts(rendered: RenderedTokens, tools: int) -> str:
+    media = rendered.multi_modal_data
     placed = [] if media is None else media.items_with_ranges()
     counts = [
-        counted(len(prompt.rendered), "token"),
-        counted(len(prompt.rendered.message_roles), "message"),
-        counted(prompt.tools, "tool"),
+        counted(len(rendered), "token"),
+        counted(len(rendered.message_roles), "message"),
+        counted(tools, "tool"),
     ]
     for modality, plural in PLURALS.items():
         lengths = [where.length for item, where in placed if item.modality == modality]

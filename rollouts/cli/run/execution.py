@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
-from importlib import metadata
-from pathlib import Path
-from typing import Any, TypeAlias
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from typing import TypeAlias
 
 from rich.console import Console
 
-from renderers import Renderer, RendererPool, TemplateRenderer
-from rollouts.cli.run.output import GroupFiles, OutputDirectory, StoredGroups, remove_failed_groups
-from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
-from rollouts.episodes.limits import EpisodeLimits
-from rollouts.errors import ArgumentError
+from rollouts.cli.run.group_files import GroupFiles
+from rollouts.cli.run.output import OutputDirectory
+from rollouts.cli.run.run_parts import RunParts
+from rollouts.cli.run.stored_groups import StoredGroups, remove_failed_groups
+from rollouts.engines.protocol import ChatEngine, Engine
 from rollouts.observability import (
     EngineMonitor,
     JsonLinesSink,
@@ -35,203 +29,18 @@ from rollouts.observability import (
 )
 from rollouts.observability.metric_sinks import last_step
 from rollouts.observability.run_metrics import Source
-from rollouts.rewards import GroupReward
-from rollouts.run_config.config_file import ConfigFile, ProblemList, read_config
-from rollouts.run_config.engines import connect, engine_factory
-from rollouts.run_config.import_paths import check_call, imported_files, imported_function
-from rollouts.run_config.parts import (
-    WorkerParts,
-    check_processes,
-    check_sampling,
-    environment_factory,
-    load_verifiers,
-    make_group_rewards,
-    make_mode,
-    make_renderer,
-    make_worker_parts,
-    worker_configuration,
-)
-from rollouts.run_config.sections import VerifiersSection
-from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks, make_tasks
-from rollouts.run_config.teacher import Teacher, make_teacher
-from rollouts.runner.events import Listener
+from rollouts.run_config.engines import connect
+from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks
 from rollouts.runner.group_run import ScoreEpisode
 from rollouts.runner.journal import Journal
-from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
-from rollouts.task import MakeEnvironment, Task
+from rollouts.task import Task
 from rollouts.terminal.interrupts import run_with_deadline
-from rollouts.terminal.table import counted, print_note
+from rollouts.terminal.text import counted, print_note
 from rollouts.workers.protocol import Workers
-
-#: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
-_CHANGEABLE = {"concurrency", "retry", "mode", "ray", "output", "seed", "group_size", "evaluation"}
-_CHANGEABLE |= {"stop_after_failed_groups"}
-
-#: Those of them that a description of a run has.
-_ADDRESSES = {"base_url", "urls"}
-
-#: Keys of an engine that say where its servers are and how they are started, and none of what they sample.
-_PLACE_OF_SERVERS = {"base_url", "urls", "file", "servers", "start", "environment", "log", "start_seconds"}
-_PLACE_OF_SERVERS |= {"api_key_env", "media"}
-
-
-@dataclass(frozen=True, slots=True)
-class RunParts:
-    """What a configuration describes. `make_engine` loads a local model; nothing here has opened a connection."""
-
-    file: ConfigFile
-    tasks: TaskSource
-    make_environment: MakeEnvironment | None
-    renderer: TemplateRenderer | None
-    make_engine: Callable[[], Engine | ChatEngine]
-    group_rewards: list[GroupReward]
-    skip_group: Callable[..., Any] | None
-    verifiers: Any = None
-    """The environment of verifiers that is in place of `make_environment`."""
-    teacher: Teacher | None = None
-
-    @asynccontextmanager
-    async def place(
-        self, engine: Engine | ChatEngine, renderer: Renderer | RendererPool | None
-    ) -> AsyncIterator[Engine | ChatEngine | Workers]:
-        """Where episodes run with an engine of this process: with it, or at the workers that verifiers needs."""
-        if self.verifiers is None:
-            yield engine
-            return
-        from rollouts.environments.verifiers import VerifiersWorkers
-
-        async with VerifiersWorkers(self.verifiers, engine, renderer, slots=self.file.config.concurrency) as workers:
-            yield workers
-
-    @property
-    def sampling(self) -> SamplingParams:
-        with self.file.naming("sampling"):
-            return SamplingParams(**self.file.config.sampling.model_dump())
-
-    @property
-    def limits(self) -> EpisodeLimits:
-        return EpisodeLimits(**self.file.config.limits.model_dump())
-
-    def make_runner(
-        self,
-        place: Engine | ChatEngine | Workers,
-        *,
-        journal: Journal,
-        listeners: Sequence[Listener],
-        score_episode: ScoreEpisode | None = None,
-    ) -> Runner:
-        """The runner of the configuration; its episodes run here with an engine, or on workers."""
-        config = self.file.config
-        workers = place if isinstance(place, Workers) else None
-        return Runner(
-            None if workers else self.make_environment,
-            None if isinstance(place, Workers) else place,
-            None if workers else self.renderer,
-            sampling=self.sampling,
-            group_size=config.group_size,
-            limits=self.limits,
-            concurrency=config.concurrency,
-            retry=RetryPolicy(**config.retry.model_dump()),
-            mode=make_mode(self.file),
-            seed=config.seed,
-            group_rewards=self.group_rewards,
-            skip_group=self.skip_group,
-            score_episode=score_episode,
-            stop_after_failed_groups=config.stop_after_failed_groups,
-            journal=journal,
-            listeners=listeners,
-            workers=workers,
-        )
-
-    def check_tasks(self, count: int | None) -> None:
-        """Check the first `count` tasks of a file, or all. Raises `TaskFileError`."""
-        if isinstance(self.tasks, FileTaskSource):
-            self.tasks.check(count)
-
-    def description(self) -> dict[str, Any]:
-        """What is run and how, for comparing its results with others.
-
-        The configuration, with the places of the servers; the digests of the chat template, of the file of tasks and of
-        the modules that are imported from files; the version of this package.
-        """
-        source = "" if self.renderer is None else self.renderer.template.source
-        values = self.journal_configuration()
-        engine = self.file.config.engine.model_dump(mode="json", include=_PLACE_OF_SERVERS, exclude_none=True)
-        if isinstance(self.tasks, FileTaskSource):
-            values["tasks"]["content_of_the_file"] = self.tasks.digest()
-        return {
-            **values,
-            "engine": values["engine"] | {key: value for key, value in engine.items() if key in _ADDRESSES},
-            "group_size": self.file.config.group_size,
-            "seed": self.file.config.seed,
-            "template": hashlib.sha256(source.encode()).hexdigest() if source else None,
-            "modules": imported_files(self.file),
-            "version": metadata.version("mmrollouts"),
-        }
-
-    def journal_configuration(self) -> dict[str, Any]:
-        """The values of the configuration that must not change while the run continues, as plain data.
-
-        The content of a file of tasks is one of them where the ids of its tasks are their row numbers: in a file that
-        has changed, a number may be that of another task.
-        """
-        values = self.file.config.model_dump(exclude=_CHANGEABLE)
-        engine = _without_places(values["engine"])
-        if engine["kind"] == "fleet":  # a run may go on with one server instead of several, or the reverse
-            engine["kind"] = engine.pop("server_kind", "vllm")
-        if engine["kind"] == "sglang":
-            engine = {key: value for key, value in engine.items() if key not in ("model", "media")}  # vLLM's
-        if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
-            values["tasks"]["content_of_the_file"] = self.tasks.digest()
-        if values["teacher"] is not None:
-            values["teacher"]["engine"] = _without_places(values["teacher"]["engine"])
-        plain: dict[str, Any] = json.loads(json.dumps(values | {"engine": engine}, default=str))
-        return plain
-
-
-def _without_places(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of an engine without the places of its servers."""
-    return {key: value for key, value in engine.items() if key not in _PLACE_OF_SERVERS}
-
-
-def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
-    """Check everything that a configuration refers to, and make what needs no connection.
-
-    Raises `RunConfigError` with every problem, and `MissingExtraError`.
-    """
-    problems = ProblemList(file.path)
-    verifiers = None
-    if isinstance(file.config.environment, VerifiersSection):
-        verifiers, tasks = problems.attempt(lambda: load_verifiers(file)) or (None, ())
-        make_environment = None
-    else:
-        tasks = problems.attempt(lambda: make_tasks(file))
-        make_environment = problems.attempt(lambda: environment_factory(file))
-    group_rewards = problems.attempt(lambda: make_group_rewards(file))
-    skip_group = problems.attempt(lambda: _skip_group(file))
-    renderer = problems.attempt(lambda: make_renderer(file, offline=offline))
-    make_engine = problems.attempt(lambda: engine_factory(file, renderer))
-    problems.attempt(lambda: check_sampling(file))
-    problems.check()
-    teacher = make_teacher(file, renderer, offline=offline)  # compared with the renderer, which is there now
-    return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group, verifiers, teacher)
-
-
-def _skip_group(file: ConfigFile) -> Callable[..., Any] | None:
-    import_path = file.config.skip_group
-    if import_path is None:
-        return None
-    skip_group = imported_function(file, ("skip_group",), import_path)
-    check_call(file, ("skip_group",), skip_group, ["group"])
-    return skip_group
-
 
 #: Returns the context in which workers run the episodes of a run.
 MakeWorkers: TypeAlias = Callable[[], AbstractAsyncContextManager[Workers]]
-
-#: A run that is interrupted has ended after this time, also if a method of an environment does not return.
-_INTERRUPT_SECONDS = 4.0
 
 
 class Execution:
@@ -270,7 +79,8 @@ class Execution:
         """
         engine = self._parts.make_engine() if self._make_workers is None else None
         message = f"interrupted, and stopped at once; to continue: {self._resume_command}"
-        run_with_deadline(self._run(engine), _INTERRUPT_SECONDS, message)
+        # It has ended after 4 seconds, also if a method of an environment does not return.
+        run_with_deadline(self._run(engine), 4.0, message)
 
     @property
     def has_begun(self) -> bool:
@@ -362,7 +172,7 @@ async def _complete_rows(runner: Runner, tasks: TaskSource, stored: StoredGroups
     """
     found: dict[str, Task] = {}
     if stored.without_row and isinstance(tasks, FileTaskSource):
-        found = {task.task_id: task async for task in tasks if task.task_id in stored.without_row}
+        found = {task.task_id: task for task in tasks if task.task_id in stored.without_row}
     for task_id, episodes in stored.groups_without_row():
         files.write_row(await runner.group_of(found.get(task_id, Task(task_id)), episodes))
     if stored.without_row:
@@ -376,89 +186,3 @@ async def _write_groups(runner: Runner, tasks: TaskSource, files: GroupFiles) ->
     with ThreadPoolExecutor(1, thread_name_prefix="group-files") as thread:
         async for group in runner.stream(tasks):
             await loop.run_in_executor(thread, files.write, group)
-
-
-# `rollouts run --ray`: the workers of a run as actors of a Ray cluster.
-
-
-class ConfiguredParts:
-    """What a worker makes of a configuration file, in its own process.
-
-    `path` is the file as the worker finds it. `configuration` is the digest of what worker and run must have alike.
-    """
-
-    def __init__(self, path: str, configuration: str) -> None:
-        self._path = path
-        self._configuration = configuration
-
-    def make_environment(self, task: Task) -> Any:
-        """An environment for one episode."""
-        return self._parts.make_environment(task)
-
-    async def make_engine(self) -> Engine | ChatEngine:
-        """The engine, after it was asked what it is. Raises `RunConfigError`."""
-        engine = self._parts.make_engine()
-        try:
-            await connect(self._file, engine)
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
-
-    def make_renderer(self) -> TemplateRenderer | None:
-        """The renderer."""
-        return self._parts.renderer
-
-    @cached_property
-    def _file(self) -> ConfigFile:
-        if not Path(self._path).is_file():
-            rule = "the nodes must have the file: use a shared directory, or `ray job submit --working-dir`"
-            raise ArgumentError("CONFIG", self._path, f"there is no such file on this node, in {os.getcwd()}; {rule}")
-        file = read_config(Path(self._path))
-        if worker_configuration(file) != self._configuration:
-            rule = "send the same file to all nodes"
-            raise ArgumentError("CONFIG", self._path, f"its environment or renderer are not those of the run; {rule}")
-        return file
-
-    @cached_property
-    def _parts(self) -> WorkerParts:
-        return make_worker_parts(self._file)
-
-
-def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
-    """Connect to Ray, and return what makes the workers of a configuration.
-
-    Raises `RolloutsError` and `MissingExtraError`.
-    """
-    check_processes(file)
-    from rollouts.ray import RayWorkers, connect
-
-    section = file.config.ray
-    connect(section.address)
-    parts = ConfiguredParts(_path_on_nodes(file.path), worker_configuration(file))
-    options: dict[str, Any] = {"num_cpus": section.cpus, "num_gpus": section.gpus}
-    if section.resources:
-        options["resources"] = dict(section.resources)
-
-    def make() -> AbstractAsyncContextManager[Workers]:
-        return RayWorkers(
-            parts.make_environment,
-            parts.make_engine,
-            parts.make_renderer,
-            num_workers=section.workers,
-            episodes_per_worker=section.episodes_per_worker or -(-file.config.concurrency // section.workers),
-            actor_options=options,
-            max_losses=section.max_losses,
-            start_seconds=section.start_seconds,
-        )
-
-    return make
-
-
-def _path_on_nodes(path: Path) -> str:
-    """The path of a file for actors: relative in a job with a working directory, of which each node has a copy."""
-    import ray
-
-    absolute, here = path.resolve(), Path.cwd()
-    has_copies = bool(ray.get_runtime_context().runtime_env.get("working_dir"))
-    return str(absolute.relative_to(here) if has_copies and absolute.is_relative_to(here) else absolute)

@@ -16,7 +16,7 @@ from rollouts.cli.traj.levels import FILE_COLUMNS, Level, write_jsonl, write_par
 from rollouts.cli.traj.printing import describe_episode, print_episodes, tree_lines
 from rollouts.errors import NoJsonFormError
 from rollouts.files import made_directory, new_file
-from rollouts.terminal.table import (
+from rollouts.terminal.text import (
     counted,
     exit_with_error,
     print_error,

@@ -51,14 +51,6 @@ _FREE: Final[Mapping[Level, tuple[str, ...]]] = {
 }
 
 
-def _groups_by_task(path: Path, problems: list[str]) -> dict[str, deque[GroupMetrics]]:
-    """The lines of the `metrics.jsonl` of a run by task; `problems` gets a line for each that cannot be read."""
-    found: defaultdict[str, deque[GroupMetrics]] = defaultdict(deque)
-    for row in RunFiles(path, problems).groups():
-        found[row.task_id].append(row)
-    return found
-
-
 class Found(NamedTuple):
     """An episode, the line of its group and its place in the group. `group` is None where no line is known."""
 
@@ -72,7 +64,9 @@ def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[F
 
     `problems` gets a line for each record, episode and line that cannot be read. Without `media` none is read.
     """
-    rows = _groups_by_task(file, problems) if file.is_dir() else {}
+    rows: defaultdict[str, deque[GroupMetrics]] = defaultdict(deque)
+    for row in RunFiles(file, problems).groups() if file.is_dir() else ():
+        rows[row.task_id].append(row)
     with open_reader(file) as reader:
         record, place = -1, 0
         group: GroupMetrics | None = None

@@ -18,10 +18,6 @@ from renderers.process.files import read_bytes
 from rollouts.errors import ExportError
 from rollouts.files import new_file
 
-_DIGITS: Final = 16
-# For raw video without a known frame rate: the rate at which vision-language models usually sample, slow enough to see
-# each frame.
-_DEFAULT_FPS: Final = 2
 #: By media type; of the others the suffix is the subtype.
 _SUFFIXES: Final = {
     "image/jpeg": "jpg",
@@ -53,7 +49,7 @@ def export_medium(source: MediaSource, directory: Path) -> Path:
         raise ExportError(source.digest, f"damaged, not exported: it hashes to {error.actual}; restore it") from error
     except MediaError as error:
         raise ExportError(source.digest, f"not exported: {error.reason}") from error
-    path = directory / f"{source.digest[:_DIGITS]}.{suffix}"
+    path = directory / f"{source.digest[:16]}.{suffix}"
     if not os.path.lexists(path):
         with new_file(path) as temporary:
             temporary.write_bytes(data)
@@ -85,6 +81,7 @@ def _png(frames: list[Image.Image], fps: float | None) -> bytes:
         # Pillow merges equal successive frames unless their blend modes differ, which makes no difference for opaque
         # frames.
         blend = [number % 2 for number in range(len(frames))]
-        duration = 1000 / (fps or _DEFAULT_FPS)  # milliseconds a frame
+        # Where the frame rate is not known, 2 a second, as vision-language models usually sample.
+        duration = 1000 / (fps or 2)  # milliseconds a frame
         frames[0].save(file, "PNG", save_all=True, append_images=frames[1:], duration=duration, blend=blend, disposal=0)
     return file.getvalue()

@@ -16,17 +16,17 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from rollouts.terminal.table import Column, counted, print_line, print_table, printable_line
+from rollouts.terminal.table import Column, print_table
+from rollouts.terminal.text import counted, print_line, printable_line
 from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory.turn import Turn
 from rollouts.trajectory_files import Episode
 from rollouts.values import mean_and_spread
-from rollouts.view.episode_data import status
 
 _SNIPPET = 72
-_DIGITS = 16
+
 # The columns of counts, each with its place in the order in which a narrow table leaves columns out.
 _COUNTS = {"turns": 4, "branches": 1, "tokens": 6, "sampled": 5, "images": 3, "sounds": 3}
 
@@ -49,7 +49,7 @@ def describe_episode(episode: Episode) -> dict[str, Any]:
             modality for modality, _ in {(each.modality, each.source.digest) for each in trajectory.all_media()}
         ),
         "environment_reward": trajectory.reward,
-        "status": status(trajectory),
+        "status": trajectory.status,
         "error": trajectory.error,
     }
 
@@ -130,7 +130,7 @@ def _node_text(node: TokenNode, turn: Turn | None) -> str:
     if node.weight_spans:
         parts.append("weights " + ", ".join(dict.fromkeys(str(span.version) for span in node.weight_spans)))
     parts += [
-        f"{reference.modality} {reference.source.digest[:_DIGITS]} "
+        f"{reference.modality} {reference.source.digest[:16]} "
         f"at {reference.placeholder.offset}+{reference.placeholder.length}"
         for reference in node.media
     ]

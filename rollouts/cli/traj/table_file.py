@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rollouts.errors import MissingExtraError
-
-_ROWS_AT_ONCE: Final = 1024
-_BYTES_AT_ONCE: Final = 32 << 20
 
 
 def imported_pyarrow() -> Any:
@@ -36,7 +33,7 @@ def write_table(
         for row in rows:
             waiting.append(row)
             size += size_of(row)
-            if len(waiting) == _ROWS_AT_ONCE or size > _BYTES_AT_ONCE:
+            if len(waiting) == 1024 or size > 32 << 20:
                 writer.write_table(pyarrow.Table.from_pylist(waiting, schema))
                 written, size, waiting = written + len(waiting), 0, []
         writer.write_table(pyarrow.Table.from_pylist(waiting, schema))

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-_MOST_KEYS: Final = 1000
-_MOST_DEPTH: Final = 20
 _NUMBERS: Final = frozenset({"integer", "number"})
 _LARGE: Final = "integer of more than 64 bits"
 
@@ -23,7 +21,7 @@ class ValueType:
 
     def __init__(self, depth: int = 0, keys_left: list[int] | None = None) -> None:
         self._depth = depth
-        self._keys_left = [_MOST_KEYS] if keys_left is None else keys_left  # shared by all places of the column
+        self._keys_left = [1000] if keys_left is None else keys_left  # shared by all places of the column
         self._kinds: set[str] = set()
         self._fields: dict[str, ValueType] = {}
         self._element: ValueType | None = None
@@ -33,7 +31,7 @@ class ValueType:
         if value is None or value == {}:
             return
         self._kinds.add(_kind(value))
-        if isinstance(value, dict | list) and self._depth == _MOST_DEPTH:
+        if isinstance(value, dict | list) and self._depth == 20:
             self._kinds.add("more levels")
         if self._is_json:
             self._fields, self._element = {}, None

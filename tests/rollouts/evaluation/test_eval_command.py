@@ -206,15 +206,6 @@ def test_another_threshold_counts_the_stored_episodes_again_and_runs_none(tasks:
     assert results_of(Path("out"))["pass_at_k"]["1"]["value"] == 1.0
 
 
-@pytest.mark.slow
-def test_an_evaluation_continues_where_it_stopped(tasks: Path, server: ChatServer) -> None:
-    evaluate(*options(tasks, server, "--limit", 1))
-    result = evaluate(*options(tasks, server, "--resume"))
-    assert result.exit_code == 0, result.output
-    assert len(server.bodies) == 3
-    assert results_of(Path("out"))["tasks"] == 3
-
-
 def test_a_configuration_of_a_run_is_evaluated_and_options_replace_its_values(tmp_path: Path) -> None:
     result = evaluate(write_run(tmp_path), "-n", 3, "--temperature", 0, "--out", tmp_path / "evaluated")
     assert result.exit_code == 0, result.output
@@ -302,13 +293,6 @@ def test_wrong_values_are_named_with_their_place(tasks: Path, server: ChatServer
     assert said in result.stderr.replace("\n", " ")
 
 
-def test_no_task_is_an_error(tasks: Path, server: ChatServer) -> None:
-    tasks.write_text("")
-    result = evaluate(*options(tasks, server))
-    assert result.exit_code == 2
-    assert "there is no task in" in result.stderr
-
-
 def test_a_row_without_a_prompt_fails_with_the_names_that_it_could_have(tasks: Path, server: ChatServer) -> None:
     tasks.write_text('{"text": "2 + 2?", "answer": "4"}\n')
     result = evaluate(*options(tasks, server))
@@ -337,15 +321,6 @@ def test_engine_and_environment_of_a_configuration_are_replaced_by_options(
     assert result.exit_code == 0, result.output
     assert results_of(Path("out"))["total_reward"]["value"] == 0.5
     assert {body["model"] for body in server.bodies} == {"any"}
-
-
-@pytest.mark.slow
-def test_the_model_of_a_configuration_is_replaced(tmp_path: Path, server: ChatServer) -> None:
-    scripted = 'kind = "scripted"\ncompletions = ["4", "7"]'
-    endpoint = f'kind = "openai"\nbase_url = "{server.url}"\nmodel = "first"'
-    config = CONFIG.replace(scripted, endpoint).replace('[renderer]\nmodel = "model"\n', "")
-    evaluate(write_run(tmp_path, config, model=False), "--model", "second", "--limit", 1)
-    assert {body["model"] for body in server.bodies} == {"second"}
 
 
 def test_further_sampling_options_reach_the_endpoint(tasks: Path, server: ChatServer) -> None:

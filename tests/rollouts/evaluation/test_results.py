@@ -8,37 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.compared_runs import line
 
 from rollouts.errors import ArgumentError, CommandFileError
 from rollouts.evaluation import EvaluationResults, Tally
-from rollouts.evaluation.results import chosen_k
 from rollouts.observability.group_metrics import GroupMetrics
 
 
-def row(task_id: str, rewards: list[float], failed: tuple[int, ...] = (), **values: Any) -> GroupMetrics:
-    """A group whose rewards are of the environment alone."""
-    count = len(rewards)
-    return GroupMetrics.model_validate(
-        {
-            "task_id": task_id,
-            "total_rewards": rewards,
-            "environment_rewards": rewards,
-            "group_rewards": [0.0] * count,
-            "reward_parts": {"exact": rewards},
-            "attempts": [1] * count,
-            "done": count - len(failed),
-            "truncated": 0,
-            "failed": len(failed),
-            "failed_episodes": list(failed),
-            "errors": ["EngineError: it broke"] * len(failed),
-            "turns": count,
-            "length_stops": 0,
-            "tokens": 10 * count,
-            "sampled_tokens": 5 * count,
-            "images": count,
-            **values,
-        }
-    )
+def row(*group: Any, **values: Any) -> GroupMetrics:
+    return GroupMetrics.model_validate(line(*group, **values))
 
 
 def results_of(*rows: GroupMetrics, samples: int = 4, **options: Any) -> EvaluationResults:
@@ -56,16 +34,7 @@ def test_estimates_are_means_over_tasks() -> None:
     assert results.reward_parts["exact"].value == 0.5
     assert {k: one.value for k, one in results.pass_at_k.items()} == pytest.approx({1: 0.5, 2: 11 / 18, 4: 2 / 3})
     assert {k: one.value for k, one in results.pass_hat_k.items()} == pytest.approx({1: 0.5, 2: 7 / 18, 4: 1 / 3})
-    assert (results.tokens, results.sampled_tokens, results.images) == (120, 60, 12)
-
-
-def test_a_failed_episode_counts_as_zero_whatever_reward_it_had() -> None:
-    results = results_of(row("a", [1, 1, 1, 1], failed=(0, 1)))
-    assert results.total_reward is not None
-    assert results.total_reward.value == 0.5
-    assert results.pass_at_k[1].value == 0.5
-    assert results.pass_hat_k[4].value == 0.0
-    assert results.errors["EngineError"].episodes == 2
+    assert (results.tokens, results.sampled_tokens) == (120, 60)
 
 
 def test_excluded_failures_leave_fewer_samples_and_no_estimate_for_more_k_than_these() -> None:
@@ -98,11 +67,6 @@ def test_a_threshold_outside_of_the_rewards_is_named(threshold: float, said: str
     assert not results_of(row("a", [0, 0.25, 0.5, 1]), threshold=0.5).warnings
 
 
-def test_many_cut_turns_are_warned_of() -> None:
-    assert "25%" in results_of(row("a", [0, 0, 1, 0], length_stops=1)).warnings[0]
-    assert results_of(row("a", [0, 0, 1, 0], turns=10, length_stops=1)).warnings == []
-
-
 def test_groups_of_another_size_are_refused() -> None:
     with pytest.raises(ArgumentError, match="task 'a' has so many episodes; pass groups of 4"):
         Tally(samples=4).add(row("a", [1.0]))
@@ -121,18 +85,6 @@ def test_groups_of_another_size_are_refused() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         Tally(samples=4, **options)
-
-
-@pytest.mark.parametrize(("samples", "expected"), [(1, (1,)), (2, (1, 2)), (5, (1, 2, 4, 5)), (8, (1, 2, 4, 8))])
-def test_k_are_powers_of_two_and_all_samples(samples: int, expected: tuple[int, ...]) -> None:
-    assert chosen_k(samples, None) == expected
-
-
-def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    results = results_of(row("a", [1, 1, 0, 0], failed=(0,)), row("b", [1, 0, 0, 0]))
-    results.write(path)
-    assert EvaluationResults.read(path) == results
 
 
 @pytest.mark.parametrize(

@@ -137,12 +137,6 @@ def test_intervals_of_mean_rewards_hold_the_truth_and_those_that_ignore_tasks_do
     assert held_without_clusters < 700  # so the simulation can tell them apart
 
 
-def test_few_tasks_that_all_improve_are_no_proof() -> None:
-    compared = paired_difference(np.zeros(3), np.ones(3))
-    assert compared.difference.value == 1.0
-    assert compared.p_value == 0.25  # 2 of the 8 possible choices of signs
-
-
 def test_the_p_value_of_few_tasks_is_the_share_of_sign_choices_with_as_large_a_sum() -> None:
     differences = np.array([0.5, -0.25, 1.0, 0.75, 0.0])
     sums = [
@@ -171,10 +165,6 @@ def test_very_small_and_large_rewards_have_finite_intervals(values: list[float])
 
 def test_equal_differences_of_many_tasks_have_the_probability_of_their_signs() -> None:
     assert paired_difference(np.zeros(601), np.full(601, 0.1)).p_value == 2.0**-600
-
-
-def test_one_task_that_changed_is_no_evidence() -> None:
-    assert paired_difference(np.array([0.0, 1.0, 0.5]), np.array([1.0, 1.0, 0.5])).p_value == 1.0
 
 
 @pytest.mark.parametrize(

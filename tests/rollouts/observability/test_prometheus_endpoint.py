@@ -79,15 +79,6 @@ def test_names_follow_the_conventions_of_prometheus(run_metrics):
             assert sample.name.endswith("_total") == (family.type == "counter")
 
 
-@pytest.mark.slow
-def test_a_label_may_hold_any_text():
-    run_metrics = RunMetrics()
-    name = 'a "part"\n\\ with é'
-    run_metrics(GroupFinished("t", np.ones(1), np.ones(1), np.zeros(1), {name: np.ones(1)}, 1.0))
-    with PrometheusEndpoint(run_metrics, port=0) as endpoint:
-        assert samples(scrape(endpoint))["mmrollouts_reward_part_mean", (("part", name),)] == 1.0
-
-
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("127.0.0.1", 65536)])
 def test_an_address_of_another_machine_and_a_port_out_of_range_are_errors(host, port):
     with (

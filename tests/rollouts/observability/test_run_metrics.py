@@ -98,15 +98,6 @@ def test_a_group_leaves_the_queue_when_it_will_not_be_delivered(run_metrics, eve
     assert (values[key], values["groups_queued"]) == (1, queued)
 
 
-def test_rewards_that_are_not_finite_are_left_out_of_the_mean(run_metrics):
-    rewards, none = np.array([np.nan, 0.5]), np.array([np.nan, np.nan])
-    run_metrics(GroupFinished("t", rewards, rewards, none, {"part": none}, 1.0))
-    values = run_metrics.metrics()
-    assert (values["total_reward_mean"], values["environment_reward_mean"]) == (0.5, 0.5)
-    assert "group_reward_mean" not in values
-    assert "reward_part_mean/part" not in values
-
-
 def test_every_key_is_a_row_of_the_table_and_every_kind_of_value_is_as_it_says(run_metrics, clock):
     replay(run_metrics, clock, until=6.0)
     rows = {row.name: row for row in METRICS}
@@ -164,27 +155,6 @@ def test_a_rate_is_never_more_than_all_that_was_added_in_the_last_four_windows_a
     assert rate.per_second(now) >= 0.0
     if shortest > 0:
         assert rate.per_second(now) * shortest <= recent * (1 + 1e-9)
-
-
-class CountedSeconds(float):
-    """Seconds that count how often they are compared."""
-
-    comparisons = 0
-
-    def __add__(self, other):
-        return CountedSeconds(float(self) + other)
-
-    def __gt__(self, other):
-        CountedSeconds.comparisons += 1
-        return float(self) > other
-
-    def __lt__(self, other):
-        CountedSeconds.comparisons += 1
-        return float(self) < other
-
-    def __le__(self, other):
-        CountedSeconds.comparisons += 1
-        return float(self) <= other
 
 
 @pytest.mark.parametrize(

@@ -107,26 +107,6 @@ def terminal(width=100):
     return Console(file=io.StringIO(), force_terminal=True, width=width, height=30, legacy_windows=False)
 
 
-def test_a_terminal_shows_one_row_a_line_and_the_last_state_stays(run_metrics, clock):
-    console = terminal()
-    with ProgressDisplay(run_metrics, console=console):
-        replay(run_metrics, clock)
-    # Each refresh clears the rows of the one before.
-    last = console.file.getvalue().rpartition("\x1b[2K")[2]
-    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).strip().split("\n")
-    assert [line.split()[0] for line in rows] == [
-        "time",
-        "groups",
-        "episodes",
-        "turns",
-        "reward",
-        "staleness",
-        "engine",
-        "prompts",
-        "weights",
-    ]
-
-
 def test_on_a_narrow_terminal_no_line_is_wrapped(run_metrics, clock):
     replay(run_metrics, clock)
     console = terminal(width=30)

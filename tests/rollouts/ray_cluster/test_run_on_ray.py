@@ -61,7 +61,7 @@ def test_a_node_without_the_file_or_with_another_one_refuses_the_run(tmp_path):
     program = (
         "import sys, pathlib\n"
         "from rollouts.run_config.config_file import read_config\n"
-        "from rollouts.cli.run.execution import ConfiguredParts\n"
+        "from rollouts.cli.run.ray_workers import ConfiguredParts\n"
         "ConfiguredParts('run.toml', 'another').make_renderer()\n"
     )
     ended = called([sys.executable, "-c", program], path.parent)

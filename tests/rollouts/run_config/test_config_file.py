@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from run_config_files import CONFIG, changed
+from run_config_files import changed
 
-from rollouts.run_config.config_file import ConfigProblem, RunConfigError, read_config
+from rollouts.run_config.config_file import read_config
+from rollouts.run_config.errors import ConfigProblem, RunConfigError
 
 
 def problems_of(path: Path, text: str | bytes) -> tuple[ConfigProblem, ...]:
@@ -83,34 +84,22 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
         "engine.api_key_env",
         ["VLLM_API_KEY"],
     ),
+    "missing key": ("max_tokens = 16\n", "", "sampling.max_tokens", ["add `max_tokens = ...` to [sampling]"]),
+    "missing kind": ('kind = "scripted"\n', "", "engine.kind", ['write "vllm" or "sglang" or "fleet" or "openai"']),
+    "missing key of a kind": ('completions = ["4", "7"]\n', "", "engine.completions", ["add `completions = ...`"]),
+    "one table for an array of tables": (
+        "[limits]",
+        '[group_rewards]\nname = "short"\n[limits]',
+        "group_rewards",
+        ["is no such table; write [[group_rewards]] and its keys below it"],
+    ),
+    "missing array of tables": (
+        'kind = "import"\nfactory = "guess_env:Guess"\narguments = { tries = 2 }',
+        'kind = "scored_prompt"\nmessages = "guess_env:messages"',
+        "environment.rewards",
+        ["the table is missing; add [[environment.rewards]]"],
+    ),
 }
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        (
-            "[limits]",
-            '[group_rewards]\nname = "short"\n[limits]',
-            "group_rewards: {'name': 'short'} is no such table; write [[group_rewards]] and its keys below it",
-        ),
-        (
-            'kind = "import"\nfactory = "guess_env:Guess"\narguments = { tries = 2 }',
-            'kind = "scored_prompt"\nmessages = "guess_env:messages"',
-            "environment.rewards: the table is missing; add [[environment.rewards]]",
-        ),
-        (
-            'kind = "import"\nfactory = "guess_env:Guess"\narguments = { tries = 2 }',
-            'kind = "scored_prompt"\nmessages = "guess_env:messages"\nrewards = []',
-            "environment.rewards: [] is no such table; write [[environment.rewards]] and its keys below it",
-        ),
-    ],
-    ids=["one table", "missing", "empty"],
-)
-def test_an_array_of_tables_is_named_with_the_header_that_begins_each(
-    path: Path, old: str, new: str, problem: str
-) -> None:
-    assert [f"{one.key}: {one.reason}" for one in problems_of(path, CONFIG.replace(old, new))] == [problem]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -123,48 +112,12 @@ def test_a_wrong_value_is_named_with_its_key_and_the_cure(path: Path, name: str)
     assert problem.text(path).startswith(f"{path}: {key}: ")
 
 
-MISSING = {
-    "a key": ("max_tokens = 16\n", "sampling.max_tokens", "add `max_tokens = ...` to [sampling]"),
-    "a kind": (
-        'kind = "scripted"\n',
-        "engine.kind",
-        'write "vllm" or "sglang" or "fleet" or "openai" or "local" or "scripted"',
-    ),
-    "a key of a kind": ('completions = ["4", "7"]\n', "engine.completions", "add `completions = ...`"),
-}
-
-
-@pytest.mark.parametrize("name", MISSING)
-def test_a_missing_key_is_named_with_its_table(path: Path, name: str) -> None:
-    removed, key, reason = MISSING[name]
-    (problem,) = problems_of(path, CONFIG.replace(removed, ""))
-    assert problem.key == key
-    assert reason in problem.reason
-
-
-def test_every_problem_of_a_file_is_reported(path: Path) -> None:
-    text = CONFIG.replace("seed = 3", "seed = -3").replace("max_tokens = 16", "max_tokens = 0").replace('"out"', "1")
-    assert {problem.key for problem in problems_of(path, text)} == {"seed", "sampling.max_tokens", "output.directory"}
-
-
-SYNTAX = {
-    "no value": ("seed = 3", "seed =", "remove the key"),
-    "no quotes": ('model = "model"', "model = model/dir", "write text in quotes"),
-    "True": ("seed = 3", "seed = True", "write true"),
-    "colon": ("seed = 3", "seed: 3", "`key = value`"),
-    "twice": ("seed = 3", "seed = 3\nseed = 4", "overwrite"),
-    "table twice": ("[limits]", "[limits]\n[sampling]", "not TOML"),
-}
-
-
-@pytest.mark.parametrize("name", SYNTAX)
-def test_a_syntax_error_is_named_with_its_line_and_the_cure(path: Path, name: str) -> None:
-    old, new, reason = SYNTAX[name]
-    text, line = changed(old, new)
+@pytest.mark.parametrize("new", ["seed =", "seed = True", "seed: 3", "seed = 3\nseed = 4"])
+def test_a_syntax_error_is_named_with_its_line(path: Path, new: str) -> None:
+    text, line = changed("seed = 3", new)
     (problem,) = problems_of(path, text)
     assert problem.reason.startswith("not TOML: ")
     assert f"(at line {line}, column " in problem.reason
-    assert reason in problem.reason
 
 
 def test_a_file_of_another_encoding_is_named_with_the_line_of_its_first_foreign_byte(path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterable
 from pathlib import Path
 
 import pytest
 from run_config_files import CONFIG, changed, write_run
 
-from rollouts.cli.run.execution import RunParts, make_parts
-from rollouts.run_config.config_file import ConfigProblem, RunConfigError, TaskFileError, read_config
+from rollouts.cli.run.run_parts import RunParts, make_parts
+from rollouts.run_config.config_file import read_config
+from rollouts.run_config.errors import ConfigProblem, RunConfigError, TaskFileError
 from rollouts.run_config.tasks import FileTaskSource
 from rollouts.task import Task
 
@@ -24,19 +24,6 @@ def problem_of(directory: Path, config: str) -> ConfigProblem:
         parts_of(directory, config)
     (problem,) = caught.value.problems
     return problem
-
-
-def test_paths_are_relative_to_the_configuration_and_its_modules_can_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    write_run(tmp_path / "config")
-    parts = make_parts(read_config(Path("../config/run.toml")), offline=True)
-    tasks = list(parts.tasks)
-    assert [task.task_id for task in tasks] == ["four", "seven"]
-    assert parts.make_environment(tasks[1]).number == 7
-    assert parts.make_environment(tasks[1]).tries == 2
 
 
 def test_a_group_reward_whose_name_the_rewards_of_the_episodes_have_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -128,16 +115,9 @@ def test_what_does_not_exist_is_named_with_its_key_and_the_cure(tmp_path: Path, 
     [
         ('kind = "vllm"\nbase_url = "http://h"', "temperature = 2.5", "temperature", "vLLM takes at most 2.0"),
         ('kind = "vllm"\nbase_url = "http://h"', 'extra.stop = ["x"]', "extra.stop", "use stop_token_ids"),
-        ('kind = "fleet"\nurls = ["http://h"]', "extra.minp = 0.1", "extra.minp", "which is unknown here"),
         ('kind = "fleet"\nurls = ["http://h"]', "extra.min_tokens = 17", "extra.min_tokens", "max_tokens 16"),
         ('kind = "local"\ndirectory = "."', "extra.min_p = 0.1", "extra.min_p", "remove it"),
         ('kind = "sglang"\nbase_url = "http://h"', "extra.min_tokens = 1", "extra.min_tokens", "after this change"),
-        (
-            'kind = "fleet"\nserver_kind = "sglang"\nurls = ["http://h"]',
-            "extra.seed_all = 1",
-            "extra.seed_all",
-            "it may hold ignore_eos, min_p",
-        ),
     ],
 )
 def test_an_option_with_which_the_engine_would_refuse_every_request_is_an_error_before_the_run(
@@ -201,11 +181,6 @@ def with_tasks(lines: str) -> str:
     return CONFIG.replace(section, f"[tasks]\n{lines}\n")
 
 
-def test_rows_are_numbered_where_no_key_names_the_id(tmp_path: Path) -> None:
-    parts = parts_of(tmp_path, with_tasks('kind = "jsonl"\npath = "tasks.jsonl"\nseed_key = "number"'))
-    assert [(task.task_id, task.seed) for task in parts.tasks] == [("0", 4), ("1", 7)]
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "toml", "parquet"])
 def test_files_of_each_kind_give_the_same_tasks_each_time_they_are_read(tmp_path: Path, kind: str) -> None:
     import pyarrow
@@ -248,17 +223,6 @@ def test_the_ids_and_seeds_of_a_parquet_file_are_checked(tmp_path: Path, keys: s
     else:
         with pytest.raises(TaskFileError, match=re.escape(reason)):
             source.check()
-
-
-async def test_rows_are_read_on_a_thread_and_those_before_a_wrong_one_are_kept(tmp_path: Path) -> None:
-    count = 600  # more than are read at once
-    (tmp_path / "many.jsonl").write_text("".join(f'{{"name": "{n}"}}\n' for n in range(count)) + "[1]\n")
-    source = parts_of(tmp_path, CONFIG.replace("tasks.jsonl", "many.jsonl")).tasks
-    assert isinstance(source, AsyncIterable)
-    tasks = aiter(source)
-    assert [(await anext(tasks)).task_id for _ in range(count)] == [str(n) for n in range(count)]
-    with pytest.raises(TaskFileError, match=f"line {count + 1}: "):
-        await anext(tasks)
 
 
 ROWS = {

@@ -43,11 +43,3 @@ def test_the_durations_of_a_run_are_what_the_documentation_says(directory: Path)
         assert 0 < row["engine_seconds"] <= row["episode_seconds"]
         assert row["group_seconds"] <= row["episode_seconds"] + summary["process_seconds"]
     assert summary["metrics"]["run_seconds"] <= summary["process_seconds"]
-
-
-@pytest.mark.slow
-def test_the_lines_of_groups_have_the_data_of_their_tasks(directory: Path) -> None:
-    assert {row["task_id"]: row["task_data"] for row in rows_of(directory)} == {
-        "four": {"name": "four", "number": 4},
-        "seven": {"name": "seven", "number": 7},
-    }

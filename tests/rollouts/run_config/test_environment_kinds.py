@@ -10,8 +10,9 @@ from run_config_files import CONFIG, write_run
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
-from rollouts.cli.run.execution import make_parts
-from rollouts.run_config.config_file import RunConfigError, read_config
+from rollouts.cli.run.run_parts import make_parts
+from rollouts.run_config.config_file import read_config
+from rollouts.run_config.errors import RunConfigError
 from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 

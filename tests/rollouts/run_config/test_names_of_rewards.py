@@ -39,10 +39,3 @@ def test_every_output_of_a_run_with_group_rewards_names_its_rewards_alike(tmp_pa
     assert "reward total 1.500, environment 0.500, group 1.000, first 0.500" in result.stdout
     listed = json.loads(CliRunner().invoke(app, ["traj", "ls", str(tmp_path / "out"), "--json"]).stdout)
     assert sum(episode["environment_reward"] for episode in listed) / len(listed) == MEANS["environment"]
-
-
-@pytest.mark.slow
-def test_a_run_without_group_rewards_has_one_reward_in_its_progress(tmp_path: Path) -> None:
-    result = run(write_run(tmp_path, FOURS))
-    assert "; reward total 0.500; " in result.stdout
-    assert summary_of(tmp_path)["group_reward_mean"] == 0.0

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from run_config_files import CONFIG, FOURS, changed, groups_of, rows_of, run, summary_of, write_run
 
-from rollouts.cli.run.output import GroupFiles
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.runner.group import Group
 from rollouts.runner.journal_database import Recorder
 from rollouts.task import Task
 from transport import RecordWriter
@@ -105,14 +103,6 @@ def test_a_dry_run_of_an_environment_that_fails_says_why(tmp_path: Path, monkeyp
     assert result.exit_code == 2
     assert "task four has no first prompt" in result.stderr
     assert "Broken.reset raised OSError: the simulator is not there" in result.stderr
-
-
-def test_a_dry_run_whose_first_prompt_is_over_a_limit_says_so(tmp_path: Path) -> None:
-    result = run(write_run(tmp_path, CONFIG.replace("max_turns = 4", "max_tokens = 8")), "--dry-run")
-    assert result.exit_code == 2
-    assert "task four has no first prompt" in result.stderr
-    assert "max_tokens" in result.stderr
-    assert "the limit is 8" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [("--dry-run",), ()])
@@ -309,15 +299,6 @@ def test_a_limit_runs_the_first_tasks_and_a_larger_one_continues_after_them(tmp_
 
 
 @pytest.mark.slow
-def test_a_run_that_is_complete_may_be_resumed_and_changes_nothing(tmp_path: Path) -> None:
-    path = write_run(tmp_path, FOURS)
-    run(path)
-    before = (tmp_path / "out/trajectories.mmr").read_bytes(), rows_of(tmp_path)
-    assert run(path, "--resume").exit_code == 0
-    assert ((tmp_path / "out/trajectories.mmr").read_bytes(), rows_of(tmp_path)) == before
-
-
-@pytest.mark.slow
 def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
     run(write_run(tmp_path, FOURS), "--limit", 1)
     summary = summary_of(tmp_path)
@@ -349,30 +330,3 @@ def test_a_changed_file_of_tasks_continues_a_run_only_where_its_rows_have_ids(tm
     (tmp_path / "ids/tasks.jsonl").write_text(with_a_row)
     assert run(path, "--resume").exit_code == 0
     assert [row["task_id"] for row in rows_of(tmp_path / "ids")][2:] == ["five"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("written", ["nothing", "trajectories", "everything"])
-def test_a_group_that_a_crash_left_half_written_is_written_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
-    path = write_run(tmp_path, FOURS)
-    write = GroupFiles.write
-
-    def crash(files: GroupFiles, group: Group) -> None:
-        if written != "nothing":
-            write(files, group)
-        raise OSError("crash")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(GroupFiles, "write", crash)
-        assert run(path).exit_code != 0
-    if written == "trajectories":  # and half a line
-        metrics = tmp_path / "out/metrics.jsonl"
-        metrics.write_text(metrics.read_text()[:20])
-    assert run(path, "--resume").exit_code == 0
-    assert sorted(row["task_id"] for row in rows_of(tmp_path)) == ["four", "seven"]
-    assert sorted(group[0].group_id for group in groups_of(tmp_path)) == ["four", "seven"]
-
-
-# Rewards of groups, and groups that are left out.

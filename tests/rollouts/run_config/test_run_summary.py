@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rollouts.cli.run.output import print_summary, summarise, write_summary
+from rollouts.cli.run.summary import print_summary, summarise, write_summary
 from rollouts.observability.group_metrics import GroupMetrics, stored_task_data
 
 ROW: dict[str, Any] = {
@@ -61,22 +61,6 @@ def test_a_summary_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path)
 
 
 # The errors in the summary of a run.
-
-
-def test_an_error_that_quotes_a_million_characters_is_shortened_in_the_summary() -> None:
-    text = "EnvironmentFailedError: Game.step raised ValueError: begin" + "W" * 1_000_000 + "end"
-    row = {**ROW, "total_rewards": [0.0], "errors": [text]}
-    summary = summary_of_rows(row, row)
-    error = summary["errors"]["EnvironmentFailedError"]
-    assert error["episodes"] == 2
-    assert error["example"].startswith("EnvironmentFailedError: Game.step raised ValueError: beginWWW")
-    assert error["example"].endswith("WWWend")
-    assert "characters left out" in error["example"]
-    assert len(error["example"]) < 1100
-    output = io.StringIO()
-    print_summary(summary, Console(file=output, width=80))
-    assert "characters left out" in output.getvalue()
-    assert len(output.getvalue()) < 5000
 
 
 # Lines of metrics.jsonl.

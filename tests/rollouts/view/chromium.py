@@ -24,6 +24,7 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+AXE = Path(__file__).parents[3] / "rollouts" / "view" / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 DESKTOP, PHONE = (1400, 900), (390, 800)
 
 
@@ -71,6 +72,16 @@ class OpenPage:
         if directory := os.environ.get("MMROLLOUTS_SCREENSHOTS"):
             Path(directory).mkdir(parents=True, exist_ok=True)
             self.page.screenshot(path=Path(directory) / f"{name}.png")
+
+
+def serious_violations(opened: OpenPage) -> list[tuple[str, list[str]]]:
+    """What axe, which the page has read, finds of serious and critical violations: their names and some elements."""
+    found = opened.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        (each["id"], [node["html"][:120] for node in each["nodes"]][:3])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from chromium import PHONE
+from chromium import AXE, PHONE, serious_violations
 
 from rollouts.report import write_report
 
@@ -16,8 +16,6 @@ from report_runs import HOSTILE, failing_run, hostile_run, trained_run
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).parents[3] / "rollouts" / "view" / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
-
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
@@ -25,15 +23,6 @@ def reported(tmp_path_factory):
     directory = tmp_path_factory.mktemp("reports")
     runs = {"trained": trained_run, "failing": failing_run, "hostile": hostile_run}
     return {name: write_report(make(directory / name)).path for name, make in runs.items()}
-
-
-def serious(opened):
-    found = opened.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    return [
-        (each["id"], [node["html"][:120] for node in each["nodes"]][:3])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
 
 
 def check(opened, name):
@@ -63,9 +52,9 @@ def test_axe_finds_nothing_serious_in_a_report(reported, open_page, name, scheme
     opened = open_page(reported[name], scheme=scheme, bypass_csp=True)
     opened.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     opened.evaluate(AXE.read_text("utf-8"))
-    assert serious(opened) == []
+    assert serious_violations(opened) == []
     opened.evaluate("document.querySelector('main').append(document.createElement('button'))")  # without a name
-    assert "button-name" in [name for name, _ in serious(opened)]
+    assert "button-name" in [name for name, _ in serious_violations(opened)]
 
 
 def test_no_word_of_a_table_is_divided(reported, open_page):

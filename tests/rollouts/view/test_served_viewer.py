@@ -145,20 +145,6 @@ def test_the_server_listens_on_the_loopback_address_alone(url):
 
 
 @pytest.mark.slow
-def test_episodes_that_are_written_later_are_added(renderer, tmp_path):
-    path = tmp_path / "growing.mmr"
-    with RecordWriter(path) as out:
-        out.append(failed())
-        out.flush()
-        with served(path) as address:
-            assert len(rows_when(address, 1)["episodes"]) == 1
-            out.append([two_turns(renderer, f"later-{number}") for number in range(3)])
-            found = rows_when(address, 4)
-            assert [row["id"] for row in found["episodes"]][1:] == ["later-0", "later-1", "later-2"]
-            assert read_payload(get(address, "episodes/3")[2])[0]["id"] == "later-2"
-
-
-@pytest.mark.slow
 def test_a_file_that_is_cut_off_is_named_and_its_episodes_are_errors(renderer, tmp_path):
     path = tmp_path / "cut.mmr"
     with RecordWriter(path) as out:

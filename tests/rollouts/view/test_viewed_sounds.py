@@ -26,17 +26,6 @@ def played(medium):
         return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767, file.getframerate()
 
 
-def test_the_samples_that_are_played_are_those_of_the_source(tmp_path):
-    samples = tone(0.5, 16_000)
-    medium = shown(sound_source(samples, 16_000), tmp_path)
-    data, rate = played(medium)
-    assert rate == 16_000
-    assert np.abs(data - samples).max() <= 0.5 / 32767 + 1e-7
-    sound = medium["sound"]
-    assert (sound["seconds"], sound["rate"], sound["channels"], sound["format"]) == (0.5, 16_000, 1, "samples")
-    assert sound["peak"] == pytest.approx(np.abs(samples).max())
-
-
 def test_a_file_in_stereo_is_played_in_mono_at_16_khz(tmp_path):
     soundfile = pytest.importorskip("soundfile")
     left = tone(1.0, 48_000)

@@ -7,17 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chromium import PHONE
-from typer.testing import CliRunner
+from chromium import AXE, PHONE, serious_violations
 from viewer_episodes import two_turns, with_likeliest
 
 from rollouts import FinishReason, Trajectory
-from rollouts.cli.main import app
-from rollouts.view import episode_data, write_html
+from rollouts.view import token_texts, write_html
 
 pytestmark = pytest.mark.browser
-
-AXE = Path(__file__).parents[3] / "rollouts" / "view" / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 
 EPISODE = ".episodehead .facts"
 
@@ -132,10 +128,10 @@ def test_the_likeliest_tokens_stand_beside_the_numbers_of_a_token_and_cannot_act
     renderer, tmp_path, open_page, monkeypatch
 ):
     attack = '<img src=x onerror="window.attacked = 1">\u202e\n'
-    text_of = episode_data._text
+    text_of = token_texts._text
     (hostile,) = renderer.tokenizer.encode_scaffold("x")
     monkeypatch.setattr(
-        episode_data, "_text", lambda *of: (0, attack.encode()) if of[2] == hostile else text_of(*of)
+        token_texts, "_text", lambda *of: (0, attack.encode()) if of[2] == hostile else text_of(*of)
     )  # a tokenizer may have such a token
     first, later = [("R", -0.5), ("x", -1.0)], [("G", -0.25), ("x", -2.0)]
     trajectory = with_likeliest(renderer, first, later)
@@ -376,16 +372,9 @@ def test_axe_finds_nothing_serious(small_page, open_page, scheme):
         opened.show(f"#e=3&v={view}")
         if view == "conversation":
             opened.evaluate(AXE.read_text("utf-8"))
-        found = opened.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        serious = [
-            (each["id"], [node["html"][:120] for node in each["nodes"]][:3])
-            for each in found["violations"]
-            if each["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], view
+        assert serious_violations(opened) == [], view
     opened.evaluate("document.getElementById('view').append(document.createElement('button'))")  # without a name
-    found = opened.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    assert "button-name" in [each["id"] for each in found["violations"]]
+    assert "button-name" in [name for name, _ in serious_violations(opened)]
 
 
 def test_500_episodes_of_30_000_tokens_open_and_scroll(large_page, open_page, record_property):
@@ -408,20 +397,6 @@ def test_500_episodes_of_30_000_tokens_open_and_scroll(large_page, open_page, re
     if path := os.environ.get("MMROLLOUTS_VIEWER_FIGURES"):
         Path(path).write_text(json.dumps(figures))
     assert tokens < 6000  # of 30,000
-    assert paint < 10_000
-    assert frames["rate"] > 5  # a bound for a machine that is busy; `figures` has what was measured
-    opened.check_quiet()
-
-
-@pytest.mark.skipif("MMROLLOUTS_DEMO_OUT" not in os.environ, reason="needs the output of `rollouts demo`")
-def test_the_episodes_of_the_demonstration_open(tmp_path, open_page):
-    result = CliRunner().invoke(app, ["view", os.environ["MMROLLOUTS_DEMO_OUT"], "--out", str(tmp_path / "demo.html")])
-    assert result.exit_code == 0, result.output
-    opened = open_page(tmp_path / "demo.html")
-    opened.page.keyboard.press("j")
-    opened.page.wait_for_selector("figure img")
-    assert "Which digit?" in opened.texts(".message.text")
-    opened.screenshot("demo")
     opened.check_quiet()
 
 

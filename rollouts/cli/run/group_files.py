@@ -1,0 +1,89 @@
+"""The groups of a run in its files: records of `trajectories.mmr`, and lines of `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pydantic import ValidationError
+
+from rollouts.cli.run.output import OutputDirectory
+from rollouts.errors import CommandFileError
+from rollouts.observability.group_metrics import GroupMetrics, line_violation
+from rollouts.runner.group import Group
+from transport import RecordWriter
+
+
+class StoredRow(NamedTuple):
+    """A line of the file, as it is there, and its values."""
+
+    line: bytes
+    values: GroupMetrics
+
+
+def read_group_rows(path: Path) -> Iterator[StoredRow]:
+    """The lines of `metrics.jsonl`, none if there is no such file.
+
+    Raises `CommandFileError` for a line that is not that of a group.
+    """
+    if not path.exists():
+        return
+    cure = "remove the line; --resume writes it anew from trajectories.mmr"
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield StoredRow(line, GroupMetrics.of_line(line))
+            except ValidationError as error:
+                reason = f"no line of a run ({line_violation(error)}); {cure}"
+                raise CommandFileError(path, reason, line=number) from error
+
+
+class GroupFiles:
+    """Writes groups: the episodes of each as one record of `trajectories.mmr`, and a line of `metrics.jsonl`."""
+
+    def __init__(self, output: OutputDirectory) -> None:
+        self._output = output
+        with write_errors_name(output.trajectories):
+            self._trajectories = RecordWriter(output.trajectories)
+        with write_errors_name(output.metrics):
+            self._metrics = open(output.metrics, "a", encoding="utf-8")  # noqa: SIM115  `__exit__` closes it
+
+    def write(self, group: Group) -> None:
+        """Write a group. Its record is on the disk when this returns: the journal may forget the episodes.
+
+        Raises `CommandFileError` where the system refuses to write, as when the disk is full.
+        """
+        with write_errors_name(self._output.trajectories):
+            self._trajectories.append(list(group.episodes))
+            self._trajectories.flush()
+        self.write_row(group)
+
+    def write_row(self, group: Group) -> None:
+        """Write the line of a group whose record is written. Raises as `write`."""
+        with write_errors_name(self._output.metrics):
+            self._metrics.write(GroupMetrics.of(group).line() + "\n")
+            self._metrics.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):  # `write` has raised it: the line is written when the run continues
+            self._metrics.close()
+        with write_errors_name(self._output.trajectories):
+            self._trajectories.close()
+
+
+@contextlib.contextmanager
+def write_errors_name(path: Path) -> Iterator[None]:
+    """Turn an error of the system, or of a file that was deleted, into one that names the file and the cure."""
+    try:
+        yield
+    except OSError as error:
+        cure = "correct the cause, and continue with --resume"
+        raise CommandFileError(path, f"cannot be written: {error.strerror or error}; {cure}") from error

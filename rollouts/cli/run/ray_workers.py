@@ -1,0 +1,107 @@
+"""`rollouts run --ray`: the workers of a run as actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractAsyncContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from renderers import TemplateRenderer
+from rollouts.cli.run.execution import MakeWorkers
+from rollouts.engines.protocol import ChatEngine, Engine
+from rollouts.errors import ArgumentError
+from rollouts.run_config.config_file import ConfigFile, read_config
+from rollouts.run_config.engines import connect
+from rollouts.run_config.parts import (
+    WorkerParts,
+    check_processes,
+    make_worker_parts,
+    worker_configuration,
+)
+from rollouts.task import Task
+from rollouts.workers.protocol import Workers
+
+
+class ConfiguredParts:
+    """What a worker makes of a configuration file, in its own process.
+
+    `path` is the file as the worker finds it. `configuration` is the digest of what worker and run must have alike.
+    """
+
+    def __init__(self, path: str, configuration: str) -> None:
+        self._path = path
+        self._configuration = configuration
+
+    def make_environment(self, task: Task) -> Any:
+        """An environment for one episode."""
+        return self._parts.make_environment(task)
+
+    async def make_engine(self) -> Engine | ChatEngine:
+        """The engine, after it was asked what it is. Raises `RunConfigError`."""
+        engine = self._parts.make_engine()
+        try:
+            await connect(self._file, engine)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    def make_renderer(self) -> TemplateRenderer | None:
+        """The renderer."""
+        return self._parts.renderer
+
+    @cached_property
+    def _file(self) -> ConfigFile:
+        if not Path(self._path).is_file():
+            rule = "the nodes must have the file: use a shared directory, or `ray job submit --working-dir`"
+            raise ArgumentError("CONFIG", self._path, f"there is no such file on this node, in {os.getcwd()}; {rule}")
+        file = read_config(Path(self._path))
+        if worker_configuration(file) != self._configuration:
+            rule = "send the same file to all nodes"
+            raise ArgumentError("CONFIG", self._path, f"its environment or renderer are not those of the run; {rule}")
+        return file
+
+    @cached_property
+    def _parts(self) -> WorkerParts:
+        return make_worker_parts(self._file)
+
+
+def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
+    """Connect to Ray, and return what makes the workers of a configuration.
+
+    Raises `RolloutsError` and `MissingExtraError`.
+    """
+    check_processes(file)
+    from rollouts.ray import RayWorkers, connect
+
+    section = file.config.ray
+    connect(section.address)
+    parts = ConfiguredParts(_path_on_nodes(file.path), worker_configuration(file))
+    options: dict[str, Any] = {"num_cpus": section.cpus, "num_gpus": section.gpus}
+    if section.resources:
+        options["resources"] = dict(section.resources)
+
+    def make() -> AbstractAsyncContextManager[Workers]:
+        return RayWorkers(
+            parts.make_environment,
+            parts.make_engine,
+            parts.make_renderer,
+            num_workers=section.workers,
+            episodes_per_worker=section.episodes_per_worker or -(-file.config.concurrency // section.workers),
+            actor_options=options,
+            max_losses=section.max_losses,
+            start_seconds=section.start_seconds,
+        )
+
+    return make
+
+
+def _path_on_nodes(path: Path) -> str:
+    """The path of a file for actors: relative in a job with a working directory, of which each node has a copy."""
+    import ray
+
+    absolute, here = path.resolve(), Path.cwd()
+    has_copies = bool(ray.get_runtime_context().runtime_env.get("working_dir"))
+    return str(absolute.relative_to(here) if has_copies and absolute.is_relative_to(here) else absolute)

@@ -1,0 +1,78 @@
+"""The errors of configuration files and of files of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar, cast
+
+from rollouts.errors import RolloutsError
+
+T = TypeVar("T")
+
+#: From the top of the document: names of keys, and numbers of array elements from 0.
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One thing that is wrong in a configuration file: the key, as `tasks.path` or "" for the file; reason and cure."""
+
+    key: str
+    reason: str
+
+    def text(self, path: Path) -> str:
+        return f"{path}: {self.key}{': ' * bool(self.key)}{self.reason}"
+
+
+class RunConfigError(RolloutsError, ValueError):
+    """A configuration file of `rollouts run` cannot be used. `problems` has an entry for each thing that is wrong.
+
+    Cure: correct the keys that the text lists; `rollouts run --dry-run` checks the file.
+    """
+
+    def __init__(self, path: Path, problems: Sequence[ConfigProblem]) -> None:
+        self.path = path
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problem.text(path) for problem in problems))
+
+
+class ProblemList:
+    """Collects the problems of several parts of a configuration, so that all of them are reported at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._problems: list[ConfigProblem] = []
+
+    def attempt(self, make: Callable[[], T]) -> T:
+        """What `make` returns. If it raised `RunConfigError`, its problems are kept, and `check` will raise."""
+        try:
+            return make()
+        except RunConfigError as error:
+            self._problems.extend(error.problems)
+            return cast(T, None)
+
+    def check(self) -> None:
+        """Raises `RunConfigError` with all problems if there is one."""
+        if self._problems:
+            raise RunConfigError(self._path, self._problems)
+
+
+class TaskFileError(RolloutsError, ValueError):
+    """A file of tasks cannot be read. `row` is the line of a JSONL file, else the number of the row; both from 1.
+
+    Cure: correct the line or row that the text names.
+    """
+
+    def __init__(self, path: Path, row: int | None, reason: str, *, unit: str = "line") -> None:
+        self.row = row
+        super().__init__(f"{path}{'' if row is None else f', {unit} {row}'}: {reason}")
+
+
+def key_text(path: KeyPath) -> str:
+    """A path as it is written in errors: `tasks.path`, `engine.completions[2]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' * bool(text)}{part}"
+    return text

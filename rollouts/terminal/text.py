@@ -1,0 +1,83 @@
+"""Lines of text for standard output and standard error.
+
+The text may quote a file or a server: it is never read as markup, and control characters never reach the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+
+def printable(text: str) -> str:
+    """`text` with each control character and each invisible character, except the line feed, as a visible symbol."""
+    return text if text.isprintable() else "".join(map(_printable_character, text))
+
+
+def printable_line(text: str) -> str:
+    """As `printable`, on one line: each line feed becomes `⏎`."""
+    return printable(text).replace("\n", "⏎")
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`, or of a text with more than `most` characters its beginning and its end, and how many are left out."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [{len(text) - 2 * half:,} characters left out] {text[-half:]}"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A number and its noun: "1 token", "1,200 tokens"."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def print_line(text: str) -> None:
+    """Print to standard output, without wrapping, at once: another program may wait for the line."""
+    Console().print(Text(printable(text)), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON, of ASCII characters alone, to standard output."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def print_error(message: str) -> None:
+    """Print one line to standard error; an error in that is ignored, because there is nowhere to report it."""
+    _print_on_stderr(f"error: {message}")
+
+
+def print_note(message: str) -> None:
+    """As `print_error`, for what is no error."""
+    _print_on_stderr(f"note: {message}")
+
+
+def print_warning(message: str) -> None:
+    """As `print_error`, for what went wrong and did not end the command."""
+    _print_on_stderr(f"warning: {message}")
+
+
+def _print_on_stderr(message: str) -> None:
+    with contextlib.suppress(OSError):
+        Console(stderr=True).print(Text(printable_line(message)), soft_wrap=True)
+
+
+def exit_with_error(message: str) -> NoReturn:
+    """Print one line to standard error and exit with code 2."""
+    print_error(message)
+    raise typer.Exit(2) from None
+
+
+def _printable_character(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)  # the Unicode symbols for control characters
+    return "␡" if code == 0x7F else f"<U+{code:04X}>"
