@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from renderers.errors import LoadError, short_repr
 from renderers.model_files import (
@@ -18,9 +18,6 @@ from renderers.template.argument_forms import ArgumentConvertingTemplate
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
 from renderers.template.content_forms import ConvertingTemplate
 from renderers.tokens.tokenizer import TemplateTokenizer
-
-if TYPE_CHECKING:
-    pass
 
 
 def compiled_template(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts import SamplingParams, StepResult, run_episode
-from rollouts.episodes import environment as environment_calls
+from rollouts.episodes import environment_calls
 from rollouts.episodes.errors import EnvironmentProtocolError
 from rollouts.testing import ScriptedEngine
 from transport import encode

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rollouts.errors import RolloutsError
-
-if TYPE_CHECKING:
-    pass
 
 
 class ToolArgumentsError(RolloutsError):

@@ -7,16 +7,13 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from renderers import ToolSpec
 from rollouts.calls import call_on_thread
+from rollouts.environments.tools.parameters import function_parameters
 from rollouts.errors import ArgumentError, RolloutsError, short_repr
 from rollouts.values import check_positive
-
-if TYPE_CHECKING:
-    pass
-from rollouts.environments.tools.parameters import function_parameters
 
 
 @dataclass(frozen=True, slots=True)
