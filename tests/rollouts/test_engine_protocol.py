@@ -149,13 +149,6 @@ TOP = replace(REQUEST, sampling=SamplingParams(top_logprobs=2))
 ROWS = [[5, 7], [8, 6]], [[-0.1, -3.0], [-0.5, -2.0]]
 
 
-def test_as_many_likeliest_tokens_as_requested_are_accepted():
-    check_result(TOP, with_top(*ROWS), vocab_size=9)
-    of_prompt = TopLogprobs(np.array([[-1, -1], [3, 4]], np.int32), np.array([[np.nan] * 2, [-1, -2]], np.float32))
-    both = replace(TOP, prompt_top_logprobs=2)
-    check_result(both, with_top(*ROWS, of_prompt=of_prompt))
-
-
 @pytest.mark.parametrize(
     ("found", "words"),
     [

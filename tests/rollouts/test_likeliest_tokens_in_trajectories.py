@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from renderers import RenderedTokens
-from rollouts import Completion, FinishReason, TopLogprobs, Trajectory, pack_episodes
+from rollouts import Completion, FinishReason, TopLogprobs, Trajectory
 from rollouts.errors import InvalidTurnError, SampleError
 from rollouts.training import samples_from_trajectory
 from rollouts.training.truncation import truncate_sample
-from rollouts.trajectory.plain_json import plain
-from transport import RecordReader, RecordWriter, decode, encode
 
 SAID = {"role": "assistant", "content": ""}
 K = 20
@@ -79,19 +77,6 @@ def test_a_turn_without_them_has_rows_without_a_prediction_and_of_different_numb
 def test_rows_that_do_not_fit_the_completion_are_refused(top):
     with pytest.raises(InvalidTurnError, match="likeliest"):
         Trajectory("e").add_turn(RenderedTokens([1]), completion([3, 4], top), SAID)
-
-
-def test_messages_files_and_packed_episodes_keep_them(tmp_path):
-    trajectory = two_turns()
-    with RecordWriter(tmp_path / "episodes.rollouts") as file:
-        file.append(trajectory)
-    with RecordReader(tmp_path / "episodes.rollouts") as reader:
-        read = reader[0]
-    (packed,) = decode(encode(pack_episodes([trajectory]))).episodes
-    for copy in (read, packed, decode(encode(trajectory))):
-        for one, other in zip(copy.top_logprobs(3), trajectory.top_logprobs(3), strict=True):
-            np.testing.assert_array_equal(one, other)
-    assert plain(trajectory.nodes[1].extras)["top_ids"]["shape"] == [2, K]
 
 
 def test_a_sample_refuses_another_number_of_rows():

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams
@@ -18,29 +17,11 @@ def completions_of(engine, **sampling):
     return result.completions
 
 
-def test_a_text_becomes_its_tokens_and_the_stop_token(renderer):
-    (completion,) = completions_of(ScriptedEngine(["five"], renderer=renderer))
-    stop = renderer.get_stop_token_ids()[0]
-    assert renderer.tokenizer.decode(completion.token_ids[:-1].tolist()) == "five"
-    assert completion.token_ids[-1] == stop
-    assert (completion.finish_reason, completion.stop_token_id) == (FinishReason.STOP, stop)
-    assert completion.logprobs.tolist() == [-0.5] * len(completion.token_ids)
-    assert [(span.version, span.start, span.end) for span in completion.weight_spans] == [("0", 0, 5)]
-
-
 def test_control_tokens_of_a_text_are_control_tokens_and_a_stop_token_is_not_doubled(renderer):
     (completion,) = completions_of(ScriptedEngine(["<think>\nx</think>y<|im_end|>"], renderer=renderer))
     ids = completion.token_ids.tolist()
     assert ids[0] == renderer.tokenizer.control_id("<think>")
     assert ids.count(renderer.get_stop_token_ids()[0]) == 1
-
-
-def test_token_ids_are_returned_unchanged_and_the_stop_ids_of_the_request_end_them():
-    engine = ScriptedEngine([[5, 6], np.array([5, 7], np.int64)])
-    (first,) = completions_of(engine, stop_token_ids=(7,))
-    (second,) = completions_of(engine, stop_token_ids=(7,))
-    assert (first.token_ids.tolist(), first.finish_reason, first.stop_token_id) == ([5, 6], FinishReason.LENGTH, None)
-    assert (second.token_ids.tolist(), second.finish_reason, second.stop_token_id) == ([5, 7], FinishReason.STOP, 7)
 
 
 def test_log_probabilities_and_finish_reasons_can_be_given(renderer):
@@ -58,25 +39,6 @@ def test_log_probabilities_and_finish_reasons_can_be_given(renderer):
     assert (second.logprobs.tolist(), len(second.token_ids)) == ([-2.0, -2.0], 2), "cut off: no stop token"
     (third,) = completions_of(engine, max_tokens=3)
     assert (len(third.token_ids), len(third.logprobs), third.finish_reason) == (3, 3, FinishReason.LENGTH)
-
-
-def test_a_function_as_the_script_is_called_for_every_request_and_one_in_the_list_once():
-    async def later(request):
-        return [len(request.prompt_ids), 9]
-
-    assert completions_of(ScriptedEngine(lambda request: request.prompt_ids[::-1]))[0].token_ids.tolist() == [3, 2, 1]
-    engine = ScriptedEngine([later, [4]])
-    assert completions_of(engine)[0].token_ids.tolist() == [3, 9]
-    assert completions_of(engine)[0].token_ids.tolist() == [4]
-
-
-@pytest.mark.parametrize("failure", [ConnectionError("down"), TimeoutError, KeyError("x")])
-def test_an_exception_is_raised_and_the_next_request_gets_the_next_entry(failure):
-    engine = ScriptedEngine([failure, [1]])
-    with pytest.raises(failure if isinstance(failure, type) else type(failure)):
-        completions_of(engine)
-    assert completions_of(engine)[0].token_ids.tolist() == [1]
-    assert len(engine.requests) == 2
 
 
 def test_a_result_is_returned_unchanged_even_if_it_is_invalid():

@@ -109,22 +109,6 @@ async def test_a_member_that_is_removed_while_its_update_fails_does_not_fail_the
         assert fleet.weight_version == "1"
 
 
-async def test_one_load_runs_at_a_time_in_a_member_that_comes_back():
-    engines, fleet = await fleet_of("a", "b", eject_after=1)
-    async with fleet:
-        engines["b"].is_healthy = False
-        await fleet.check()
-        await fleet.update_weights("directory", "1")
-        engines["b"].is_healthy = True
-        engines["b"].may_load.clear()
-        for _ in range(5):
-            await fleet.check()
-            await engines["b"].loading.wait()
-        assert engines["b"].updates == ["1"]
-        engines["b"].may_load.set()
-        await until(lambda: engines["b"].weight_version == "1")
-
-
 class EndlessUpdate(UpdatableMember):
     """An update ends only with the answer of the server, as that of `VLLMEngine` does, also when it is cancelled."""
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from rollouts import FinishReason, GenerateRequest, SamplingParams
-from rollouts.engines.protocol import AbortableEngine, StreamingEngine
-from rollouts.errors import ArgumentError, InvalidRequestError
-from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
+from rollouts.engines.protocol import AbortableEngine
+from rollouts.errors import ArgumentError
 
 LONG = 300
 
@@ -64,42 +61,6 @@ async def test_an_abort_ends_what_an_update_of_the_weights_has_cut_off(engine):
     (completion,) = (await asyncio.wait_for(task, 60)).completions
     assert completion.finish_reason is FinishReason.ABORT
     assert completion.weight_spans[-1].end == len(completion.token_ids) < 2000
-
-
-async def test_tokens_are_reported_as_they_are_sampled_and_are_those_of_the_result(engine):
-    assert isinstance(engine, StreamingEngine)
-    deltas = {0: [], 1: []}
-    counts = []
-
-    def listen(delta):
-        deltas[delta.index] += zip(delta.token_ids.tolist(), delta.logprobs.tolist(), strict=True)
-        counts.append(len(delta.token_ids))
-
-    result = await engine.generate_streamed(request(n=2), listen)
-    for completion in result.completions:
-        whole = list(zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True))
-        assert deltas[completion.index] == whole
-    assert counts == [1] * 16
-    with pytest.raises(InvalidRequestError, match="use generate"):
-        await engine.generate_streamed(replace(request(), prompt_logprobs=True), listen)
-
-
-async def test_the_log_probabilities_of_a_prompt_are_those_of_the_trainer(engine, prompt):
-    requests = [
-        replace(request("text", np.random.default_rng(1).integers(0, 250, 600).tolist()), prompt_logprobs=True),
-        GenerateRequest(prompt.token_ids, SamplingParams(max_tokens=2), prompt.multi_modal_data, prompt_logprobs=True),
-    ]
-    results = await asyncio.gather(*(engine.generate(each) for each in (*requests, request("without"))))
-    assert results[2].prompt_logprobs is None
-    for each, result in zip(requests, results, strict=False):
-        ids = np.array(each.prompt_ids, np.int32)
-        zeros = np.zeros(len(ids), np.float32)
-        sample = TrainingSample(ids, np.arange(len(ids)) > 0, zeros, zeros, tuple(each.media))
-        with torch.no_grad():
-            expected = token_logprobs(engine._model, TrainingBatch.from_samples([sample], pad_id=0))[0].numpy()
-        assert result.prompt_logprobs.shape == (len(ids),)
-        assert np.isnan(result.prompt_logprobs[0])
-        np.testing.assert_allclose(result.prompt_logprobs[1:], expected[1:], atol=1e-4)
 
 
 async def test_weights_can_get_another_label_without_being_replaced(engine):

@@ -121,16 +121,3 @@ def test_a_placeholder_token_that_the_engine_samples_is_text_for_engine_and_trai
     assert literal
     assert largest_difference(family.model, requests, [replace(result, completions=literal)]) < 1e-5
     asyncio.run(engine.close())
-
-
-@pytest.mark.parametrize("family", ["idefics3"], indirect=True)
-def test_an_engine_loads_the_directory_of_a_model_that_reads_images_and_of_a_text_model(family, tmp_path):
-    assert LocalEngine.from_pretrained(family.directory).vocab_size == 400
-    with_seed(lambda: AutoModelForCausalLM.from_config(text_config("qwen3"))).save_pretrained(tmp_path)
-    engine = LocalEngine.from_pretrained(tmp_path)
-    (result,) = generate(engine, [GenerateRequest([5, 6], sampling(1))])
-    assert {len(completion.token_ids) for completion in result.completions} == {12}
-    weights = {name: torch.zeros_like(tensor) for name, tensor in engine._model.state_dict().items()}
-    asyncio.run(engine.update_weights(weights, "1"))
-    (after,) = generate(engine, [GenerateRequest([5, 6], sampling(1))])
-    assert np.allclose(after.completions[0].logprobs, -np.log(300), atol=1e-5)

@@ -13,11 +13,8 @@ from safetensors.numpy import load_file, save_file
 from renderers import RenderedTokens
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.protocol import UpdatableEngine
 from rollouts.engines.result_checks import check_result
-from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, WeightUpdateError
-from rollouts.testing import ScriptedEngine
 from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
 SPLIT = 6  # tokens that a completion has when `held_batch` holds it
@@ -57,11 +54,6 @@ def logprobs_by(directory, prompt: RenderedTokens, ids: np.ndarray) -> np.ndarra
     )
     with torch.no_grad():
         return token_logprobs(model, TrainingBatch.from_samples([sample], pad_id=0))[0, count:].numpy()
-
-
-async def test_the_engines_of_this_distribution_are_updatable(engine):
-    async with VLLMEngine("http://localhost:1") as server:
-        assert all(isinstance(each, UpdatableEngine) for each in (engine, server, ScriptedEngine([])))
 
 
 @pytest.mark.slow

@@ -47,13 +47,3 @@ def test_each_row_uses_its_own_parameters():
     assert set(ids[:, 0]) == {1}
     assert set(ids[:, 1]) == {1}
     assert set(ids[:, 2]) == {0, 1, 2}
-
-
-def test_a_row_samples_the_same_tokens_after_other_rows_are_dropped():
-    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    params = [SamplingParams(seed=i, max_tokens=5) for i in range(4)]
-    whole = RowSampler(params, [0] * 4, CPU)
-    expected = whole.sample(logits, 3)[0][[1, 3]]
-    rest = RowSampler(params, [0] * 4, CPU)
-    rest.keep(torch.tensor([1, 3]))
-    assert rest.sample(logits[[1, 3]], 3)[0].tolist() == expected.tolist()

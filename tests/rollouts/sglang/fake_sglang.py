@@ -50,7 +50,6 @@ class FakeSGLang:
         self.arrived = asyncio.Condition()
         self.free = asyncio.Event()
         self.free.set()
-        self.starting = 0  # so many questions for its health are answered with 503 first
         self.holds = False  # whether requests run until they are aborted
         self._runner: web.AppRunner | None = None
         self.base_url = ""
@@ -89,9 +88,7 @@ class FakeSGLang:
         return self._refusal(request.path) or web.json_response(content)
 
     async def _health(self, _: web.Request) -> web.Response:
-        self.starting -= 1
-        is_healthy = self.free.is_set() and self.starting < 0
-        return self._refusal("/health") or web.Response(status=200 if is_healthy else 503)
+        return self._refusal("/health") or web.Response(status=200 if self.free.is_set() else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self.metrics) if self.metrics else web.Response(status=404)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from fake_sglang import FakeSGLang
 from typer.testing import CliRunner
 
-from renderers import load_renderer
 from rollouts.cli.main import app
-from rollouts.engines.server_kinds import server_engine
-from rollouts.serve.app import create_app
-from rollouts.serve.gateway.routes import Gateway
 from transport import RecordReader
 
 _CONFIG = """\
@@ -124,20 +118,3 @@ def test_an_evaluation_samples_from_a_fleet_of_sglang(
     result = CliRunner().invoke(app, arguments[:-2])
     assert result.exit_code == 0, result.output
     assert len(served.requests) == 2
-
-
-async def test_the_gateway_stands_before_sglang(served: FakeSGLang, tiny_model_dir: Path) -> None:
-    upstream = server_engine("sglang", served.base_url)
-    gateway = Gateway(upstream, load_renderer(tiny_model_dir), model="/model")
-    transport = httpx.ASGITransport(create_app(gateway))
-    messages = [{"role": "user", "content": "a"}]
-    body = {"messages": messages, "stream": True, "max_tokens": 3, "return_token_ids": True}
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        response = await client.post("/v1/chat/completions", json={"model": "/model", **body})
-    await gateway.close()
-    await upstream.close()
-    assert response.status_code == 200, response.text
-    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
-    choices = [choice for event in events for choice in json.loads(event)["choices"]]
-    assert [token for choice in choices for token in choice.get("token_ids") or ()] == [1, 2, 3]
-    assert served.requests[0]["stream"] is True

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +13,8 @@ import pytest
 from fake_sglang import IMAGE_TOKEN, VOCABULARY, FakeSGLang
 from sglang_requests import image, request_of, with_value, without
 
-from rollouts import FinishReason, GenerateRequest, SamplingParams, WeightSpan
+from rollouts import GenerateRequest, SamplingParams, WeightSpan
 from rollouts.engines.fleet import EngineFleet
-from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.sglang import HttpLimits, SGLangEngine
 from rollouts.engines.sglang import engine as engine_module
 from rollouts.errors import (
@@ -26,7 +22,6 @@ from rollouts.errors import (
     ArgumentError,
     CapabilityError,
     EngineClosedError,
-    EngineStartError,
     FleetMismatchError,
     InvalidRequestError,
     MalformedResultError,
@@ -39,7 +34,7 @@ from rollouts.errors import (
 )
 
 
-async def test_ids_are_sent_as_they_are_and_come_back_with_their_log_probabilities(
+async def test_ids_are_sent_as_they_are_and_those_of_a_prompt_have_their_log_probabilities(
     engine: SGLangEngine, server: FakeSGLang
 ) -> None:
     """The server names the last token of the vocabulary 0 in the log-probabilities of a prompt."""
@@ -47,11 +42,6 @@ async def test_ids_are_sent_as_they_are_and_come_back_with_their_log_probabiliti
     result = await engine.generate(request_of(prompt_ids=ids, prompt_logprobs=True))
     (sent,) = server.requests
     assert (sent["input_ids"], "image_data" in sent, "text" in sent) == (ids, False, False)
-    (completion,) = result.completions
-    assert completion.token_ids.tolist() == [1, 2, 3]
-    assert completion.logprobs.tolist() == [-1, -2, -3]
-    assert completion.finish_reason is FinishReason.LENGTH
-    assert completion.weight_spans == (WeightSpan("default", 0, 3),)
     np.testing.assert_array_equal(result.prompt_logprobs, np.array([np.nan, -0.5, -0.5], np.float32))
 
 
@@ -157,31 +147,6 @@ async def test_a_sampled_id_outside_of_the_vocabulary_is_an_error(engine: SGLang
         await engine.generate(request_of())
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_request_is_sent_again_while_the_server_still_runs_an_attempt_whose_connection_broke(
-    engine: SGLangEngine, server: FakeSGLang, monkeypatch: pytest.MonkeyPatch, streamed: bool
-) -> None:
-    """It answers such an attempt, and a stream of one, with HTTP 400 until it notices that the connection broke."""
-    waits = iter((0.0, 0.0))
-    taken = {"message": "Duplicate request ID detected: x", "code": 400}
-
-    def next_wait() -> Iterator[float]:
-        for seconds in waits:
-            yield seconds
-            server.refuse.clear()
-            server.stream_error = None
-
-    server.refuse["/generate"] = (400, json.dumps({"error": taken}))
-    if streamed:
-        server.refuse.clear()
-        server.stream_error = taken
-    monkeypatch.setattr(engine_module, "_WAITS_FOR_ID", next_wait())
-    request = request_of(request_id="x")
-    sampling = engine.generate_streamed(request, lambda delta: None) if streamed else engine.generate(request)
-    assert (await sampling).completions[0].token_ids.tolist() == [1, 2, 3]
-    assert [body["rid"] for body in server.requests] == ["x", "x"]
-
-
 async def test_an_id_that_another_client_keeps_is_an_error(
     engine: SGLangEngine, server: FakeSGLang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,9 +155,6 @@ async def test_an_id_that_another_client_keeps_is_an_error(
     with pytest.raises(ServerError, match="Duplicate request ID detected: x"):
         await engine.generate(request_of(request_id="x"))
     assert len(server.requests) == 3
-
-
-_SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
 
 
 @pytest.mark.parametrize(
@@ -222,26 +184,6 @@ async def test_what_would_end_or_mislead_the_server_is_not_sent(
     with pytest.raises(error, match=text):
         await engine.generate(request_)
     assert server.requests == []
-
-
-async def test_an_image_token_that_was_sampled_is_text_without_images_and_refused_with_them(
-    engine: SGLangEngine, server: FakeSGLang
-) -> None:
-    await engine.generate(request_of(**_SAMPLED_MARKER))
-    with_image = request_of(image(1))
-    sampled = [*with_image.prompt_ids, IMAGE_TOKEN]
-    with pytest.raises(InvalidRequestError, match="sampled as text"):
-        await engine.generate(request_of(image(1), prompt_ids=sampled, sampled=[(len(sampled) - 1, len(sampled))]))
-
-
-@pytest.mark.parametrize("temperature_in_logprobs", [True, False])
-async def test_the_probe_tells_by_two_temperatures_whether_log_probabilities_are_raw(
-    engine: SGLangEngine, server: FakeSGLang, temperature_in_logprobs: bool
-) -> None:
-    server.temperature_in_logprobs = temperature_in_logprobs
-    assert (await engine.capabilities()).raw_logprobs is not temperature_in_logprobs
-    if not temperature_in_logprobs:
-        await engine.generate(request_of(sampling=SamplingParams(max_tokens=2, temperature=0.5)))
 
 
 async def test_seeds_that_a_server_does_not_take_are_left_out_with_one_warning(
@@ -342,24 +284,6 @@ async def test_a_directory_without_a_checkpoint_is_refused_before_the_pause(
     assert server.calls == []
 
 
-async def test_an_abort_returns_the_tokens_so_far_and_a_cancelled_call_ends_its_request(
-    server: FakeSGLang, engine: SGLangEngine
-) -> None:
-    server.holds = True
-    sampling = SamplingParams(max_tokens=5, n=2)
-    aborted = asyncio.create_task(engine.generate(request_of(sampling=sampling, request_id="x")))
-    await server.until_running(2)
-    await engine.abort(["x", "unknown"])
-    assert [each.finish_reason for each in (await aborted).completions] == [FinishReason.ABORT] * 2
-    assert [each.token_ids.tolist() for each in (await aborted).completions] == [[1, 2]] * 2
-    cancelled = asyncio.create_task(engine.generate(request_of(request_id="y")))
-    await server.until_running()
-    cancelled.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await cancelled
-    assert ("/abort_request", {"rid": "y"}) in server.calls
-
-
 async def test_adapters_are_loaded_by_name_and_label_their_tokens(
     server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
 ) -> None:
@@ -445,18 +369,6 @@ async def test_a_fleet_of_servers_of_two_kinds_or_an_unknown_one_is_refused_by_n
     async with EngineFleet(engines) as fleet:
         with pytest.raises(FleetMismatchError, match=r"has engine '(vLLM|SGLang)'"):
             await fleet.check()
-
-
-async def test_a_server_is_started_with_the_first_request(server: FakeSGLang) -> None:
-    """The command only waits: the scripted server answers in its place."""
-    server.starting = 2
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    async with LazyEngine.from_command(command, server.base_url, kind="sglang") as engine:
-        (completion,) = (await engine.generate(request_of())).completions
-        assert completion.token_ids.tolist() == [1, 2, 3]
-    async with LazyEngine.from_command(command, server.base_url, kind="sglang") as engine:
-        with pytest.raises(EngineStartError, match="or use SGLangEngine"):
-            await engine.start()
 
 
 async def test_a_refused_key_is_an_error_about_the_key(server: FakeSGLang, engine: SGLangEngine) -> None:

@@ -56,7 +56,6 @@ class RenderingServer:
     dtype: str = "uint8"
     takes_images: bool = True
     names: tuple[str, ...] = ("image_grid_thw", "pixel_values")
-    delay: float = 0.0
     status: int = 200
     shift: int = 0
     extra_length: int = 0
@@ -76,7 +75,7 @@ class RenderingServer:
         if path == "/detokenize":
             return self._reply({"prompt": "".join(SPELLED.get(one, chr(one)) for one in sent["tokens"])})
         assert path == "/v1/chat/completions/render"
-        await asyncio.sleep(self.delay)
+        await asyncio.sleep(0)
         if self.before_answer is not None:
             self.before_answer(sent)
         if self.status != 200:

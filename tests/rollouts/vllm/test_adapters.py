@@ -89,31 +89,12 @@ async def test_tokens_over_other_base_weights_than_at_the_loading_are_labelled_w
     assert versions(completion) == [("judge on v2", 0, 6)]
 
 
-async def test_adapters_do_not_share_a_cache_salt_within_a_session(engine, server, adapter):
-    for name in ("one", "two"):
-        await engine.load_adapter(name, adapter)
-    for number, name in enumerate(["one", "two", "one", None]):
-        await engine.generate(request(session_id="s", adapter=name, request_id=f"r{number}"))
-    one, two, one_again, without = [seen.json["cache_salt"] for seen in server.generations]
-    assert one == one_again
-    assert len({one, two, without}) == 3
-
-
 async def test_an_unknown_adapter_is_an_error_that_lists_the_loaded_ones_and_nothing_is_sent(engine, server, adapter):
     await engine.load_adapter("one", adapter)
     with pytest.raises(UnknownAdapterError, match=r"'two' is not loaded \(loaded: 'one'\)") as caught:
         await engine.generate(request(adapter="two"))
     assert (caught.value.adapter, caught.value.loaded) == ("two", ["one"])
     assert server.generations == []
-
-
-async def test_an_adapter_that_another_program_unloaded_is_named_after_the_refusal_of_the_server(
-    engine, server, adapter
-):
-    await engine.load_adapter("one", adapter)
-    server.adapters.clear()
-    with pytest.raises(UnknownAdapterError, match=r"'one' is not loaded \(loaded: none\)"):
-        await engine.generate(request(adapter="one"))
 
 
 async def test_a_name_is_not_given_to_other_weights(engine, adapter):

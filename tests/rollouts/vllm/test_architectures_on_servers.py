@@ -1,17 +1,13 @@
 """Models of several architectures behind a server: what `VLLMEngine` gets is what the trainer computes."""
 
 import asyncio
-import json
-import shutil
 
 import numpy as np
 import pytest
 import torch
 from engine_server import EngineVLLM
 from family_rows import loaded_family
-from model_families import text_config, with_seed
 from server_thread import served
-from transformers import AutoModelForCausalLM
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
@@ -69,14 +65,3 @@ async def test_images_of_many_layouts_reach_the_served_model_unchanged(name):
         for request, result in zip(requests, results, strict=True):
             assert [len(each.token_ids) for each in result.completions] == [10, 10]
             assert largest_difference(family.model, request, result.completions) < 1e-5
-
-
-async def test_a_text_model_is_served(tiny_model_dir, tmp_path):
-    model = with_seed(lambda: AutoModelForCausalLM.from_config(text_config("qwen3")))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(tiny_model_dir / name, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    requests = [GenerateRequest([5, 6, 7], SamplingParams(max_tokens=10, seed=1, n=2))]
-    with served(EngineVLLM(tmp_path, model=model)) as server:
-        (result,) = await served_results(server, requests)
-    assert largest_difference(model, requests[0], result.completions) < 1e-5

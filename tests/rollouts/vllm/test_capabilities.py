@@ -13,7 +13,7 @@ from fake_responses import answer, change, failing
 from fake_server import GENERATE, RENDER, FakeVLLM
 
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
+from rollouts.engines.vllm.capabilities import ExpectedCapabilities, probe
 from rollouts.errors import CapabilityError, MalformedResultError, ServerError, ServerUnreachableError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
@@ -25,32 +25,6 @@ async def probed(server, *, api_key=None, **options):
         return await probe(connection, **options)
     finally:
         await connection.close()
-
-
-async def test_a_default_server_of_0_32_is_known_after_one_probe(server):
-    assert await probed(server) == ServerCapabilities(
-        version="0.32.0",
-        model="tiny-qwen3vl",
-        max_model_len=4096,
-        scale_out=True,
-        pixel_dtype="uint8",
-        placeholder_ids={"image": IMAGE_PAD},
-        merge_area=4,
-        patch_values=1536,
-        control=True,
-        image_fields={"pixel_values": "flat", "image_grid_thw": "batched"},
-        sound_refusal="rendering a sound: HTTP 400 BadRequestError: At most 0 audio(s) may be provided in one "
-        "prompt. (parameter=audio)",
-    )
-
-
-async def test_the_probe_generates_nothing_and_takes_six_requests(server):
-    await probed(server)
-    assert [seen.path for seen in server.requests] == [
-        *("/version", "/v1/models", GENERATE, "/is_paused"),
-        *(RENDER, RENDER),
-    ]
-    assert "sampling_params" not in server.generations[0].json
 
 
 async def test_every_probe_names_its_media_anew_because_a_known_name_may_be_answered_without_tensors(server):
@@ -107,15 +81,6 @@ async def test_a_server_that_does_not_generate_can_be_looked_at_when_that_is_exp
         assert not found.scale_out
         assert found.model == "tiny-qwen3vl"
         assert found.pixel_dtype is None
-
-
-@pytest.mark.parametrize("given", [None, "a-wrong-secret"])
-async def test_a_server_that_wants_a_key_says_so_without_showing_any(given):
-    async with FakeVLLM(api_key="the-right-secret") as server:
-        with pytest.raises(CapabilityError, match="API key") as caught:
-            await probed(server, api_key=given)
-        assert "secret" not in str(caught.value)
-        assert (await probed(server, api_key="the-right-secret")).scale_out
 
 
 # Servers that do not render an image.

@@ -78,18 +78,6 @@ async def test_the_error_for_a_route_that_an_older_vllm_lacks_says_so(server, co
 # Sleeping.
 
 
-async def test_sleep_and_wake_up(server, control):
-    for level in (1, 0):
-        await control.sleep(level)
-        assert await control.is_paused()
-        assert await control.is_sleeping() == (level > 0)
-        await control.wake_up()
-        assert not await control.is_sleeping()
-        assert not await control.is_paused()
-    # Level 0 puts nothing away.
-    assert server.events == ["forget", "/sleep", "forget", "/wake_up", "/sleep", "/wake_up"]
-
-
 @pytest.mark.parametrize(
     ("level", "call", "words"),
     [
@@ -166,12 +154,6 @@ async def test_the_encoder_cache_is_reset_while_the_server_is_paused(server, con
 
 
 # Ending requests.
-
-
-async def test_an_abort_sends_the_ids_that_the_server_gives_to_requests(server, control):
-    await control.abort(["a", "b"])
-    assert server.requests[-1].path == ABORT
-    assert server.requests[-1].json == {"request_ids": ["generate-tokens-a", "generate-tokens-b"]}
 
 
 async def test_an_abort_without_ids_is_not_sent_because_it_would_abort_everything(server, control):
@@ -342,14 +324,6 @@ async def test_a_version_without_a_name_is_refused_before_anything_is_sent(engin
 
 
 # Watching.
-
-
-async def test_health_of_a_dead_server_is_false_and_no_exception(server, control):
-    assert await control.health()
-    server.script["/health"] += [failing(503)]
-    assert not await control.health()
-    await server.stop()
-    assert not await control.health()
 
 
 async def test_a_response_of_another_shape_is_an_error(server, control):

@@ -84,13 +84,6 @@ async def test_a_pause_that_waits_ends_queued_requests_before_it_empties_the_cac
     assert pauses(server)[2:] == [("wait", False)]
 
 
-@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-async def test_a_text_only_server_pauses_in_one_call_and_may_keep_requests_over_a_cleared_cache(server, control, mode):
-    server.pixel_dtype = None
-    await control.pause(mode, clear_cache=True)
-    assert pauses(server) == [(mode, True)]
-
-
 @pytest.mark.parametrize(
     ("takes_media", "in_flight", "expected"),
     [

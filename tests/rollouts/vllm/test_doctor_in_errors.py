@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from rollouts import GenerateRequest, SamplingParams, run_episode
 from rollouts.cli.command_group import APP_SETTINGS, CommandGroup
-from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.http.error_context import error_context
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.environments import ScoredPrompt
@@ -25,7 +24,6 @@ from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import (
     ApiKeyError,
     CapabilityError,
-    FleetControlError,
     MalformedResultError,
     MissingLogProbsError,
     NoServerError,
@@ -36,6 +34,7 @@ from rollouts.errors import (
     WeightUpdateError,
 )
 
+BASIC = "Basic c29tZW9uZTpzd29yZGZpc2g="
 OF_SERVERS = [each for each in error_classes() if issubclass(each, ServerRelatedError)]
 
 
@@ -104,25 +103,9 @@ async def test_an_error_at_a_server_ends_with_the_command(
                 server.script[GENERATE] = steps
             with pytest.raises(error_class) as caught:
                 await call(engine)
+    assert {seen.headers["authorization"] for seen in server.requests} <= {BASIC}
     assert last_line(caught.value) == check_of(server.base_url)
     assert "swordfish" not in "".join(traceback.format_exception(caught.value))
-
-
-async def test_an_error_of_a_fleet_has_a_command_for_each_server() -> None:
-    async with FakeVLLM() as first, FakeVLLM() as second:
-        urls = [first.base_url, second.base_url]
-        async with EngineFleet.from_urls(urls, http_limits=FAST_RETRIES) as fleet:
-            second.script["/pause"] = [refuse] * 9
-            with pytest.raises(FleetControlError) as of_control:
-                await fleet.control.pause()
-            with pytest.raises(WeightUpdateError) as of_update:
-                await fleet.update_weights("no-such-directory", "1")
-    async with EngineFleet.from_urls(urls, http_limits=FAST_RETRIES, limits=FleetLimits(wait_seconds=0)) as fleet:
-        with pytest.raises(NoServerError) as of_requests:
-            await fleet.generate(request())
-    assert of_control.value.__notes__ == [check_of(second.base_url)]
-    assert of_update.value.servers == of_requests.value.servers == tuple(urls)
-    assert of_requests.value.__notes__ == [check_of(url) for url in urls]
 
 
 def test_the_commands_for_many_servers_are_those_of_the_first_three() -> None:
@@ -130,13 +113,6 @@ def test_the_commands_for_many_servers_are_those_of_the_first_three() -> None:
     error = NoServerError("turn", {url: ServerUnreachableError("turn", "down").concern(url) for url in urls})
     assert error.servers == tuple(urls)
     assert error.__notes__ == [check_of(url) for url in urls[:3]]
-
-
-def test_an_error_for_another_request_has_notes_of_its_own() -> None:
-    error = ServerUnreachableError("probe", "down").concern("http://one:8000")
-    copied = error.for_request("turn").concern("http://two:8000")
-    assert error.__notes__ == [check_of("http://one:8000")]
-    assert copied.__notes__ == [check_of("http://one:8000"), check_of("http://two:8000")]
 
 
 async def test_the_error_of_an_episode_ends_with_the_command(renderer: Any) -> None:

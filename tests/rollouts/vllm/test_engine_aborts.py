@@ -32,15 +32,6 @@ async def test_leaving_a_stream_early_aborts_it_on_the_server(engine, server):
     assert aborted.json == {"request_ids": ["generate-tokens-left"]}
 
 
-async def test_cancelling_aborts_with_the_request_id_of_the_server(engine, server):
-    call, _ = await held(server, GENERATE, engine.generate(request(request_id="mine")))
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    (aborted,) = await server.requests_seen(1, ABORT)
-    assert aborted.json == {"request_ids": ["generate-tokens-mine"]}
-
-
 async def test_aborts_that_the_server_refuses_are_logged_once_until_one_succeeds(engine, server, caplog):
     def warnings():
         return caplog.text.count("could not abort")
@@ -82,16 +73,6 @@ async def test_a_completion_cut_off_by_a_pause_continues_with_the_same_tokens(en
     continued = server.generations[-1].json
     assert continued["token_ids"] == [*generate_request.prompt_ids, *expected(generate_request)[:4]]
     assert continued["sampling_params"]["max_tokens"] == 5
-
-
-async def test_a_cut_group_continues_sample_by_sample(engine, server):
-    generate_request = request(sampling={"max_tokens": 9, "n": 3})
-    call, _ = await held(server, GENERATE, engine.generate(generate_request), tokens_before=4)
-    await engine.control.pause("abort")
-    await engine.control.resume()
-    assert [completion.token_ids.tolist() for completion in (await call).completions] == [
-        expected(generate_request, i) for i in range(3)
-    ]
 
 
 async def test_requests_wait_for_a_server_that_answers_503_while_paused(engine, server):

@@ -35,30 +35,10 @@ async def test_every_sampling_parameter_is_in_the_request(engine, server):
     assert seen.headers["x-session-id"] == "s"
 
 
-async def test_prompt_log_probabilities_come_with_a_new_image_too(engine):
-    generate_request = request(image(), prompt_logprobs=True)
-    result = await engine.generate(generate_request)
-    assert result.prompt_logprobs.shape == (len(generate_request.prompt_ids),)
-
-
 async def test_streamed_tokens_are_the_tokens_of_the_whole_response(engine):
     generate_request = request(image())
     deltas = [delta async for delta in engine.stream(generate_request)]
     assert np.concatenate([delta.token_ids for delta in deltas]).tolist() == expected(generate_request)
-
-
-async def test_a_cancelled_first_call_does_not_cancel_reading_the_capabilities(server):
-    release, arrived = asyncio.Event(), asyncio.Event()
-    server.script["/version"] = [hold(release, arrived)]
-    async with VLLMEngine(server.base_url) as engine:
-        first, second = (asyncio.ensure_future(generate_one(engine, request())) for _ in range(2))
-        await arrived.wait()
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        release.set()
-        assert len((await second).token_ids) == 6
-    assert len([seen for seen in server.requests if seen.path == "/version"]) == 1
 
 
 async def test_cache_salts_differ_per_weight_version_and_stay_within_a_session(engine, server):
@@ -108,10 +88,3 @@ async def test_an_image_that_a_closed_loop_was_sending_is_sent_again_on_the_next
     result = await asyncio.wait_for(generate_one(engine, sent), 30)
     assert result.token_ids.tolist() == expected(sent)
     await engine.close()
-
-
-async def test_a_weight_version_reset_by_another_client_is_read_from_responses(engine, server):
-    for label in ("theirs", "default", "theirs"):
-        server.weight_version = label
-        await generate_one(engine, request())
-        assert engine.weight_version == label

@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from engine_inputs import PAD, connected, expected, generate_one, held, image, request
-from fake_responses import failing, hold, reset, stream_pieces
+from engine_inputs import PAD, connected, expected, generate_one, image, request
+from fake_responses import failing, reset, stream_pieces
 from fake_server import GENERATE
 
 from rollouts.engines.http.source_files import SourceFile
@@ -20,47 +20,6 @@ from rollouts.errors import (
 )
 
 FAILED = b'data: {"error":{"message":"Internal server error","type":"x","code":500}}\n\ndata: [DONE]\n\n'
-
-
-async def test_an_image_is_sent_with_its_first_use_only(engine, server):
-    for _ in range(3):
-        await generate_one(engine, request(image()))
-    await generate_one(engine, request(image(), image("dog")))
-    assert [seen.shipped for seen in server.generations] == [["cat"], [], [], ["dog"]]
-    counts = engine.media_cache_counts
-    assert (counts.included_items, counts.omitted_items) == (2, 3)
-    assert counts.omitted_bytes == 3 * counts.included_bytes / 2 > 0  # the images have the same size
-
-
-async def test_of_concurrent_first_uses_only_one_carries_the_image(engine, server):
-    release, arrived = asyncio.Event(), asyncio.Event()
-    server.script[GENERATE] = [hold(release, arrived)]
-    calls = [asyncio.ensure_future(generate_one(engine, request(image()))) for _ in range(20)]
-    await arrived.wait()
-    release.set()
-    await asyncio.gather(*calls)
-    assert sorted(len(seen.shipped) for seen in server.generations) == [0] * 19 + [1]
-
-
-async def test_other_requests_are_sent_after_the_carriers_first_token(engine, server):
-    """The carrier is held behind its first token for as long as it takes the follower to finish."""
-    carrier_may_end = asyncio.Event()
-    generate_request = request(image())
-
-    async def first_then_wait(server, seen, channel):
-        server._take_images(seen.json)
-        response = server.generated(seen)
-        response.chunks.insert(1, carrier_may_end)
-        return response
-
-    server.script[GENERATE] = [first_then_wait]
-    carrier = asyncio.ensure_future(generate_one(engine, generate_request))
-    await server.requests_seen(1, GENERATE)
-    async with asyncio.timeout(10):
-        follower = await generate_one(engine, request(image()))
-    assert not carrier.done()
-    carrier_may_end.set()
-    assert (await carrier).token_ids.tolist() == follower.token_ids.tolist()
 
 
 async def test_an_image_that_the_server_evicted_is_sent_again(engine, server):
@@ -148,14 +107,6 @@ async def test_an_image_used_twice_in_content_parts_has_its_data_in_both_places(
     monkeypatch.setattr(media_payload, "source_file", lambda source, modality, **_: SourceFile(b"", "image/png"))
     parts = json.loads(b"{" + b"".join(payload.body_field(payload.names)) + b"}")["content_parts"]
     assert [part["url"] for part in parts] == ["data:image/png;base64,"] * 2
-
-
-async def test_an_image_of_a_request_aborted_in_the_queue_is_sent_again(engine, server):
-    call, _ = await held(server, GENERATE, generate_one(engine, request(image(), request_id="mine")), tokens_before=0)
-    await engine.abort(["mine"])
-    await call
-    await generate_one(engine, request(image()))
-    assert [seen.shipped for seen in server.generations] == [["cat"], ["cat"]]
 
 
 async def test_pixels_are_sent_again_after_a_restart_with_another_pixel_dtype(engine, server):

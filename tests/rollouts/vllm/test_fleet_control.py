@@ -36,13 +36,6 @@ def states(fleet):
     return [str(member.state) for member in fleet.members]
 
 
-async def test_a_pause_stops_all_members_and_a_resume_starts_them(servers, fleet):
-    assert await fleet.control.pause() == {server.base_url: None for server in servers}
-    assert [server.paused for server in servers] == [True, True, True]
-    await fleet.control.resume()
-    assert [server.paused for server in servers] == [False, False, False]
-
-
 async def test_a_pause_that_fails_at_one_member_is_taken_back_at_the_others(servers, fleet):
     servers[1].script["/pause"] += [failing()]
     with pytest.raises(FleetControlError, match=f"1 of 3 members failed.*{servers[1].base_url}.*it broke") as failure:
@@ -58,14 +51,6 @@ async def test_sleeping_and_waking_reach_all_members(servers, fleet):
     await fleet.control.wake_up()
     assert [server.level for server in servers] == [0, 0, 0]
     assert await fleet.control.world_size() == {server.base_url: 4 for server in servers}
-
-
-async def test_an_update_gives_all_members_the_new_weights_and_their_label(servers, fleet, other):
-    outcomes = await fleet.control.update_weights(other, "v1")
-    assert outcomes == {server.base_url: None for server in servers}
-    assert [server.loaded[-1] for server in servers] == [str(other)] * 3
-    assert await fleet.control.weight_version() == {server.base_url: "v1" for server in servers}
-    assert fleet.weight_version == "v1"
 
 
 async def test_a_member_that_fails_an_update_is_ejected_and_named_and_the_others_serve_one_version(

@@ -62,15 +62,6 @@ def serving(servers):
     return sorted(servers, key=lambda server: not sampled(server))
 
 
-async def test_the_images_of_a_session_are_sent_once_to_the_server_that_it_stays_with(servers):
-    async with checked(fleet_of(servers), servers) as fleet:
-        for _ in range(4):
-            await generate_one(fleet, request(image(), session_id="s"))
-    first, other = serving(servers)
-    assert [seen.shipped for seen in first.generations] == [["cat"], [], [], []]
-    assert other.generations == []
-
-
 @pytest.mark.slow
 async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_images_again(servers, caplog):
     async with checked(fleet_of(servers), servers) as fleet:
@@ -91,22 +82,6 @@ async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_im
         assert {str(member.state) for member in fleet.members} == {"ready"}
         await generate_one(fleet, request(image(), session_id="s"))
         assert len(other.generations) == 2
-
-
-async def test_the_list_of_servers_adds_and_removes_members_while_requests_run(servers, monkeypatch):
-    one, two = servers
-    named = following(monkeypatch, one.base_url)
-    async with checked(EngineFleet.from_ray(["actors"], limits=QUICK), servers) as fleet:
-        running, release = await held(one, GENERATE, generate_one(fleet, request(session_id="s")))
-        named[:] = [one.base_url, two.base_url]
-        await until(lambda: len(fleet.members) == 2)
-        named[:] = [two.base_url]
-        await until(lambda: "draining" in {str(member.state) for member in fleet.members})
-        release.set()
-        await running
-        await generate_one(fleet, request(session_id="s"))
-        assert (len(sampled(one)), len(sampled(two))) == (1, 1)
-        await until(lambda: len(fleet.members) == 1)
 
 
 async def test_a_request_that_waits_for_a_server_is_sampled_by_one_that_the_list_names_meanwhile(

@@ -18,8 +18,6 @@ from fake_server import FakeVLLM
 
 from renderers import MediaSource
 from renderers.media.store import MediaStore
-from renderers.process.caches import ByteLRU
-from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import EngineError
 
@@ -62,56 +60,22 @@ async def test_a_child_of_a_process_that_uses_an_engine_makes_one_of_its_own(
     assert server.generations[-1].connection == sent.connection  # the child has left it alone
 
 
-@pytest.mark.parametrize(
-    ("target", "use"),
-    [
-        (ByteLRU(100), lambda target: target.put("a", 1, 10)),
-        (MediaStore(), lambda target: target.add_source(MediaSource.of(b"bytes"))),
-    ],
-    ids=["ByteLRU", "MediaStore"],
-)
-def test_a_lock_that_a_thread_held_is_free_in_the_child(target: Any, use: Callable[[Any], Any]) -> None:
+def test_a_lock_that_a_thread_held_is_free_in_the_child() -> None:
+    store = MediaStore()
     held, release = Future[None](), threading.Event()
 
     def hold_lock() -> None:
-        with target._lock:
+        with store._lock:
             held.set_result(None)
             release.wait()
 
     thread = threading.Thread(target=hold_lock)
     thread.start()
     held.result()
-    _, status = os.waitpid(fork(lambda: use(target)), 0)
+    _, status = os.waitpid(fork(lambda: store.add_source(MediaSource.of(b"bytes"))), 0)
     release.set()
     thread.join()
     assert status == 0
-
-
-def test_a_lock_that_the_forking_thread_holds_is_free_in_the_child() -> None:
-    lock = ProcessLock()
-
-    def end_the_block() -> None:
-        with lock:
-            pass
-        lock.__exit__()  # of the block in which the process was forked
-
-    with lock:
-        child = fork(end_the_block)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_fork_within_a_change_leaves_a_cache_that_counts_right() -> None:
-    cache: ByteLRU[str, int] = ByteLRU(100)
-    cache.put("a", 1, 40)
-    cache._nbytes = 1000  # as if a thread of the parent were between two statements of `put`
-
-    def check() -> None:
-        assert cache.nbytes == 40
-        cache.put("b", 2, 60)
-        cache.put("c", 3, 10)
-        assert (cache.get("a"), cache.get("b"), cache.get("c")) == (None, 2, 3)
-
-    assert os.waitpid(fork(check), 0)[1] == 0
 
 
 def test_the_check_sees_a_child_that_fails() -> None:

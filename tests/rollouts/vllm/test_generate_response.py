@@ -79,23 +79,6 @@ def test_both_shapes_of_log_probabilities_give_the_same_completion(shape):
     assert completion.weight_spans == (WeightSpan("v1", 0, 3),)
 
 
-def test_a_streamed_answer_is_the_whole_one_in_pieces():
-    pieces = [
-        choice(token_ids=IDS[:1], logprobs=integers(IDS[:1], LOGPROBS[:1]), finish_reason=None, weight_versions=None),
-        choice(token_ids=IDS[1:], logprobs=integers(IDS[1:], LOGPROBS[1:])),
-    ]
-    (streamed,) = read(*(whole(piece) for piece in pieces), whole())
-    (at_once,) = read(whole(choice()))
-    assert streamed.token_ids.tolist() == at_once.token_ids.tolist()
-    assert streamed.logprobs.tolist() == at_once.logprobs.tolist()
-    assert streamed.weight_spans == at_once.weight_spans
-
-
-def test_tokens_without_a_weight_version_get_the_label_that_the_engine_knows():
-    (completion,) = read(whole(choice(weight_versions=None)))
-    assert completion.weight_spans == (WeightSpan("unlabelled", 0, 3),)
-
-
 @pytest.mark.parametrize("stop_reason", [None, 2])
 def test_the_stop_token_is_the_last_token_whether_the_server_names_it_or_not(stop_reason):
     (completion,) = read(whole(choice(finish_reason="stop", stop_reason=stop_reason)))
@@ -150,15 +133,6 @@ def test_a_contradiction_in_an_answer_is_an_error_of_its_kind(planted, error):
 def test_what_is_no_answer_at_all_is_an_error(text):
     with pytest.raises(MalformedResultError, match="request r"):
         read(text)
-
-
-def test_prompt_log_probabilities_have_no_value_for_the_first_token_and_the_prompts_own_for_the_others():
-    answer = Generation("r", 1)
-    entries = [None, {"6": {"logprob": -1.5}}, {"9": {"logprob": -0.1}, "8": {"logprob": -2.0}}]
-    answer.add_response(whole(choice(), prompt_logprobs=entries))
-    values = answer.prompt_logprobs([5, 6, 8])
-    assert np.isnan(values[0])
-    assert values[1:].tolist() == [-1.5, -2.0]
 
 
 def ranked(**ranks):

@@ -15,7 +15,7 @@ from fake_server import GENERATE, LABEL, MM, RELOAD
 
 from rollouts.engines.vllm import HttpLimits, ServerRenderer, VLLMEngine
 from rollouts.engines.vllm.checkpoint_files import write_tied_head
-from rollouts.errors import EngineError, ServerError, ServerUnreachableError, WeightUpdateError
+from rollouts.errors import ServerUnreachableError, WeightUpdateError
 
 LIMITS = HttpLimits(retries=2, backoff_seconds=0.01, longest_backoff_seconds=0.05)
 SECONDS = 60  # far more than any of it takes; a hang, where it ends
@@ -136,25 +136,3 @@ async def test_a_renderer_whose_server_is_killed_says_which(model_dir, path):
     assert isinstance(error, ServerUnreachableError)
     assert server.base_url in str(error)
     assert error.server == server.base_url
-
-
-# What an error says.
-
-
-def test_an_error_names_its_server_unless_its_reason_does():
-    error = ServerError("turn-7", "generating", status=500, body="it broke")
-    assert str(error) == "request turn-7: generating: HTTP 500 it broke"
-    error.server = "http://host:8000"
-    assert str(error) == "request turn-7 at http://host:8000: generating: HTTP 500 it broke"
-    error = EngineError("turn-7", "POST http://host:8000/pause failed")
-    error.server = "http://host:8000"
-    assert str(error) == "request turn-7: POST http://host:8000/pause failed"
-
-
-def test_an_error_for_another_request_keeps_its_class_and_what_it_carries():
-    error = ServerError("probe", "asking", status=503, body="busy")
-    other = error.for_request("turn-7")
-    assert type(other) is ServerError
-    assert (other.request_id, other.status, other.body) == ("turn-7", 503, "busy")
-    assert str(other) == "request turn-7: the request `probe` that it needed failed: asking: HTTP 503 busy"
-    assert error.request_id == "probe"

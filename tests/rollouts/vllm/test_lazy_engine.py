@@ -73,14 +73,6 @@ async def test_nothing_is_started_before_the_first_request():
     assert start.count == 0
 
 
-async def test_many_first_requests_start_one_engine():
-    start = Starts()
-    async with LazyEngine(start) as engine:
-        results = await asyncio.gather(*(generate_one(engine, request(request_id=f"r{n}")) for n in range(20)))
-    assert [completion.token_ids.tolist() for completion in results] == [[7]] * 20
-    assert start.count == 1
-
-
 async def test_a_failed_start_is_an_error_of_all_requests_and_nothing_is_started_again():
     start = Starts(failures=1)
     async with LazyEngine(start) as engine:
@@ -117,13 +109,6 @@ async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path):
         with pytest.raises(EngineStartError, match="not ready after 60 s"):
             await generating
     await ended(child_of(log))
-
-
-async def test_a_program_that_does_not_exist_is_an_error_that_names_it(tmp_path):
-    url = f"http://127.0.0.1:{reserved_port()}"
-    async with LazyEngine.from_command(["no-such-vllm", "serve"], url, log_path=tmp_path / "log") as engine:
-        with pytest.raises(EngineStartError, match="No such file or directory: 'no-such-vllm'"):
-            await generate_one(engine, request())
 
 
 async def test_an_address_that_answers_already_is_not_taken_for_the_started_server(tmp_path):

@@ -41,21 +41,6 @@ def test_a_metric_that_is_not_reported_is_an_error_and_not_zero():
     assert metrics.process_start_time is None
 
 
-@pytest.mark.parametrize(
-    ("states", "level"),
-    [
-        ({"awake": 1, "weights_offloaded": 0, "discard_all": 0}, 0),
-        ({"awake": 0, "weights_offloaded": 1, "discard_all": 0}, 1),
-        ({"awake": 0, "weights_offloaded": 0, "discard_all": 1}, 2),
-        ({"awake": 0, "weights_offloaded": 0, "discard_all": 0}, 0),  # level 0 puts nothing away
-        ({}, None),
-    ],
-)
-def test_the_sleep_level_follows_from_the_reported_states(states, level):
-    lines = [f'vllm:engine_sleep_state{{engine="0",sleep_state="{name}"}} {value}.0' for name, value in states.items()]
-    assert ServerMetrics.parse("\n".join(lines)).sleep_level == level
-
-
 def test_nan_infinities_and_time_stamps_are_read():
     metrics = ServerMetrics.parse('a NaN\nb{le="+Inf"} +Inf 1395066363000\nc -Inf\nd   {x="1",} 4 -2\n')
     assert math.isnan(metrics.total("a"))

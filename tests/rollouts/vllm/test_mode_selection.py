@@ -26,7 +26,7 @@ from rollouts.engines.vllm.dense_items import dense_items
 from rollouts.engines.vllm.feature_decoding import decode_item
 from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.engines.vllm.generate import PromptExpansion
-from rollouts.engines.vllm.media_mode import content_objections, features_objections, select_mode
+from rollouts.engines.vllm.media_mode import content_objections, features_objections
 from rollouts.engines.vllm.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
@@ -225,21 +225,6 @@ def test_a_placeholder_with_text_around_its_features_is_found_by_them_and_not_by
     assert '"mm_placeholders":{"image":[{"offset":2,"length":4}]}' in body
 
 
-def test_an_image_that_is_one_row_gets_the_rows_and_the_count_that_the_server_cuts_by():
-    request = request_of(pixels="a row of a batch", name="one run")
-    ((item, where),) = request.multi_modal_data.items_with_ranges()
-    ((sent, place),) = dense_items(item, where, SERVERS["counts rows"])
-    assert (place.offset, place.length) == (2, 4)
-    assert sent["pixel_values"].shape == (1, 3, 4, 4)
-    assert sent["num_patches"].tolist() == 1
-    segments = encode_features(MultiModalData.from_items([(sent, place)]), pixel_dtype="float32")
-    encoded = re.search(rb'"kwargs_data":{"image":\["([^"]+)"\]', b"".join(segments))[1]
-    assert {name: each.field.kind for name, each in decode_item(encoded).items()} == {
-        "pixel_values": "flat",
-        "num_patches": "batched",
-    }
-
-
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("source", ["file", "frames", "one frame", "no file"])
 @pytest.mark.parametrize("pixels", ["uint8", "floats of uint8"])
@@ -263,13 +248,6 @@ def test_each_step_of_a_video_with_time_stamps_travels_as_an_image_with_its_own_
         expected = patches if wanted == "uint8" else normalise(patches, SCALE)
         assert np.array_equal(np.concatenate(held), expected)
         assert all(sent["image_grid_thw"].tolist() == [1, 4, 2] for sent, _ in steps)
-
-
-def test_a_video_whose_one_run_is_not_one_step_is_not_described_by_that_run():
-    request = request_of(modality="video", name="one run", steps=2)
-    ((item, where),) = request.multi_modal_data.items_with_ranges()
-    assert dense_items(item, where, SERVER) == []
-    assert select_mode(request, "auto", SERVER) == "content_parts"
 
 
 @pytest.mark.parametrize("modality", ["image", "video"])
@@ -298,16 +276,6 @@ def test_a_video_is_not_sent_to_the_rust_frontend_which_decodes_it_with_another_
     video = request_of(modality="video", source="frames", name="one run")
     assert "VLLM_USE_RUST_FRONTEND=0" in str(attempt(video, "auto", SERVERS["rust frontend"]))
     assert attempt(video, "auto", SERVER) is None
-
-
-def test_auto_prefers_features_and_takes_files_where_features_cannot():
-    dense = request_of()
-    assert select_mode(dense, "auto", SERVER) == "features"
-    floats = request_of(pixels="floats")
-    assert select_mode(floats, "auto", SERVER) == "content_parts"
-    assert isinstance(media_payload(floats, "auto", SERVER), ContentPartsPayload)
-    assert select_mode(floats, "auto", SERVERS["wants floats"]) == "features"
-    assert select_mode(request_of(pixels="floats of uint8"), "auto", SERVER) == "features"
 
 
 # Frames as a file.

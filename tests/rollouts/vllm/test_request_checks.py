@@ -16,7 +16,7 @@ from renderers.vision.patches import StillPatches
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.engines.vllm.tensors import ServerTensor
-from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
+from rollouts.errors import CapabilityError, InvalidRequestError
 
 VIDEO_PAD, VOCABULARY = 398, 448
 QWEN = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
@@ -195,17 +195,6 @@ def test_what_takes_a_server_down_or_is_answered_with_garbage_is_refused(asked, 
     refused(asked, *words)
 
 
-def test_without_a_vocabulary_size_negative_ids_are_refused_all_the_same():
-    check(request([10**6]), vocab_size=None)
-    refused(request([-1]), -1, vocab_size=None)
-
-
-def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers():
-    with pytest.raises(OverlongPromptError) as refusal:
-        check(request([1] * 100))
-    assert (refusal.value.prompt_tokens, refusal.value.limit) == (100, 100)
-
-
 def test_a_pad_that_was_sampled_is_text():
     check(request([1, PAD, 2], sampled=[(1, 2)]))
     check(shown(ids=[PAD, 2, 3, *[PAD] * 6, 4, 5, PAD], sampled=[(0, 2), (10, 12)]))
@@ -214,51 +203,30 @@ def test_a_pad_that_was_sampled_is_text():
 # What another server would take.
 
 
-def test_floats_for_a_server_that_normalises_itself_are_refused():
-    """It would normalise them again: HTTP 200, and every image looks the same."""
-    item = replace(with_tensors(pixel_values=np.zeros((24, 1536), np.float32)), scale=None)
-    refused(shown(item), "float32", "wants uint8", kind=CapabilityError)
-    check(shown(item), server=replace(SERVER, pixel_dtype="float32"))
-    check(shown(item), server=replace(SERVER, pixel_dtype="bfloat16"))
+FLOATS = shown(replace(with_tensors(pixel_values=np.zeros((24, 1536), np.float32)), scale=None))
+BFLOAT16 = ServerTensor("bfloat16", (24, 1536), np.zeros(24 * 1536 * 2, np.uint8))
+OF_A_SERVER = shown(replace(with_tensors(pixel_values=BFLOAT16), scale=None))
 
 
-def test_raw_pixels_without_a_scale_are_refused_by_a_server_that_wants_floats():
-    item = image(scale=None)
-    check(shown(item))
-    refused(
-        shown(item), "uint8", "wants bfloat16", server=replace(SERVER, pixel_dtype="bfloat16"), kind=CapabilityError
-    )
+@pytest.mark.parametrize(
+    ("asked", "server", "words"),
+    [
+        # It would normalise them again: HTTP 200, and every image looks the same.
+        (FLOATS, {"pixel_dtype": "uint8"}, ["float32", "wants uint8"]),
+        (shown(image(scale=None)), {"pixel_dtype": "bfloat16"}, ["uint8", "wants bfloat16"]),
+        (OF_A_SERVER, {"pixel_dtype": "uint8"}, ["bfloat16", "uint8"]),
+        (OF_A_SERVER, {"pixel_dtype": "float32"}, ["bfloat16", "float32"]),
+        (shown(), {"pixel_dtype": None, "placeholder_ids": {}}, ["takes no media"]),
+        (shown(), {"placeholder_ids": {}}, ["not known"]),
+    ],
+)
+def test_media_of_which_the_server_makes_something_else_are_refused(asked, server, words):
+    refused(asked, *words, server=replace(SERVER, **server), kind=CapabilityError)
 
 
-def test_tensors_of_a_server_are_refused_by_one_that_wants_another_type():
-    raw = np.zeros(24 * 1536 * 2, np.uint8)
-    item = replace(with_tensors(pixel_values=ServerTensor("bfloat16", (24, 1536), raw)), scale=None)
-    check(shown(item), server=replace(SERVER, pixel_dtype="bfloat16"))
-    for wanted in ("uint8", "float32"):
-        refused(shown(item), "bfloat16", wanted, server=replace(SERVER, pixel_dtype=wanted), kind=CapabilityError)
-
-
-def test_a_modality_that_the_server_does_not_take_is_refused():
-    refused(
-        shown(), "takes no media", server=replace(SERVER, pixel_dtype=None, placeholder_ids={}), kind=CapabilityError
-    )
-    video = replace(
-        image(),
-        modality="video",
-        tensors={"pixel_values_videos": image().tensors["pixel_values"], "video_grid_thw": np.array([1, 4, 6])},
-        fields={"pixel_values_videos": TensorField("flat"), "video_grid_thw": TensorField("batched")},
-    )
-    ids = [1, 2, 3, *[VIDEO_PAD] * 6]
-    refused(shown(video, ids=ids), "video", "is not known", "placeholder_token_ids", kind=CapabilityError)
-    check(shown(video, ids=ids, placeholder_token_ids={"image": PAD, "video": VIDEO_PAD}))
-    check(shown(video, ids=ids), server=replace(SERVER, placeholder_ids={"image": PAD, "video": VIDEO_PAD}))
-
-
-def test_where_the_server_does_not_tell_its_placeholder_the_renderers_counts():
-    quiet = replace(SERVER, placeholder_ids={})
-    check(shown(placeholder_token_ids={"image": PAD}), server=quiet)
-    refused(shown(placeholder_token_ids={"image": PAD}, offset=2), "token 2", server=quiet)
-    refused(shown(), "not known", server=quiet, kind=CapabilityError)
+@pytest.mark.parametrize(("asked", "dtype"), [(FLOATS, "float32"), (FLOATS, "bfloat16"), (OF_A_SERVER, "bfloat16")])
+def test_floats_are_taken_by_a_server_that_wants_them(asked, dtype):
+    check(asked, server=replace(SERVER, pixel_dtype=dtype))
 
 
 def test_placeholders_with_text_in_between_are_refused_as_features_and_pass_as_content_parts():

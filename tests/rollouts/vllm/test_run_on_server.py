@@ -165,22 +165,6 @@ def trajectories(directory: Path) -> list[Any]:
     return list(read_records(directory / "out/trajectories.mmr"))
 
 
-@pytest.mark.parametrize("named_by", ["urls", "servers"])
-def test_a_run_samples_from_all_servers_of_a_fleet(tmp_path: Path, named_by: str) -> None:
-    with served(FakeVLLM()) as one, served(FakeVLLM()) as two:
-        tables = {
-            "urls": f'urls = ["{one.base_url}", "{two.base_url}"]',
-            "servers": f'servers = [{{ base_url = "{one.base_url}" }}, {{ base_url = "{two.base_url}" }}]',
-        }
-        text = CONFIG.replace("group_size = 2", "group_size = 16")
-        text = text.replace(VLLM_TABLE, f'kind = "fleet"\n{tables[named_by]}')
-        result = run(tmp_path, one, KEY, text.replace("server_env:messages", "server_env:text"))
-        requests = [sum("x-session-id" in seen.headers for seen in server.requests) for server in (one, two)]
-    assert result.exit_code == 0, result.output
-    assert sum(requests) == 48
-    assert min(requests) > 0  # with 48 sessions on two servers, chance leaves one without any once in 10**14 runs
-
-
 def test_a_run_of_one_server_goes_on_with_a_fleet(tmp_path: Path) -> None:
     with served(FakeVLLM()) as one, served(FakeVLLM()) as two:
         first = run_engine(tmp_path, one, 'kind = "vllm"\nbase_url = "URL"', "--limit", "1")
@@ -212,9 +196,8 @@ def test_servers_that_differ_are_an_error_before_the_run(tmp_path: Path) -> None
     assert "max_model_len" in result.stderr
 
 
-@pytest.mark.parametrize("kind", ["vllm", "fleet"])
-def test_a_run_starts_its_servers_and_ends_them(tmp_path: Path, kind: str) -> None:
-    ports = [reserved_port() for _ in range(1 if kind == "vllm" else 2)]
+def test_a_run_starts_its_servers_and_ends_them(tmp_path: Path) -> None:
+    ports = [reserved_port() for _ in range(2)]
     servers = [
         f"""base_url = "http://127.0.0.1:{port}"
 start = ["{sys.executable}", "{SERVE}", "{port}"]
@@ -223,11 +206,7 @@ log = "server{number}.log"
 """
         for number, port in enumerate(ports)
     ]
-    tables = {
-        "vllm": f'kind = "vllm"\n{servers[0]}',
-        "fleet": "\n[[engine.servers]]\n".join(('kind = "fleet"', *servers)),
-    }
-    result = run_engine(tmp_path, FakeVLLM(), tables[kind])
+    result = run_engine(tmp_path, FakeVLLM(), "\n[[engine.servers]]\n".join(('kind = "fleet"', *servers)))
     assert result.exit_code == 0, result.output
     assert len(trajectories(tmp_path)) == 3
     for number, port in enumerate(ports):

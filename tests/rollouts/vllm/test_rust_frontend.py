@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_inputs import FAST_RETRIES, PAD, SERVER, connected, expected, generate_one, held, image, request
+from engine_inputs import FAST_RETRIES, PAD, SERVER, connected, expected, generate_one, image, request
 from fake_http import error_response, json_response
 from fake_model import logprob_of
 from fake_responses import answer, hold, stream_pieces
@@ -20,11 +20,9 @@ from PIL import Image
 
 from renderers import MediaSource
 from rollouts import FinishReason
-from rollouts.engines.continuation import single_samples
-from rollouts.engines.http.source_files import source_file
-from rollouts.engines.vllm import ExpectedCapabilities, ServerRenderer, VLLMEngine
+from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine
 from rollouts.engines.vllm.generate import Generation
-from rollouts.engines.vllm.media_payload import ContentPartsPayload, is_source_missing, media_payload
+from rollouts.engines.vllm.media_payload import ContentPartsPayload, media_payload
 from rollouts.errors import CapabilityError, ServerError
 
 RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0", reads_features=False)
@@ -78,14 +76,6 @@ async def test_what_it_cannot_do_is_an_error_with_its_cure_and_not_sent(options,
         assert not any("features" in seen.json for seen in server.generations)
 
 
-async def test_the_cure_of_a_render_call_is_not_the_flag_that_it_has():
-    async with FakeVLLM(rust_frontend="0.33.0") as server:
-        with pytest.raises(CapabilityError, match="VLLM_USE_RUST_FRONTEND=0") as refusal:
-            async with ServerRenderer.connect(server.base_url) as renderer:
-                await renderer.render([{"role": "user", "content": "a"}])
-        assert "--enable-scale-out" not in str(refusal.value)
-
-
 # A server that does not say what it is.
 
 
@@ -107,8 +97,8 @@ def scoring(reads):
 
 
 @asynccontextmanager
-async def unknown(reads, *, media="auto", expected=None, hides=("/version",), **options):
-    async with FakeVLLM(**options) as server:
+async def unknown(reads, *, media="auto", expected=None, hides=("/version",)):
+    async with FakeVLLM() as server:
         for path in hides:
             server.script[path] = [HIDDEN]
         async with connected(
@@ -131,18 +121,13 @@ async def test_an_unknown_server_that_reads_features_gets_them_after_two_images_
         assert (await engine.capabilities()).reads_features is True
 
 
-@pytest.mark.parametrize("media", ["features", "auto"])
-async def test_an_unknown_server_that_drops_features_gets_none(media, caplog):
-    async with unknown(reads=False, media=media) as (engine, server):
+async def test_an_unknown_server_that_drops_features_gets_files(caplog):
+    async with unknown(reads=False) as (engine, server):
         shown = request(picture(), request_id="mine", placeholder_token_ids={"image": PAD})
-        if media == "features":
-            with pytest.raises(CapabilityError, match="the server drops features"):
-                await generate_one(engine, shown)
-        else:
-            server.script[GENERATE] += [answer({"error": {"message": "seen", "code": 400}}, status=400)]
-            with pytest.raises(ServerError, match="seen"):
-                await generate_one(engine, shown)
-            assert "content_parts" in server.generations[-1].json
+        server.script[GENERATE] += [answer({"error": {"message": "seen", "code": 400}}, status=400)]
+        with pytest.raises(ServerError, match="seen"):
+            await generate_one(engine, shown)
+        assert "content_parts" in server.generations[-1].json
         mine = [seen.json for seen in server.generations if seen.json["request_id"] == "mine"]
         assert not any("features" in body for body in mine)
         (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING and "drops" in each.message]
@@ -155,48 +140,13 @@ async def test_expected_pixels_of_a_server_that_shows_none_are_checked_with_two_
             await generate_one(engine, request(image()))
 
 
-async def test_noise_of_a_server_that_drops_features_is_no_proof():
-    values = iter([-1.0, -1.4, -0.7])
-
-    async def noisy(server, seen, channel):
-        content = json.loads((await server.respond(seen)).body)
-        value = next(values)
-        for entry in content["prompt_logprobs"][1:]:
-            for scored in entry.values():
-                scored["logprob"] = value
-        return json_response(content)
-
-    async with unknown(reads=False, media="features") as (engine, server):
-        server.script[GENERATE] = [noisy] * 3
-        with pytest.raises(CapabilityError, match="drops features"):
-            await generate_one(engine, request(image()))
-
-
 # Source files.
 
 
-def decoded(file):
-    return np.asarray(Image.open(io.BytesIO(file.data)).convert("RGB"))
-
-
-def encoded(pixels, form, **options):
+def jpeg():
     file = io.BytesIO()
-    (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(file, form, **options)
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (23, 31, 3), dtype=np.uint8)).save(file, "JPEG")
     return MediaSource.of(file.getvalue())
-
-
-NOISE = np.random.default_rng(3).integers(0, 256, (23, 31, 3), dtype=np.uint8)
-
-
-def test_a_jpeg_is_sent_as_a_png_of_the_pixels_that_the_trainer_decodes_and_encoded_once():
-    jpeg = encoded(NOISE, "JPEG", quality=70)
-    file = source_file(jpeg, "image")
-    assert file.media_type == "image/png"
-    assert np.array_equal(decoded(file), np.asarray(Image.open(io.BytesIO(jpeg.data))))
-    assert source_file(jpeg, "image") is file
-    as_file = source_file(jpeg, "image", jpeg_as_file=True)
-    assert (as_file.media_type, bytes(as_file.data)) == ("image/jpeg", bytes(jpeg.data))
-    assert source_file(jpeg, "image") is file
 
 
 @pytest.mark.parametrize(
@@ -211,7 +161,7 @@ def test_a_jpeg_is_sent_as_a_png_of_the_pixels_that_the_trainer_decodes_and_enco
 def test_jpeg_files_go_unchanged_only_where_that_was_chosen_and_the_decoder_may_be_the_same(
     capabilities, jpeg_as_file, media_type
 ):
-    item = replace(image(), source=encoded(NOISE, "JPEG"))
+    item = replace(image(), source=jpeg())
     shown = request(item, placeholder_token_ids={"image": PAD})
     payload = media_payload(shown, "content_parts", capabilities, jpeg_as_file=jpeg_as_file)
     assert b"data:" + media_type in b"".join(payload.body_field(payload.names))
@@ -219,31 +169,13 @@ def test_jpeg_files_go_unchanged_only_where_that_was_chosen_and_the_decoder_may_
 
 def test_a_name_in_the_servers_cache_stands_for_pixels():
     """The server does not look at data whose name it knows."""
-    jpeg = encoded(NOISE, "JPEG")
-    first, second = (replace(image(name), source=jpeg) for name in ("decoder 1", "decoder 2"))
+    first, second = (replace(image(name), source=jpeg()) for name in ("decoder 1", "decoder 2"))
     names = [
         next(iter(ContentPartsPayload(request(item, placeholder_token_ids={"image": PAD}), jpeg_as_file=as_file).names))
         for item, as_file in ((first, False), (second, False), (first, True), (second, True))
     ]
     assert len(set(names)) == 3
     assert names[2] == names[3]  # the server decodes it
-
-
-async def test_data_are_sent_each_time_because_it_takes_no_names(engine, server):
-    failed = answer({"error": {"message": "seen", "code": 400}}, status=400)
-    server.script[GENERATE] = [failed, failed]
-    for _ in range(2):
-        with pytest.raises(ServerError, match="seen"):
-            await engine.generate(request(picture(), placeholder_token_ids={"image": PAD}))
-    parts = [seen.json["content_parts"][0] for seen in server.generations]
-    assert all(part["url"].startswith("data:image/png;base64,") for part in parts)
-
-
-def test_a_part_without_data_that_it_refuses_is_a_source_to_be_sent_again():
-    """For clients that do not know which frontend answers (`renderers.client`)."""
-    error = "content_parts[0]: invalid type: null, expected a string at"
-    assert is_source_missing(400, error)
-    assert not is_source_missing(400, error.replace("null", "integer `0`"))
 
 
 async def test_a_body_that_is_too_large_names_the_limit(engine, server):
@@ -278,15 +210,6 @@ async def test_samples_without_a_seed_have_none_and_one_of_them_scores_the_promp
     assert sum("prompt_logprobs" in each for each in sent) == 1
 
 
-@pytest.mark.parametrize("seed", [-3, 2**63 - 2, 0])
-def test_seeds_of_samples_are_distinct_and_none_means_no_seed(seed):
-    seeds = [each.sampling.seed for each in single_samples(request(sampling={"n": 5, "seed": seed}))]
-    assert len(set(seeds)) == 5
-    assert seeds[0] == seed
-    assert -1 not in seeds
-    assert all(-(2**63) <= each < 2**63 for each in seeds)
-
-
 async def test_an_error_of_one_sample_ends_the_others_and_is_raised(engine, server):
     never = asyncio.Event()
     failed = answer({"error": {"message": "boom", "type": "x", "code": 400}}, status=400)
@@ -300,17 +223,6 @@ async def test_an_error_of_one_sample_ends_the_others_and_is_raised(engine, serv
 
 
 # Aborts.
-
-
-async def test_in_development_mode_it_aborts_by_the_id_without_prefix_and_returns_the_tokens(engine, server):
-    call, _ = await held(server, GENERATE, generate_one(engine, request(request_id="mine")), tokens_before=2)
-    await engine.abort(["mine"])
-    completion = await call
-    assert (completion.finish_reason, completion.token_ids.tolist()) == (
-        FinishReason.ABORT,
-        expected(request())[:2],
-    )
-    assert [seen.json for seen in server.requests if seen.path == "/abort_requests"] == [{"request_ids": ["mine"]}]
 
 
 def first_tokens(*ids):

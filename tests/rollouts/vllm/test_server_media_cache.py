@@ -13,32 +13,6 @@ from rollouts.engines.vllm.server_media_cache import ServerMediaCache
 A, B = {"a": 10}, {"b": 10}
 
 
-async def test_what_carries_everything_waits_for_nobody_and_leaves_what_others_carry_on_the_way():
-    cache = ServerMediaCache()
-    carrier = await cache.reserve(A)
-    waiting = asyncio.ensure_future(cache.reserve(A))
-    everything = await asyncio.wait_for(cache.reserve({**A, **B}, include_all=True), 5)
-    assert everything.included == {"a", "b"}
-    cache.release(everything)
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    cache.commit(carrier)
-    assert (await asyncio.wait_for(waiting, 5)).omitted == {"a"}
-
-
-async def test_two_requests_that_share_two_new_items_do_not_wait_for_each_other():
-    cache = ServerMediaCache()
-    first = await cache.reserve(A)
-    both = asyncio.ensure_future(cache.reserve({**B, **A}))
-    await asyncio.sleep(0)
-    # `both` waits for "a" and so has not taken "b", which this request may carry.
-    second = await asyncio.wait_for(cache.reserve(B), 5)
-    assert second.included == {"b"}
-    cache.commit(second)
-    cache.commit(first)
-    assert (await asyncio.wait_for(both, 5)).included == frozenset()
-
-
 async def test_a_waiting_request_that_is_cancelled_disturbs_nobody():
     cache = ServerMediaCache()
     carrier = await cache.reserve(A)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 
 import numpy as np
@@ -193,25 +192,6 @@ async def test_images_that_decoders_disagree_about_are_sent_as_png(renderer, ser
         np.testing.assert_array_equal(np.asarray(sent), np.rot90(pixels, -1))
     if kind == "sixteen bit":
         np.testing.assert_array_equal(np.asarray(sent), np.repeat(pixels[..., :1], 3, axis=2))
-
-
-async def test_a_plain_file_is_sent_byte_for_byte(renderer, server):
-    data = file_of(picture(20), "JPEG", quality=80)
-    await renderer.render_chunks([ImageChunk(data)])
-    assert server.files[-1] == data
-
-
-async def test_a_cancelled_caller_leaves_the_image_to_the_others(server):
-    server.delay = 0.05
-    renderer = ServerRenderer(server)
-    await renderer.render(user(text("known by now")))
-    first = asyncio.create_task(renderer.render_chunks([ImageChunk(picture(30))]))
-    second = asyncio.create_task(renderer.render_chunks([ImageChunk(picture(30))]))
-    await asyncio.sleep(0.03)
-    first.cancel()
-    rendered = await second
-    assert len(rendered.multi_modal_data) == 1
-    assert server.images_rendered().total() == 1
 
 
 @pytest.mark.parametrize("content", ["  Count: 1 22\n\n", "naïve — 東京 🙂", "{'a': [1,\t2]}"])

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from rendering_server import (
     PAD,
     START,
     RenderingServer,
     _names,
-    file_of,
     image,
     letters,
     picture,
@@ -96,15 +93,6 @@ def test_chunks_are_concatenated(plan):
     assert [(where.offset, where.length) for _, where in rendered.multi_modal_data.items_with_ranges()] == ranges
 
 
-async def test_every_form_of_an_image_is_taken(renderer):
-    pixels = picture(22)
-    data = file_of(pixels)
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
-    for value in (data, pixels, Image.fromarray(pixels), url):
-        item = await item_of(renderer, value, expected_tokens=6)
-        np.testing.assert_array_equal(item["pixel_values"], pixels.reshape(-1, 3))
-
-
 async def test_another_count_than_expected_is_an_error_with_both_numbers(renderer):
     with pytest.raises(InvalidRequestError, match=r"chunk 1 at .*: the image takes 6 tokens .* expected 9"):
         await renderer.render_chunks([TokenChunk([1]), ImageChunk(picture(23), expected_tokens=9)])
@@ -122,13 +110,6 @@ async def test_an_image_that_the_policy_does_not_allow_and_ids_that_are_none_are
 # Items.
 
 
-async def test_bfloat16_tensors_read_as_the_floats_of_equal_value():
-    item = await item_of(ServerRenderer(RenderingServer(dtype="bfloat16")), picture(24))
-    np.testing.assert_array_equal(item["pixel_values"], np.array([[1.0, 2.0, -4.0]], np.float32))
-    assert item["pixel_values"].dtype == np.float32
-    assert item.scale is None
-
-
 async def test_a_scale_goes_into_items_of_uint8_pixels(server):
     scale = PixelScale()
     assert (await item_of(ServerRenderer(server, scale=scale), picture(25))).scale is scale
@@ -143,22 +124,6 @@ async def test_servers_of_other_version_or_processing_give_other_hashes():
     # A server process writes the names of an item's tensors in an order of its own; that is no other server.
     reordered = RenderingServer(names=("pixel_values", "image_grid_thw"))
     assert (await item_of(ServerRenderer(reordered), picture(26))).mm_hash in hashes
-
-
-async def test_a_server_that_restarted_with_other_settings_while_it_rendered_is_asked_again(server):
-    renderer = ServerRenderer(server)
-
-    def restart(sent):
-        if any(not name.startswith("render-probe") for name in _names(sent)) and server.dtype == "uint8":
-            server.dtype = "bfloat16"
-            server.held.clear()
-            renderer.forget()
-
-    server.before_answer = restart
-    item = await item_of(renderer, picture(27))
-    assert item["pixel_values"].dtype == np.float32
-    fresh = ServerRenderer(RenderingServer(dtype="bfloat16"))
-    assert item.mm_hash == (await item_of(fresh, picture(27))).mm_hash
 
 
 async def test_a_server_that_restarts_without_end_is_an_error(server):

@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from engine_inputs import FAST_RETRIES, write_adapter
 from fake_http import Response, error_response
@@ -20,7 +19,7 @@ from rollouts.run_config.engines import connect
 from rollouts.run_config.errors import RunConfigError
 from rollouts.runner import RetryPolicy
 from rollouts.runner.events import EpisodeWaiting
-from rollouts.training import TrainingSample, score, with_scores
+from rollouts.training import score, with_scores
 
 TEACHER = """
 [teacher]
@@ -99,18 +98,6 @@ async def test_a_server_with_a_short_context_is_refused_before_the_run(tmp_path)
     assert "context has 65 tokens, and an episode may have 65" in reason
     async with TeacherVLLM(lora=True, max_model_len=66) as server:
         await check(tmp_path, server, "")
-
-
-async def test_each_adapter_gives_its_own_scores_under_its_name(server, tmp_path):
-    for name in ("a", "judge"):
-        server.adapters[name] = str(write_adapter(tmp_path / name))
-    zeros = np.zeros(3, np.float32)
-    row = TrainingSample(np.array([65, 66, 67], np.int32), np.zeros(3, bool), zeros, zeros, name="row")
-    async with VLLMEngine(server.base_url, limits=FAST_RETRIES) as engine:
-        of_model, of_a, of_judge = [(await score([row], engine, adapter=name))[0] for name in (None, "a", "judge")]
-    assert (of_a.version, of_judge.version) == ("a", "judge")
-    np.testing.assert_allclose(of_model.logprobs[1:] - of_a.logprobs[1:], 1)
-    np.testing.assert_allclose(of_a.logprobs[1:] - of_judge.logprobs[1:], 4)
 
 
 async def test_a_teacher_that_dies_and_comes_back_with_other_weights_scores_every_episode(server, renderer):

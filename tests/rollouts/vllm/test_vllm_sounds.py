@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 
 import engine_inputs
 import numpy as np
@@ -18,8 +17,8 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.samples import samples_source
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.http.source_files import source_file
-from rollouts.engines.vllm.feature_decoding import DecodedTensor, decode_item
-from rollouts.engines.vllm.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
+from rollouts.engines.vllm.feature_decoding import DecodedTensor
+from rollouts.engines.vllm.media_payload import ContentPartsPayload, media_payload
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.engines.vllm.sounds import in_server_layout, sound_format
 from rollouts.engines.vllm.tensors import ServerTensor
@@ -85,14 +84,6 @@ def request(*items):
 # Layouts.
 
 
-def test_the_tensors_of_a_server_that_names_them_as_transformers_are_sent_in_its_types():
-    item = sound(260, 65)
-    sent = in_server_layout(item, whisper_format())
-    assert np.array_equal(sent["input_features"], item["input_features"])
-    assert sent.tensors["feature_attention_mask"].dtype == "int32"
-    assert sent["feature_attention_mask"].sum() == 260
-
-
 def test_a_server_that_joins_sounds_along_time_gets_frames_without_padding_and_their_number():
     item = sound(260, 65)
     sent = in_server_layout(item, omni_format())
@@ -133,17 +124,6 @@ def test_unknown_tensors_of_a_server_are_no_reason_to_guess():
     assert isinstance(payload, ContentPartsPayload)
     with pytest.raises(CapabilityError, match=r'audio_arrays.*Use media="content_parts"'):
         media_payload(request(sound()), "features", server(unknown))
-
-
-def test_two_sounds_of_other_lengths_reach_the_wire_as_a_server_writes_them():
-    items = sound(100, 25), sound(260, 65)
-    payload = media_payload(request(*items), "auto", server(omni_format()))
-    assert isinstance(payload, FeaturesPayload)
-    (data,) = json.loads(b"{" + b"".join(payload.body_field(payload.names)) + b"}")["features"]["kwargs_data"].values()
-    first, second = map(decode_item, data)
-    joined = first["input_audio_features"].tensor, second["input_audio_features"].tensor
-    assert [(each.shape, each.dim) for each in joined] == [((128, 100), 1), ((128, 260), 1)]
-    assert second["feature_attention_mask"].tensor.keep_on_cpu
 
 
 # What would end a server, or give garbage.
@@ -211,14 +191,6 @@ def test_a_wav_that_every_decoder_reads_alike_is_sent_as_it_is_and_other_files_a
         assert made.data is not other.source.data
         assert file_of(other) is made  # made once for all servers
         assert soundfile.info(io.BytesIO(made.data)).subtype == "FLOAT"
-
-
-def test_a_server_that_decides_about_the_rate_gets_the_file_or_the_array_as_it_is():
-    item = dataclasses.replace(
-        sound(source=samples_source(np.zeros((300, 2), np.int16), 8_000, MediaPolicy())), sampling_rate=None
-    )
-    info = soundfile.info(io.BytesIO(file_of(item).data))
-    assert (info.samplerate, info.channels, info.subtype) == (8_000, 2, "PCM_16")
 
 
 # Servers that do not hear.

@@ -26,13 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def losses() -> list[int]:
-    """Grows by one when a connection is lost."""
-    return []
-
-
-@pytest.fixture
-async def connection(server: FakeVLLM, clock: Clock, losses: list[int]) -> AsyncIterator[ServerConnection]:
-    made = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
+async def connection(server: FakeVLLM, clock: Clock) -> AsyncIterator[ServerConnection]:
+    made = ServerConnection(server.base_url)
     yield made
     await made.close()

@@ -21,12 +21,9 @@ class Clock:
         self.slept.append(seconds)
 
 
-def body_of(**content: object) -> list[bytes]:
-    return [json.dumps(content).encode()]
+CONTENT = {"request_id": "r", "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "logprobs": 0}}
+GENERATION = [json.dumps(CONTENT).encode()]
 
 
-GENERATION = body_of(request_id="r", token_ids=[1, 2, 3], sampling_params={"max_tokens": 4, "logprobs": 0})
-
-
-async def generate(connection: ServerConnection, name: str = "r", **options: object) -> HttpResponse:
-    return await connection.request("POST", GENERATE, name=name, body=GENERATION, **options)  # type: ignore[arg-type]
+async def generate(connection: ServerConnection, **options: object) -> HttpResponse:
+    return await connection.request("POST", GENERATE, name="r", body=GENERATION, **options)  # type: ignore[arg-type]

@@ -31,21 +31,6 @@ KEY = "sk-very-secret"
 
 
 @pytest.mark.parametrize(
-    ("given_url", "kept"),
-    [
-        ("http://host:8000", "http://host:8000"),
-        ("http://host:8000/", "http://host:8000"),
-        ("http://host", "http://host"),
-        ("https://host:443/gpu-3/", "https://host/gpu-3"),
-        ("http://[::1]:8000", "http://[::1]:8000"),
-        ("http://me:pass@host:8000", "http://host:8000"),
-    ],
-)
-def test_the_address_is_kept_without_credentials_and_trailing_slash(given_url: str, kept: str) -> None:
-    assert ServerConnection(given_url).base_url == kept
-
-
-@pytest.mark.parametrize(
     "url",
     [
         "",
@@ -71,13 +56,6 @@ def test_an_invalid_address_is_refused_without_printing_secrets(url: str) -> Non
     assert caught.value.__cause__ is None
 
 
-async def test_a_path_prefix_is_put_before_every_route(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url + "/gpu-3/")
-    await connection.request("GET", "/version", name="v")
-    assert server.requests[0].path == "/gpu-3/version"
-    await connection.close()
-
-
 async def test_the_key_goes_into_the_authorization_header_and_nowhere_else(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with FakeVLLM(api_key=KEY) as server:
@@ -93,22 +71,6 @@ async def test_the_key_goes_into_the_authorization_header_and_nowhere_else(caplo
             said += [str(caught.value), repr(caught.value)]
         await connection.close()
     assert KEY not in "\n".join(said + [record.getMessage() for record in caplog.records])
-
-
-async def test_credentials_in_the_address_become_a_header_and_are_printed_nowhere(
-    server: FakeVLLM, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    url = server.base_url.replace("://", "://me:p%40ss-hidden@")
-    connection = ServerConnection(url, limits=HttpLimits(retries=1))
-    server.script[GENERATE] += [reset()]
-    await generate(connection)
-    assert server.requests[-1].headers["authorization"] == "Basic bWU6cEBzcy1oaWRkZW4="
-    server.script[GENERATE] += [reset()] * 3
-    with pytest.raises(ServerUnreachableError) as caught:
-        await generate(connection)
-    assert "hidden" not in repr(connection) + str(caught.value) + caplog.text
-    await connection.close()
 
 
 def test_two_kinds_of_credentials_and_keys_that_no_header_can_carry_are_refused() -> None:

@@ -40,19 +40,3 @@ async def test_closing_inside_of_a_stream_or_cancelled_closes_idle_connections_t
         await close_inside()
     for seen in server.requests:
         await seen.disconnected.wait()
-
-
-def requests_on_a_loop_of_their_own(connection: ServerConnection, count: int) -> list[int]:
-    async def run() -> list[int]:
-        replies = await asyncio.gather(*(generate(connection, name=f"r{number}") for number in range(count)))
-        return [reply.status for reply in replies]
-
-    return asyncio.run(run())
-
-
-async def test_the_connections_of_a_loop_are_closed_when_the_loop_ends(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url)
-    for _ in range(3):
-        await asyncio.to_thread(requests_on_a_loop_of_their_own, connection, 3)
-    for seen in server.requests:
-        await seen.disconnected.wait()

@@ -7,8 +7,8 @@ import itertools
 import json
 
 import pytest
-from fake_responses import busy, raw, reset, stream_pieces
-from fake_server import GENERATE, FakeVLLM, Step
+from fake_responses import stream_pieces
+from fake_server import GENERATE, FakeVLLM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +17,6 @@ from rollouts.engines.http.events import EventDecoder
 from rollouts.errors import (
     MalformedResultError,
     ServerTimeoutError,
-    ServerUnreachableError,
 )
 
 pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
@@ -71,25 +70,6 @@ def test_mixed_line_ends_are_read_one_byte_at_a_time_and_at_once() -> None:
     assert decoded(*(text[place : place + 1] for place in range(len(text)))) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "events"),
-    [
-        (b"data\n\n", [b""]),
-        (b"data:\n\n", [b""]),
-        (b"data: \n\n", [b""]),
-        (b"data:x\n\n", [b"x"]),
-        (b"datax: y\n\n", []),
-        (b" data: y\n\n", []),
-        (b"\xef\xbb\xbfdata: first\n\n\xef\xbb\xbfdata: no\n\n", [b"first"]),
-        (b"data: cut off\n", []),
-        (b"event: ping\n\n", []),
-        (b"\n\n\n", []),
-    ],
-)
-def test_corners_of_the_format(text: bytes, events: list[bytes]) -> None:
-    assert decoded(text) == events
-
-
 # Streams.
 
 
@@ -98,63 +78,11 @@ async def collect(connection: ServerConnection, **options: float) -> list[bytes]
         return [event async for event in events]
 
 
-async def test_events_are_given_as_they_arrive(server: FakeVLLM, connection: ServerConnection) -> None:
-    proceed = asyncio.Event()
-    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", proceed, b"data: 2\n\ndata: [DONE]\n\n")]
-    async with connection.stream(GENERATE, name="s", body=BODY) as events:
-        assert await anext(events) == b"1"
-        proceed.set()
-        assert [event async for event in events] == [b"2"]
-        assert [event async for event in events] == []  # and it stays at its end
-
-
 async def test_a_stream_without_its_end_is_malformed(server: FakeVLLM, connection: ServerConnection) -> None:
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\n"), stream_pieces(b"data: 1\n\ndata: [DONE]")]
     for _ in range(2):
         with pytest.raises(MalformedResultError, match=r"\[DONE\]"):
             await collect(connection)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [reset(), raw(b"HTTP/1.1 200 OK\r\ntransfer-enc"), busy(429)],
-    ids=["reset", "half a head", "429"],
-)
-async def test_a_stream_is_tried_again_until_its_head_has_arrived(
-    server: FakeVLLM, connection: ServerConnection, step: Step
-) -> None:
-    server.script[GENERATE] += [step, step]
-    assert len(await collect(connection)) == 2
-    assert len(server.requests) == 3
-
-
-async def test_a_stream_that_breaks_is_not_begun_again_behind_the_callers_back(
-    server: FakeVLLM, connection: ServerConnection, losses: list[int]
-) -> None:
-    broken = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n"
-    server.script[GENERATE] += [raw(broken)]
-    seen = []
-
-    async def read() -> None:
-        async with connection.stream(GENERATE, name="s", body=BODY) as events:
-            async for event in events:
-                seen.append(event)  # noqa: PERF401 what came before the break counts
-
-    with pytest.raises(ServerUnreachableError):
-        await read()
-    assert seen == [b"1"]
-    assert len(server.requests) == 1
-    assert losses == [1]
-
-
-async def test_leaving_a_stream_early_closes_its_connection_at_once(
-    server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
-    async with asyncio.timeout(10):
-        async with connection.stream(GENERATE, name="s", body=BODY) as events:
-            assert await anext(events) == b"1"
-    await server.requests[0].disconnected.wait()
 
 
 async def test_the_deadline_runs_until_the_stream_is_left(server: FakeVLLM, connection: ServerConnection) -> None:
