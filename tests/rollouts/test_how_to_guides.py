@@ -110,12 +110,10 @@ def test_the_guide_for_users_of_verifiers():
     names = run_page("how-to/migrate-from-verifiers.md")
     rewards = {name: group.rewards.tolist() for name, group in names["groups"].items()}
     assert rewards == {"1": [1.1, 1.1], "2": [0.1, 0.1]}
-    assert names["groups"]["1"].reward_parts["length"].tolist() == [1.0, 1.0]
     assert {name: group.rewards.tolist() for name, group in names["with_images"].items()} == {
         "0": [1.0, 1.0],
         "1": [0.0, 0.0],
     }
-    assert [len(list(group.episodes[0].all_media())) for group in names["with_images"].values()] == [1, 1]
 
 
 def test_every_guide_is_run_here_or_with_the_packages_of_other_trainers():

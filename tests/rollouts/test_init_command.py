@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 import tomllib
@@ -50,26 +49,6 @@ def test_the_test_of_a_new_project_passes_and_its_run_runs(
     assert run.exit_code == 0, run.output
     summary = json.loads((project / "out/summary.json").read_text())
     assert (summary["groups"], summary["failed"]) == (2, 0)
-
-
-def test_the_program_of_a_new_project_writes_the_model_that_its_run_names(tmp_path: Path) -> None:
-    assert rollouts("init", tmp_path).exit_code == 0
-    runpy.run_path(str(tmp_path / "tiny_model.py"), run_name="__main__")
-    config = tomllib.loads((tmp_path / "run.toml").read_text())
-    assert config["engine"]["directory"] == config["renderer"]["model"] == "model"
-    assert (tmp_path / "model/model.safetensors").is_file()
-
-
-@pytest.mark.parametrize("template", list(Template))
-def test_the_code_of_a_new_project_is_formatted_and_linted(template: Template, tmp_path: Path) -> None:
-    rollouts("init", tmp_path, "--template", template.value)
-    pytest.importorskip("ruff")
-    settings = ["--isolated", "--config", "line-length=120"]
-    for command in (["check", "--select", "E,F,W,I,UP,B,SIM"], ["format", "--check"]):
-        ruff = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, *settings, "."], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert ruff.returncode == 0, ruff.stdout + ruff.stderr
 
 
 @pytest.mark.parametrize("existing", ["run.toml", "README.md", ".gitignore"])

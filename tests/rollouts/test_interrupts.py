@@ -19,15 +19,6 @@ def interrupt_a_block(finished: list[bool], error: Exception | None = None) -> N
             raise error
 
 
-def test_an_interrupt_outside_the_block_is_raised_at_once_and_the_handler_is_restored() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with defer_interrupts():
-        assert signal.getsignal(signal.SIGINT) is not before
-    assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_an_error_inside_the_block_does_not_lose_the_interrupt() -> None:
     error = ValueError()
     with pytest.raises(KeyboardInterrupt) as caught:

@@ -68,17 +68,6 @@ def test_each_line_belongs_to_one_message_and_one_kind(run: Any) -> None:
     ]
 
 
-def test_the_lines_of_a_text_stay_lines_and_characters_of_several_tokens_stay_whole(run: Any) -> None:
-    content = [text for label, mark, text in body(run(MESSAGES[:2])) if mark == "○"]
-    assert [text.replace("¦", "") for text in content] == ["Be terse.", "Grüße⏎", "und 你好"]
-    assert "ü" in content[1].split("¦")
-
-
-def test_the_generation_prompt_is_shown_as_nobodys(run: Any) -> None:
-    lines = body(run(MESSAGES[:2], "--generation-prompt"))
-    assert lines[-1] == ("- no message", "·", "<|im_start|>¦a¦s¦s¦i¦s¦t¦a¦n¦t¦⏎")
-
-
 def test_tools_come_from_the_file_or_from_their_own(run: Any, tmp_path: Path) -> None:
     inside = run({"messages": MESSAGES, "tools": TOOLS})
     tools = tmp_path / "tools.json"
@@ -86,16 +75,6 @@ def test_tools_come_from_the_file_or_from_their_own(run: Any, tmp_path: Path) ->
     beside = run(MESSAGES, "--tools", str(tools))
     assert "looks" in inside.stdout.replace("¦", "")
     assert inside.stdout == beside.stdout != run(MESSAGES).stdout
-
-
-def test_a_tool_message_is_labelled_with_the_tool_that_it_answers(run: Any) -> None:
-    assert "3 tool look" in [label for label, *_ in body(run(MESSAGES))]
-
-
-def test_ids_are_those_of_the_rendering(run: Any, renderer: TemplateRenderer) -> None:
-    text = "".join(text for *_, text in body(run(MESSAGES, "--ids")))
-    shown = [int(one) for cell in re.findall(r"⟨([\d ]+)⟩", text) for one in cell.split()]
-    assert shown == renderer.render_ids(MESSAGES)
 
 
 def test_the_documented_options_of_by_change_colours_and_nothing_else(run: Any) -> None:
@@ -161,31 +140,20 @@ def test_json_holds_the_columns_of_the_rendering(run: Any, renderer: TemplateRen
     assert data["is_content"] == rendered.is_content
     assert "".join(piece["text"] for piece in data["pieces"]) == renderer.tokenizer.decode(rendered.token_ids)
     assert [message["tokens"] for message in data["messages"]] == rendered.tokens_per_message()
-    assert data["messages"][3] == {
-        "role": "tool",
-        "tool_name": "look",
-        "tokens": rendered.tokens_per_message()[3],
-        "sampled": 0,
-    }
+    assert (data["messages"][3]["role"], data["messages"][3]["tool_name"]) == ("tool", "look")
 
 
 def test_a_row_of_a_jsonl_file_is_picked_by_number(run: Any) -> None:
     rows = "\n".join(json.dumps({"messages": [{"role": "user", "content": word}]}) for word in ("one", "two"))
     for options, word in (((), "one"), (("--row", "1"), "two")):
         assert word in run(rows, *options, name="c.jsonl").stdout.replace("¦", "")
-    assert "two" in run(rows, "--row", "1", name="c.txt").stdout.replace("¦", "")
 
 
 def test_another_template_can_be_tried(run: Any, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
-    assert body(
-        run([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "--chat-template", str(template))
-    )[1] == (
-        "",
-        "○",
-        "a",
-    )
+    lines = body(run([{"role": "user", "content": "a"}], "--chat-template", str(template)))
+    assert lines[1] == ("", "○", "a")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.errors import InvalidTurnError, TrajectoryError
-from transport import decode, encode
 
 SAID = {"role": "assistant", "content": ""}
 
@@ -60,17 +59,6 @@ def test_the_experts_of_a_prefix_that_is_known_are_those_of_the_turn_that_brough
     np.testing.assert_array_equal(rows[3:], later[2:4])
 
 
-def test_rows_are_held_once_and_survive_the_wire():
-    trajectory = Trajectory("e")
-    leaf = add(trajectory, [1, 2], [3, 4])
-    leaf = add(trajectory, [1, 2, 3, 4, 5], [6], sampling_masks=(np.array([6, 9], np.int32),))
-    assert sum(len(node.extras["routed_experts"]) for node in trajectory.nodes) == 6
-    assert not any(node.extras["routed_experts"].flags.writeable for node in trajectory.nodes)
-    back = decode(encode(trajectory))
-    np.testing.assert_array_equal(back.extra(leaf, "routed_experts")[1:], experts_of([1, 2, 3, 4, 5, 6])[:-1])
-    assert back.nodes[leaf].extras["sampling_mask"].tolist() == [[6, 9]]
-
-
 def test_sampling_masks_are_one_row_a_token_filled_up_with_no_token():
     masks = (np.array([7, 8], np.int32), np.array([9], np.int32), np.array([], np.int32))
     trajectory = Trajectory("e")
@@ -78,15 +66,6 @@ def test_sampling_masks_are_one_row_a_token_filled_up_with_no_token():
     rows = trajectory.nodes[leaf].extras["sampling_mask"]
     assert rows.dtype == np.int32
     assert rows.tolist() == [[7, 8], [9, -1], [-1, -1]]
-
-
-def test_a_completion_without_tokens_has_no_rows():
-    trajectory = Trajectory("e")
-    leaf = add(trajectory, [1, 2], [], sampling_masks=())
-    assert {name: len(rows) for name, rows in trajectory.nodes[leaf].extras.items()} == {
-        "routed_experts": 0,
-        "sampling_mask": 0,
-    }
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from renderers import TemplateRenderer
 from rollouts import SamplingParams
 from rollouts.engines.protocol import (
     AbortableEngine,
@@ -18,11 +17,8 @@ from rollouts.engines.protocol import (
 )
 from rollouts.errors import ArgumentError
 from rollouts.runner import Runner
-from rollouts.testing import ScriptedEngine
 from rollouts.values import members
 from rollouts.workers.protocol import Workers, are_workers
-
-SAMPLING = SamplingParams(max_tokens=8)
 
 GUARDS = [
     (is_streaming, StreamingEngine, {"generate", "close", "generate_streamed"}),
@@ -54,16 +50,9 @@ def test_an_object_needs_every_member_of_the_protocol_and_may_have_them_from_ano
         assert not guard(type("Disabled", (complete,), {name: None})())
 
 
-async def test_a_runner_updates_the_weights_of_an_engine_that_is_wrapped(renderer: TemplateRenderer) -> None:
-    engine = ScriptedEngine([])
-    async with Runner(lambda task: None, Wrapper(engine), renderer, sampling=SAMPLING) as runner:
-        await runner.update_weights(None, "1")
-    assert engine.weight_version == "1"
-
-
 async def test_a_runner_refuses_workers_that_miss_a_member():
     class Partial:
         num_slots = 1
 
     with pytest.raises(ArgumentError, match="pass Workers"):
-        Runner(None, None, None, sampling=SAMPLING, workers=Wrapper(Partial()))
+        Runner(None, None, None, sampling=SamplingParams(max_tokens=8), workers=Wrapper(Partial()))

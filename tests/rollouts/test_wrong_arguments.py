@@ -6,7 +6,7 @@ import pytest
 
 from rollouts import GenerateRequest, SamplingParams, Trajectory, pack_episodes
 from rollouts.engines.local import LocalEngine
-from rollouts.errors import ArgumentError, EngineError, InvalidRequestError
+from rollouts.errors import ArgumentError, EngineError
 from rollouts.testing import ScriptedEngine
 
 
@@ -33,19 +33,6 @@ def test_a_directory_that_is_no_checkpoint(tmp_path, config):
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(ArgumentError, match=r"directory is .*; pass a checkpoint directory with config.json and"):
         LocalEngine.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"max_tokens": 0}, r"SamplingParams.max_tokens is 0; pass at least 1$"),
-        ({"top_p": 1.5}, r"SamplingParams.top_p is 1.5; pass a number above 0, up to 1$"),
-        ({"temperature": -1}, r"SamplingParams.temperature is -1.0; pass 0 \(greedy\) or more$"),
-    ],
-)
-def test_sampling(options, error):
-    with pytest.raises(InvalidRequestError, match=error):
-        SamplingParams(**options)
 
 
 def test_an_entry_of_a_script_is_named_by_its_number():

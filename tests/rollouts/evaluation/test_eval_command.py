@@ -300,29 +300,6 @@ def test_a_row_without_a_prompt_fails_with_the_names_that_it_could_have(tasks: P
     assert "add one of messages, prompt, question" in result.output
 
 
-def test_engine_and_environment_of_a_configuration_are_replaced_by_options(
-    tmp_path: Path, tasks: Path, server: ChatServer
-) -> None:
-    config = write_run(tmp_path, model=False)
-    score = tasks.parent / "score.py"
-    replaced = [
-        "--openai-base-url",
-        server.url,
-        "--model",
-        "any",
-        "--score",
-        f"{score}:half",
-        "--messages",
-        f"{score}:messages",
-    ]
-    tasks_of_file = ["--id-key", "id"]
-    (tmp_path / "tasks.jsonl").write_text(tasks.read_text())
-    result = evaluate(config, *replaced, *tasks_of_file, "--out", "out")
-    assert result.exit_code == 0, result.output
-    assert results_of(Path("out"))["total_reward"]["value"] == 0.5
-    assert {body["model"] for body in server.bodies} == {"any"}
-
-
 def test_further_sampling_options_reach_the_endpoint(tasks: Path, server: ChatServer) -> None:
     evaluate(*options(tasks, server, "--sampling", "top_p=0.5", "--sampling", "reasoning_effort=low", "--limit", 1))
     assert (server.bodies[0]["top_p"], server.bodies[0]["reasoning_effort"]) == (0.5, "low")

@@ -26,17 +26,6 @@ def results_of(*rows: GroupMetrics, samples: int = 4, **options: Any) -> Evaluat
     return tally.results(complete=True)
 
 
-def test_estimates_are_means_over_tasks() -> None:
-    results = results_of(row("a", [1, 1, 0, 0]), row("b", [1, 1, 1, 1]), row("c", [0, 0, 0, 0]))
-    assert (results.tasks, results.episodes, results.failed) == (3, 12, 0)
-    assert results.total_reward is not None
-    assert results.total_reward.value == 0.5
-    assert results.reward_parts["exact"].value == 0.5
-    assert {k: one.value for k, one in results.pass_at_k.items()} == pytest.approx({1: 0.5, 2: 11 / 18, 4: 2 / 3})
-    assert {k: one.value for k, one in results.pass_hat_k.items()} == pytest.approx({1: 0.5, 2: 7 / 18, 4: 1 / 3})
-    assert (results.tokens, results.sampled_tokens) == (120, 60)
-
-
 def test_excluded_failures_leave_fewer_samples_and_no_estimate_for_more_k_than_these() -> None:
     results = results_of(row("a", [1, 1, 1, 1], failed=(0, 1)), row("b", [0, 0, 1, 0]), failed="exclude")
     assert results.total_reward is not None

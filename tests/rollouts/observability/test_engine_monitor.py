@@ -53,19 +53,6 @@ class ReportingEngine:
         return ServerMetrics.parse(reading)
 
 
-def test_the_load_of_a_server_is_the_sum_over_its_engines_and_the_mean_of_ratios():
-    assert server_load(ServerMetrics.parse(TWO_ENGINES)) == {
-        "engine_requests_running": 7.0,
-        "engine_requests_waiting": 3.0,
-        "engine_kv_cache_usage_ratio": pytest.approx(0.8),
-        "engine_prefix_cache_queries": 100.0,
-        "engine_prefix_cache_hits": 80.0,
-        "engine_media_cache_queries": 10.0,
-        "engine_media_cache_hits": 9.0,
-    }
-    assert server_load(ServerMetrics()) == {}
-
-
 SGLANG = """\
 sglang:num_running_reqs{model_name="m",tp_rank="0"} 3.0
 sglang:num_queue_reqs{model_name="m",tp_rank="0"} 2.0
@@ -126,12 +113,6 @@ async def test_the_load_of_a_fleet_is_that_of_all_its_servers():
     assert (values["engine_requests_running"], values["engine_kv_cache_usage_ratio"]) == (14.0, pytest.approx(0.8))
     assert (values["media_items_sent"], values["media_sent_bytes"], values["media_items_omitted"]) == (2, 20, 4)
     await fleet.close()
-
-
-async def test_an_engine_that_offers_nothing_has_no_metrics():
-    monitor = EngineMonitor(object())
-    await monitor.read()
-    assert monitor() == {}
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), "5"])

@@ -1,8 +1,5 @@
 """Metrics counted from the events of a run."""
 
-import dataclasses
-import typing
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -11,7 +8,6 @@ from run_events import FakeClock, replay
 
 from rollouts.observability import METRICS, RunMetrics
 from rollouts.observability.run_metrics import BOUNDS, Histogram, RecentRate
-from rollouts.runner import events
 from rollouts.runner.events import (
     EpisodeWaiting,
     GroupFinished,
@@ -28,46 +24,6 @@ def clock():
 @pytest.fixture
 def run_metrics(clock):
     return RunMetrics(clock=clock)
-
-
-def test_every_event_of_a_run_is_counted(run_metrics, clock):
-    replay(run_metrics, clock)
-    values = run_metrics.metrics()
-    counted = {
-        "episodes_started": 3,
-        "episodes_ended/done": 1,
-        "episodes_ended/truncated": 1,
-        "episodes_ended/failed": 1,
-        "episodes_retried": 1,
-        "episodes_running": 0,
-        "turns": 3,
-        "prompt_tokens": 320,
-        "completion_tokens": 35,
-        "prompt_images": 2,
-        "prompt_sounds": 3,
-        "turn_seconds_count/engine": 3,
-        "turn_seconds_sum/engine": 4.0,
-        "turn_seconds_sum/renderer": 2.0,
-        "turn_seconds_sum/environment": 2.0,
-        "episode_seconds_count": 3,
-        "episode_seconds_sum": 16.5,
-        "groups_finished": 1,
-        "groups_delivered": 1,
-        "groups_queued": 0,
-        "group_seconds_sum": 9.0,
-        "total_reward_mean": 0.875,
-        "environment_reward_mean": 0.625,
-        "group_reward_mean": 0.25,
-        "reward_part_mean/correct": 0.5,
-        "staleness_mean": 1.0,
-        "staleness_max": 1,
-        "weight_updates": 1,
-        "weight_update_failures": 1,
-        "weight_update_seconds_sum": 0.5,
-        "run_seconds": 10.0,
-    }
-    assert {key: values.get(key) for key in counted} == counted
-    assert run_metrics.weight_version == "1"
 
 
 def test_a_failed_attempt_waits_for_its_retry_until_the_delay_has_passed(run_metrics, clock):
@@ -128,15 +84,6 @@ def test_a_histogram_counts_each_duration_once(durations):
     for bound, count in cumulative:
         assert count == sum(seconds <= bound for seconds in durations)
     assert histogram.count == len(durations)
-
-
-def test_a_steady_rate_is_exact_and_falls_to_0_when_nothing_comes():
-    rate = RecentRate(0.0, window=10.0)
-    for second in range(1, 101):
-        rate.add(5, float(second))
-        assert rate.per_second(float(second)) == pytest.approx(5.0)
-    assert 0 < rate.per_second(109.0) < 5.0
-    assert rate.per_second(130.0) == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 100)), max_size=30), st.floats(0, 50))

@@ -2,7 +2,6 @@
 
 import io
 import re
-import threading
 
 import pytest
 from hypothesis import given
@@ -73,25 +72,6 @@ def test_any_metrics_make_rows(values):
     values.setdefault("staleness_max", 0.0)
     values.setdefault("engine_requests_waiting", 0.0)
     assert all(text for _, text in progress_rows(values))
-
-
-def test_without_a_terminal_there_is_a_plain_line_at_the_end_and_one_after_each_interval(run_metrics, clock):
-    lines = []
-    third = threading.Event()
-
-    class Output(io.StringIO):
-        def write(self, text):
-            lines.extend(text.splitlines())
-            if len(lines) >= 3:
-                third.set()
-            return len(text)
-
-    with ProgressDisplay(run_metrics, console=Console(file=Output()), seconds=0.001):
-        assert third.wait(20)
-        replay(run_metrics, clock)
-    assert lines[-1].startswith("time 0:00:10; groups 1 finished, 0 queued, 1 delivered; episodes 0 running, 1 done")
-    assert not any("\x1b" in line for line in lines)
-    assert all(line.startswith("time ") for line in lines)
 
 
 def test_a_line_is_one_line_whatever_names_a_reward_part_has(run_metrics):

@@ -77,25 +77,14 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
     result = run(directory)
     assert result.exit_code == 0, result.output
     page = read(directory / "report.html")
-    for title in (
-        "Environment reward",
-        "Length",
-        "Entropy, estimated",
-        "loss",
-        "mismatch max",
-        "Staleness",
-    ):
+    for title in ("Environment reward", "Entropy, estimated", "loss", "mismatch max", "Staleness"):
         assert f"values: {title}" in page.text, title
-    assert "tokens after image" in page.text
-    headings = re.findall(r'<h2 id="h\d+">(.*?)</h2>', (directory / "report.html").read_text("utf-8"))
-    linked = re.findall(r'<a href="#s\d+">(.*?)</a>', (directory / "report.html").read_text("utf-8"))
-    assert linked == headings
-    assert "Training" in linked
-    links = [link["href"] for link in page.all("a") if link["href"].startswith("viewer.html#")]
-    assert "viewer.html#e=0" in links
+    source = (directory / "report.html").read_text("utf-8")
+    headings = re.findall(r'<h2 id="h\d+">(.*?)</h2>', source)
+    assert re.findall(r'<a href="#s\d+">(.*?)</a>', source) == headings
+    assert "viewer.html#e=0" in [link["href"] for link in page.all("a")]
     assert (directory / "viewer.html").read_text("utf-8").startswith("<!doctype html>")
     assert page.all("script") == page.all("link") == page.all("iframe") == []
-    assert (directory / "report.html").stat().st_size < 300_000
 
 
 def test_the_viewer_has_the_mismatch_that_the_trainer_wrote(tmp_path: Path) -> None:
@@ -136,25 +125,6 @@ def test_failed_episodes_do_not_count_in_the_curve_of_rewards(tmp_path: Path) ->
     expected = [math.nan if episode.failed else episode.environment_reward for episode in episodes]
     np.testing.assert_array_equal(line.ys, expected)
     assert 0 < np.isnan(expected).sum() < len(episodes)
-
-
-def test_what_a_directory_does_not_have_is_said_in_a_sentence(tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    directory.mkdir()
-    with RecordWriter(directory / "trajectories.mmr") as writer:
-        writer.append(Trajectory("empty"))
-    write_report(directory)
-    page = read(directory / "report.html")
-    for sentence in (
-        "The directory has no training.jsonl",
-        "The directory has no log-probabilities of a trainer, so the mismatch is not known.",
-        "The directory has no runner_metrics.jsonl",
-        "No episode failed.",
-        "environment rewardnone is recorded",
-        "All episodes have no reward that is recorded",
-        "going on, or ended without a summary",
-    ):
-        assert sentence in page.text, sentence
 
 
 def test_a_directory_of_a_trainer_alone_has_a_report_without_a_viewer(tmp_path: Path) -> None:
@@ -320,29 +290,6 @@ def test_a_text_has_no_markup_and_no_invisible_character(text: str) -> None:
     (found,) = re.findall(r"<p>(.*)</p>", page, re.DOTALL)
     assert not set(found) & set("<>\"'\x00\x1b\u202e\u2066\u200b\u3164")
     assert found.replace("\n", "").isprintable()
-
-
-def test_a_number_that_cannot_be_drawn_is_a_gap_that_is_counted() -> None:
-    html = drawn(Chart("t", "x", [0, 1, 2, 3], [Line("y", [1.0, 2e200, math.nan, 2.0])]))
-    assert "1 value of 1e150 or more cannot be drawn" in html
-    assert html.count("<circle") == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "labels"),
-    [
-        ([0.0, 0.0], ["0", "0.5", "1"]),
-        ([3.0, 3.0, 3.0], ["0", "1", "2", "3"]),
-        ([-2.0], ["-2", "-1.5", "-1", "-0.5", "0"]),
-        ([153.0, 220.5], ["140", "160", "180", "200", "220", "240"]),
-        ([1200.0, 1700.0], ["1,200", "1,400", "1,600", "1,800"]),
-    ],
-)
-def test_the_axis_of_a_curve_has_round_ticks_at_its_ends_and_that_of_equal_numbers_begins_at_0(
-    values: list[float], labels: list[str]
-) -> None:
-    html = drawn(Chart("t", "x", list(range(len(values))), [Line("y", values)]))
-    assert re.findall(r'text-anchor="end">(.*?)</text>', html) == labels
 
 
 def test_an_axis_of_steps_has_no_tick_between_two_steps() -> None:

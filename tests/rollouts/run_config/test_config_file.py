@@ -110,6 +110,7 @@ def test_a_wrong_value_is_named_with_its_key_and_the_cure(path: Path, name: str)
     for reason in reasons:
         assert reason in problem.reason
     assert problem.text(path).startswith(f"{path}: {key}: ")
+    assert "sk-secret" not in problem.text(path)
 
 
 @pytest.mark.parametrize("new", ["seed =", "seed = True", "seed: 3", "seed = 3\nseed = 4"])
@@ -130,11 +131,3 @@ def test_a_file_of_another_encoding_is_named_with_the_line_of_its_first_foreign_
 def test_arrays_nested_too_deep_are_an_error(path: Path) -> None:
     (problem,) = problems_of(path, "a = " + "[" * 100_000 + "]" * 100_000)
     assert "nested too deep" in problem.reason
-
-
-@pytest.mark.parametrize("line", ['api_key = "sk-secret"', 'api_key_env = "sk-secret"', 'token = "sk-secret"'])
-def test_a_secret_in_the_file_is_not_repeated_in_the_error(path: Path, line: str) -> None:
-    old = 'kind = "scripted"\ncompletions = ["4", "7"]'
-    text, _ = changed(old, f'kind = "vllm"\nbase_url = "http://h"\n{line}')
-    (problem,) = problems_of(path, text)
-    assert "sk-secret" not in problem.text(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -57,29 +56,6 @@ def run(directory: Path, environment: str, completions: str) -> dict[str, list[T
     result = CliRunner().invoke(app, ["run", str(path)])
     assert result.exit_code == 0, result.output
     return {group[0].group_id: group for group in read_records(directory / "out/trajectories.mmr")}
-
-
-def test_scored_prompts_have_every_reward_of_the_file(tmp_path: Path) -> None:
-    environment = """\
-kind = "scored_prompt"
-messages = "functions_env:messages"
-[[environment.rewards]]
-name = "right"
-function = "functions_env:right"
-[[environment.rewards]]
-name = "length"
-function = "functions_env:length"
-weight = -0.5
-threaded = true
-"""
-    groups = run(tmp_path, environment, '["7"]')
-    assert {task: [episode.reward for episode in group] for task, group in groups.items()} == {
-        "four": [-0.5, -0.5],
-        "seven": [0.5, 0.5],
-    }
-    rows = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
-    parts = {row["task_id"]: row["reward_parts"] for row in rows}
-    assert (parts["seven"]["right"], parts["seven"]["length"]) == ([1.0, 1.0], [1.0, 1.0])
 
 
 @pytest.mark.slow

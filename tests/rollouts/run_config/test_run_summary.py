@@ -1,18 +1,15 @@
-"""The summary of a run: its figures for rewards of any size, its errors, and its file."""
+"""The files of a run: its summary, and the line of a group with the data of its task."""
 
 from __future__ import annotations
 
-import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from rollouts.cli.run.summary import print_summary, summarise, write_summary
+from rollouts.cli.run.summary import write_summary
 from rollouts.observability.group_metrics import GroupMetrics, stored_task_data
 
 ROW: dict[str, Any] = {
@@ -28,29 +25,6 @@ ROW: dict[str, Any] = {
 }
 
 
-def summary_of_rows(*rows: dict[str, Any]) -> dict[str, Any]:
-    groups = [GroupMetrics.model_validate(row) for row in rows]
-    return summarise(groups, complete=True, process_seconds=1.0, metrics={})
-
-
-@pytest.mark.filterwarnings("error")
-def test_rewards_of_any_size_have_a_mean_and_those_that_are_not_finite_are_counted(tmp_path: Path) -> None:
-    rewards = [1e308, 1.6e308, math.inf, math.nan]
-    parts = {"part": [1e308, 1e308, math.nan, math.nan], "lost": [math.inf] * 4}
-    row = {**ROW, "total_rewards": rewards, "environment_rewards": rewards, "group_rewards": [0.0] * 4}
-    row["attempts"] = [1] * 4
-    summary = summary_of_rows({**row, "reward_parts": parts})
-    assert summary["total_reward_mean"] == pytest.approx(1.3e308)
-    assert summary["total_reward_std"] == pytest.approx(3e307)
-    assert summary["rewards_not_finite"] == 2
-    assert summary["reward_parts"] == {"lost": None, "part": pytest.approx(1e308)}
-    write_summary(tmp_path / "summary.json", summary)
-    json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    printed = io.StringIO()
-    print_summary(summary, Console(file=printed, width=80))
-    assert "1.3e+308" in printed.getvalue()
-
-
 def test_a_summary_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_summary(path, {"complete": True})
@@ -58,9 +32,6 @@ def test_a_summary_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path)
         write_summary(path, {"complete": object()})
     assert json.loads(path.read_text()) == {"complete": True}
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
-
-
-# The errors in the summary of a run.
 
 
 # Lines of metrics.jsonl.

@@ -96,19 +96,13 @@ def test_a_search_reads_the_texts_of_messages_in_bounded_time(file, url):
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("search", 400),
         ("search?from=0&text=" + "x" * 401, 400),
         ("search?from=0" + "&text=x" * 9, 400),
-        ("search?from=-1&text=x", 400),
         ("search?from=%C2%B2&text=x", 400),
-        ("episodes/3", 404),
         ("episodes/-1", 404),
-        ("episodes/0x1", 404),
         ("media/image-" + "0" * 64, 404),
         ("media/../../etc/passwd", 404),
-        ("index?from=x", 400),
         ("index?from=99999999999", 400),
-        ("other", 404),
     ],
 )
 def test_other_paths_are_refused(url, path, status):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from typer.testing import CliRunner
-from viewer_episodes import drifted, failed, read_page, two_turns
+from viewer_episodes import drifted, failed, read_page
 
 from rollouts.cli.main import app
 from transport import RecordWriter
@@ -18,16 +18,6 @@ def file_of(path: Path, *records):
 
 def run(*arguments):
     return CliRunner().invoke(app, ["view", *map(str, arguments)])
-
-
-def test_the_page_of_a_file_stands_beside_it_and_has_every_episode(renderer, tmp_path):
-    file = file_of(tmp_path / "episodes.mmr", [two_turns(renderer), failed()], drifted(renderer))
-    result = run(file)
-    assert result.exit_code == 0, result.output
-    index, payloads = read_page(tmp_path / "episodes.mmr.html")
-    assert [row["id"] for row in index["episodes"]] == ["two-turns", "failed", "drifted"]
-    assert [header["drift"] for header, _ in payloads] == [None] * 3
-    assert "3 episodes in " in result.stdout
 
 
 def test_with_the_model_the_page_has_texts_and_drift(renderer, tiny_model_dir, tmp_path):

@@ -7,7 +7,7 @@ import wave
 
 import numpy as np
 import pytest
-from viewer_episodes import media_episode, read_blocks, sound_source, tone, video
+from viewer_episodes import media_episode, read_blocks, sound_source, video
 
 from rollouts.view import write_html
 
@@ -24,19 +24,6 @@ def played(medium):
     with wave.open(io.BytesIO(base64.b64decode(medium["sound"]["wave"]))) as file:
         assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
         return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767, file.getframerate()
-
-
-def test_a_file_in_stereo_is_played_in_mono_at_16_khz(tmp_path):
-    soundfile = pytest.importorskip("soundfile")
-    left = tone(1.0, 48_000)
-    file = io.BytesIO()
-    soundfile.write(file, np.stack([left, 0 * left], axis=1), 48_000, format="WAV", subtype="FLOAT")
-    medium = shown(file.getvalue(), tmp_path)
-    data, rate = played(medium)
-    assert (rate, len(data)) == (16_000, 16_000)
-    assert np.abs(data - tone(1.0, 16_000) / 2)[100:-100].max() < 2e-3
-    assert (medium["sound"]["channels"], medium["sound"]["format"]) == (2, "audio/wav")
-    assert "frames" not in medium["sound"]
 
 
 def test_of_a_long_sound_the_first_60_seconds_are_played_and_the_waveform_is_whole(tmp_path):
