@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import inspect
 import pickle
 import types
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 from error_classes import error_classes
 
-from renderers.errors import MediaDigestError
 from rollouts import Trajectory
 from rollouts.errors import OverlongPromptError, RolloutsError
 from transport.errors import DecodeError
@@ -138,21 +136,6 @@ class NamedError(DecodeError):
         self.name = name
         self.count = count
         super().__init__(f"{count} of {name}")
-
-
-def test_the_fields_of_builtin_bases_are_kept() -> None:
-    error = importlib.import_module("transport.errors").MissingExtraError("records", "zstd", "zstandard")
-    assert pickle.loads(pickle.dumps(error)).msg == error.msg == str(error)
-
-
-def test_fields_set_after_construction_are_kept() -> None:
-    placed = MediaDigestError("aa", "bb").at(2, 1)
-    copied = pickle.loads(pickle.dumps(placed))
-    assert (copied.message_index, copied.part_index, str(copied)) == (2, 1, str(placed))
-
-    error = OverlongPromptError("r-1", 9, 8)
-    error.server = "http://host:8000"
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def raise_in_child() -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import base64
-import io
 import struct
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 from media_parts import NOISE, PNG, POLICY, data_url, image, pixels, video
-from sounds import RATE, decoded, int16, sound, sound_file, tone
+from sounds import RATE, int16, sound, sound_file, tone
 
 from renderers import MediaPolicy, MediaSource, MediaStore
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError
-from renderers.media.decoding import array_to_raw, frames_to_raw
+from renderers.media.decoding import frames_to_raw
 from renderers.media.reference import load_source, source_of_part
-from renderers.media.samples import raw_samples, wav_bytes
+from renderers.media.samples import raw_samples
 
 WAV = sound_file(tone())
 SAMPLES = tone(0.1, channels=2)
@@ -46,16 +44,9 @@ def test_every_form_of_a_file_is_the_same_source(part: dict[str, Any]) -> None:
     ("value", "expected"),
     [
         (SAMPLES, SAMPLES),
-        (SAMPLES[:, 0], SAMPLES[:, :1]),
-        (SAMPLES.astype(np.float64), SAMPLES),
-        (SAMPLES.astype(np.float16), SAMPLES.astype(np.float16)),
-        (SAMPLES.astype(">f4"), SAMPLES),
-        (SAMPLES[::-2], SAMPLES[::-2]),
-        (np.asfortranarray(SAMPLES), SAMPLES),
-        (int16(SAMPLES), int16(SAMPLES)),
+        (SAMPLES[::-2, 0], SAMPLES[::-2, :1]),
+        (SAMPLES.astype(">f8"), SAMPLES),
         (int16(SAMPLES).astype(">i2"), int16(SAMPLES)),
-        (torch.from_numpy(SAMPLES.T), SAMPLES),
-        (torch.from_numpy(SAMPLES[:, 0]), SAMPLES[:, :1]),
         (torch.from_numpy(int16(SAMPLES).T.copy()), int16(SAMPLES)),
         (torch.from_numpy(SAMPLES.T).double().requires_grad_(), SAMPLES),
         (torch._neg_view(torch.from_numpy(-SAMPLES.T)), SAMPLES),
@@ -130,28 +121,14 @@ def test_what_is_no_sound_is_refused_with_what_to_pass(value: Any, rate: Any, re
 
 
 def test_media_in_a_part_of_another_type_are_refused_with_the_right_type() -> None:
-    samples = sound(SAMPLES, sampling_rate=RATE)
-    for data, told in (
-        (WAV, r'is a sound \(audio/wav\), not.*part of type "audio"'),
-        (samples.data, 'part of type "audio"'),
+    for load, data, told in (
+        (image, WAV, r'is a sound \(audio/wav\), not.*part of type "audio"'),
+        (video, sound(SAMPLES, sampling_rate=RATE).data, 'part of type "audio"'),
+        (sound, PNG, r'is an image \(image/png\), not a sound; pass it in a part of type "image"'),
+        (sound, frames_to_raw(NOISE[None]), 'raw video, not a sound; pass it in a part of type "video"'),
     ):
-        for load in (image, video):
-            with pytest.raises(MediaDecodeError, match=told):
-                load(data)
-    raw_image, raw_video = array_to_raw(NOISE), frames_to_raw(NOISE[None])
-    for data, told in (
-        (PNG, r'is an image \(image/png\), not a sound; pass it in a part of type "image"'),
-        (b"<html><body>", "text/html, not a sound"),
-        (raw_image, 'raw image, not a sound; pass it in a part of type "image"'),
-        (raw_video, 'raw video, not a sound; pass it in a part of type "video"'),
-        (b"%PDF-1.7", "application/pdf, not a sound"),
-    ):
-        with pytest.raises(MediaDecodeError, match=told):
-            sound(data)
-    with pytest.raises(MediaDecodeError, match=r"not a sound \(declared as audio/wav\); pass it"):
-        source_of_part(
-            {"input_audio": {"data": base64.b64encode(PNG).decode(), "format": "wav"}, "type": "input_audio"}, POLICY
-        )
+        with pytest.raises(MediaError, match=told):
+            load(data)
 
 
 def test_limits_hold_before_an_array_is_copied_and_for_cached_sounds() -> None:
@@ -182,15 +159,6 @@ def test_source_bytes_that_contradict_their_header_are_refused(at: int) -> None:
         ):
             raw_samples(MediaSource.of(struct.pack("<4s4sIIQ", b"mmpa", b"i2", channels, rate, 0)))
     assert pixels(PNG).shape == NOISE.shape
-
-
-@pytest.mark.parametrize("samples", [SAMPLES, int16(SAMPLES), SAMPLES[:1, :1]])
-def test_samples_become_a_wav_file_of_the_same_samples(samples: np.ndarray) -> None:
-    data = wav_bytes(samples, 11025)
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
-        assert (file.samplerate, file.subtype) == (11025, "PCM_16" if samples.dtype == np.int16 else "FLOAT")
-        assert np.array_equal(file.read(dtype=samples.dtype.name, always_2d=True), samples)
-    assert np.array_equal(decoded(data), decoded(samples, sampling_rate=11025))
 
 
 def test_a_decoder_of_torchcodec_is_refused_with_the_column_to_load() -> None:

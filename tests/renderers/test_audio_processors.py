@@ -171,14 +171,6 @@ def test_a_sound_longer_than_the_window_of_a_model_has_a_row_for_each_window(nam
     check_equal(batch_tensors(items), features(theirs))
 
 
-def test_a_mask_that_batches_alone_have_marks_every_frame_of_a_sound(families: Any) -> None:
-    """Phi-4-multimodal returns no mask for one sound; the batch of two has that of both."""
-    _, processor = families("phi4_multimodal")
-    item = items_of(processor, [sound(0.5, 16000)], 16000)[0]
-    assert item["audio_attention_mask"].all()
-    assert item["audio_attention_mask"].shape == item["audio_input_features"].shape[:1]
-
-
 def layout_with(fault: Callable[[dict[str, Any]], None]) -> Layout:
     """The layout of Qwen3-Omni's sounds, with a fault planted in what its processor returns for several."""
 

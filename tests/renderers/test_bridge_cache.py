@@ -69,26 +69,6 @@ def prints(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> list[
     return printed
 
 
-def test_an_equal_observation_with_another_image_of_the_same_size_is_not_printed_again(
-    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renderer = load_renderer(tiny_model_dir)
-    same_size = {"type": "image", "image": COLOURS[0].transpose(0).point(lambda value: 255 - value)}
-    stop = renderer.get_stop_token_ids()[:1]
-
-    def bridge(part: Any, text: str) -> None:
-        new = [{"role": "user", "content": [part, {"type": "text", "text": text}]}]
-        assert not isinstance(outcome(renderer, stop, new, told=True), BridgeRefusal)
-
-    bridge(image_part(0), "Look.")
-    printed = prints(renderer, monkeypatch)
-    bridge(same_size, "Look.")
-    assert printed == []
-    bridge(image_part(2), "Look.")  # of another size
-    bridge(image_part(0), "Look again.")
-    assert len(printed) == 2
-
-
 def schema(kind: str) -> list[dict[str, Any]]:
     parameters = {"type": "object", "properties": {"a": {"type": kind}}, "required": ["a"]}
     return [{"type": "function", "function": {"name": "get", "parameters": parameters}}]

@@ -97,19 +97,6 @@ FORGETFUL = """{%- set ns = namespace(last=0) -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 
 
-def test_a_bridge_is_refused_where_the_template_drops_earlier_reasoning_before_a_user_message(
-    tiny_model_dir: Path,
-) -> None:
-    forgetful = load_renderer(tiny_model_dir, chat_template=FORGETFUL)
-    prompt = forgetful.render(QUESTION, add_generation_prompt=True).token_ids
-    thought = ids_of(forgetful, "<think>", "\nhm\n", "</think>", "\n\nA", "<|im_end|>")
-    assert refusal(forgetful, prompt, thought, REPLY) is BridgeRefusal.DROPS_REASONING
-    kept = forgetful.bridge_to_next_turn(prompt, thought, [{"role": "tool", "content": "T"}])
-    assert bridged(kept).token_ids[: len(prompt) + len(thought)] == prompt + thought
-    plain = forgetful.bridge_to_next_turn(prompt, ids_of(forgetful, "A", "<|im_end|>"), REPLY)
-    assert isinstance(plain, RenderedTokens)
-
-
 ALWAYS_FORGETFUL = """{%- for m in messages -%}
 {{- '<|im_start|>' + m.role + '\\n' -}}
 {%- if m.role == 'assistant' and m.reasoning_content and loop.last -%}
@@ -156,16 +143,6 @@ def test_a_bridge_with_tools_is_refused_where_the_template_moves_them_to_the_las
     assert moving.try_bridge(prompt, said, REPLY, tools=tools) is BridgeRefusal.REWRITES_HISTORY
     without = moving.render(QUESTION, add_generation_prompt=True).token_ids
     assert isinstance(moving.try_bridge(without, said, REPLY), RenderedTokens)
-
-
-def test_numbers_that_run_over_the_whole_conversation_need_the_history(tiny_model_dir: Path) -> None:
-    counting = load_renderer(tiny_model_dir, chat_template=plain_template("{{- loop.index ~ '. ' ~ m.content -}}"))
-    prompt = counting.render(QUESTION, add_generation_prompt=True).token_ids
-    said = ids_of(counting, "2. A", "<|im_end|>")
-    assert refusal(counting, prompt, said, REPLY) is BridgeRefusal.NEEDS_HISTORY
-    extended = bridged(counting.bridge_to_next_turn(prompt, said, REPLY, previous_messages=QUESTION))
-    turn = {"role": "assistant", "content": "A"}
-    assert extended.token_ids == counting.render([*QUESTION, turn, *REPLY], add_generation_prompt=True).token_ids
 
 
 NAMES_TOOLS = """

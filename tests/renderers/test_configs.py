@@ -53,11 +53,9 @@ def test_a_field_of_another_family_and_a_wrong_value_are_refused(wrong: dict[str
     [
         (Qwen3RendererConfig(), "tool_cycle"),
         (Qwen3RendererConfig(thinking_retention="all"), "all"),
-        (Qwen36RendererConfig(), "tool_cycle"),
         (Qwen36RendererConfig(preserve_thinking=True), "all"),
         (Qwen38RendererConfig(), "all"),
         (GLM5RendererConfig(clear_thinking=False), "all"),
-        (config_class("deepseek-r1")(), "template"),
         (DefaultRendererConfig(), "template"),
     ],
 )

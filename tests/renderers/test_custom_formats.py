@@ -84,22 +84,6 @@ def test_a_syntax_of_a_user_is_read_whole_streamed_and_cut_off(text: str, number
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ("look\nnumber: many", ToolCallParseStatus.INVALID_JSON),
-        ("look\nnumber", ToolCallParseStatus.MALFORMED_STRUCTURE),
-        ("fly", ToolCallParseStatus.UNKNOWN_TOOL),
-        ("", ToolCallParseStatus.MISSING_NAME),
-    ],
-)
-def test_a_call_in_a_syntax_of_a_user_has_the_status_of_what_is_wrong(body: str, status: ToolCallParseStatus) -> None:
-    parsed = parse_response(
-        ids(f"[call]\n{body}\n[/call]<|im_end|>"), LINES, TOKENIZER, reasoning_open=False, tools=TOOLS
-    )
-    assert [call.status for call in parsed.tool_calls] == [status]
-
-
-@pytest.mark.parametrize(
     ("make", "error"),
     [
         (lambda: Format("mine", "<|im_end|>"), "stop_tokens of the Format mine is '<|im_end|>'; it can be a tuple"),

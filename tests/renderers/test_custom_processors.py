@@ -59,23 +59,6 @@ def question(*colours: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "image", "image": image} for image in images]}]
 
 
-def test_a_processor_of_a_user_replaces_those_of_the_directory(tiny_model_dir: Path) -> None:
-    processor = MeanColour()
-    renderer = load_renderer(tiny_model_dir, processors={"image": processor})
-    assert renderer.processors == {"image": processor}
-    rendered = renderer.render(question(10, 20, 10))
-    media = rendered.multi_modal_data
-    assert media is not None
-    assert [item["pixel_values"].tolist() for item in media.mm_items["image"]] == [[[c, c, c]] for c in (10, 20, 10)]
-    assert [place.length for place in media.mm_placeholders["image"]] == [3, 3, 3]
-    marker = renderer.tokenizer.require_control_id(MARKER, "the test")
-    assert rendered.token_ids.count(marker) == 9
-    assert all(each.endswith("-mean-1") for each in media.mm_hashes["image"])
-    assert len(processor.made) == 2  # each distinct image once
-    renderer.render(question(20))
-    assert len(processor.made) == 2
-
-
 @pytest.mark.parametrize(
     "change",
     [

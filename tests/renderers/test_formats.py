@@ -173,23 +173,6 @@ def test_a_syntax_counts_only_if_it_reads_back_what_the_template_prints() -> Non
         assert (format.name, format.tool_calls) == ("chatml", None)
 
 
-def test_reasoning_needs_its_tokens_or_a_template_that_names_them() -> None:
-    assert detect(CHATML, TOKENS).reasoning is None
-    assert detect(CHATML, [*TOKENS, "<think>", "</think>"]).reasoning == ReasoningMarkers()
-    named = CHATML.replace("CALL", "{{ '<think>' ~ '</think>' }}")
-    assert detect(named, TOKENS).reasoning == ReasoningMarkers()
-    opened = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
-    assert detect(opened, [*TOKENS, "<think>", "</think>"]).reasoning == ReasoningMarkers(opened_by_prompt=True)
-
-
-def test_the_stop_tokens_are_those_of_the_family_that_exist_and_the_eos_token() -> None:
-    assert detect(CHATML, TOKENS).stop_tokens == ("<|im_end|>",)
-    assert detect(CHATML, TOKENS, "<|im_end|>").stop_tokens == ("<|im_end|>",)
-    assert detect(CHATML, [*TOKENS, "<eos>"], "<eos>").stop_tokens == ("<|im_end|>", "<eos>")
-    assert detect(CHATML, TOKENS, "<gone>").stop_tokens == ("<|im_end|>",)
-    assert by_name("glm-5").stop_tokens == ("<|user|>", "<|observation|>", "<|endoftext|>")
-
-
 def test_an_unknown_template_is_generic_and_stops_at_what_it_prints() -> None:
     source = "{% for m in messages %}<r>{{ m.role }}:{{ m.content }}</r>{% endfor %}"
     format = detect(source, ["<r>", "</r>"])

@@ -32,11 +32,6 @@ def padding_in_front(output: dict[str, Any], texts: list[str]) -> None:
     output["pixel_values"] = output["pixel_values"].flip(-1)
 
 
-def padding_to_a_multiple(output: dict[str, Any], texts: list[str]) -> None:
-    if len(texts) > 1:
-        output["pixel_values"] = torch.nn.functional.pad(output["pixel_values"], (0, 7))
-
-
 def rows_out_of_order(output: dict[str, Any], texts: list[str]) -> None:
     output["image_sizes"] = output["image_sizes"].flip(0)
 
@@ -59,7 +54,6 @@ def another_type_together(output: dict[str, Any], texts: list[str]) -> None:
     [
         (batch_statistics, "pixel_values"),
         (padding_in_front, "pixel_values"),
-        (padding_to_a_multiple, "pixel_values"),
         (rows_out_of_order, "image_sizes"),
         (tensors_of_the_text, "image_positions"),
         (numbers_in_the_batch, "image_numbers"),

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize(
     ("filename", "name"),
     [
-        ("processor_config.json", "AutoProcessor"),
         ("preprocessor_config.json", "AutoImageProcessor"),
-        ("tokenizer_config.json", "AutoTokenizer"),
         ("tokenizer_config.json", "planted.Planted"),
         ("config.json", "AutoProcessor"),
     ],

@@ -7,39 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_families import Family
-from processor_outputs import SIZES, batch_output, check_equal, families, load_processors, noise, process_each, source
+from processor_outputs import load_processors, noise, source
 
 from renderers.errors import (
     MediaError,
 )
-from renderers.media.item import MediaItem
-from renderers.vision.batching import batch_tensors
 from renderers.vision.hf_probing import probe
 from renderers.vision.hf_runner import ProcessorRunner
-from renderers.vision.patches import ScaledPixels
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
-
-def pixels_of(item: MediaItem) -> str:
-    return next(name for name in item if name.startswith("pixel_values"))
-
-
-@families(lambda family: family.name in ("glm-4.5v", "glm-4.6v", "kimi-k2.5", "qwen2-vl", "internvl3"))
-def test_floats_computed_from_uint8_pixels_by_a_scale_are_held_as_uint8(
-    family: Family, reference_processor: Any, hf_processors: Any
-) -> None:
-    pictures = [noise(*size) for size in SIZES]
-    reference = batch_output(reference_processor(family.name), pictures)
-    items = process_each(hf_processors(family.name)["image"], pictures)
-    for item in items:
-        held = item.tensors[pixels_of(item)]
-        assert isinstance(held, ScaledPixels)
-        assert held.pixels.dtype == np.uint8
-        assert not held.pixels.flags.writeable
-        assert 4 * held.nbytes == item[pixels_of(item)].nbytes
-    check_equal(batch_tensors(items), reference)
 
 
 @pytest.mark.parametrize("fault", ["another mean", "one pixel", "no rescale option", "gamma"])

@@ -26,17 +26,6 @@ def plant_installation(directory: Path, monkeypatch: pytest.MonkeyPatch, direct_
 
 
 @pytest.mark.parametrize("error", MISSING_EXTRA_ERRORS)
-def test_the_command_of_an_editable_installation_names_its_checkout(
-    error: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkout = tmp_path / "my checkout"
-    plant_installation(tmp_path, monkeypatch, {"url": checkout.as_uri(), "dir_info": {"editable": True}})
-    command = f'pip install -e "{checkout}[audio]"'
-    assert install_command("audio") == command
-    assert str(error("decoding", "audio", "soxr")) == f"decoding needs soxr, not installed here: {command}"
-
-
-@pytest.mark.parametrize("error", MISSING_EXTRA_ERRORS)
 @pytest.mark.parametrize(
     "direct_url",
     [

@@ -39,21 +39,6 @@ def property_of(schema: Any) -> str:
     return declared({"type": "object", "properties": {"x": schema}, "required": ["x"]})
 
 
-def test_kimi_declares_the_tools_of_the_corpus() -> None:
-    assert typescript_declarations(TOOLS) == (
-        "# Tools\n\n## functions\nnamespace functions {\n"
-        '// Weather of a place: "now" or <later> & more, °C\n'
-        "type get_weather = (_: {\n"
-        "  // Name of the city\n  city: string,\n"
-        "  // minimum: 1\n  days?: number,\n"
-        '  units?: "metric" | "imperial"\n'
-        "}) => any;\n"
-        "// Run a command\n"
-        "type run = (_: {\n  code?: string,\n  env?: {}\n}) => any;\n"
-        "}\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [

@@ -26,18 +26,6 @@ from renderers.media.urls import is_public_address
 
 
 @pytest.mark.parametrize(
-    "options", [{"allowed_schemes": frozenset()}, {"allowed_schemes": frozenset({"https"})}, {"allowed_hosts": ()}]
-)
-def test_no_connection_is_made_when_scheme_or_host_is_not_allowed(
-    server: HostileServer, options: dict[str, Any], names: Callable[..., list[str]]
-) -> None:
-    asked = names("example.test", ["127.0.0.1"])
-    with pytest.raises(MediaPolicyError):
-        fetch(server.url("/a.png", host="example.test"), policy(**options))
-    assert (server.connections, asked) == (0, [])
-
-
-@pytest.mark.parametrize(
     ("pattern", "host", "allowed"),
     [
         ("example.org", "example.org", True),
@@ -60,15 +48,15 @@ def test_no_connection_is_made_when_scheme_or_host_is_not_allowed(
 def test_host_patterns_match_whole_names(
     server: HostileServer, names: Callable[..., list[str]], pattern: str, host: str, allowed: bool
 ) -> None:
-    for name in ("example.org", "xn--bcher-kva.example", "www.example.org", "a.b.example.org", "anything.test"):
-        names(name, ["127.0.0.1"])
+    known = ("example.org", "xn--bcher-kva.example", "www.example.org", "a.b.example.org", "anything.test")
+    asked = [names(name, ["127.0.0.1"]) for name in known]
     server.on("/", answer(PNG))
     if allowed:
         assert fetch(server.url("/", host=host), policy(allowed_hosts=(pattern,))) == PNG
     else:
         with pytest.raises(MediaPolicyError, match="allowed_hosts"):
             fetch(server.url("/", host=host), policy(allowed_hosts=(pattern,)))
-        assert server.connections == 0
+        assert (server.connections, any(asked)) == (0, False)
 
 
 @pytest.mark.parametrize(

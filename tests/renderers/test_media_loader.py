@@ -116,43 +116,6 @@ def test_many_threads_with_one_new_image_process_it_once(fresh: TemplateRenderer
     assert all(item is found[0] for item in found)
 
 
-def test_an_error_of_a_shared_processing_reaches_everyone_and_is_not_remembered(
-    fresh: TemplateRenderer, decoded: Counter
-) -> None:
-    broken = png(5)[:-40]
-    barrier = threading.Barrier(4)
-
-    def render(index: int) -> MediaError:
-        barrier.wait()
-        with pytest.raises(MediaDecodeError, match="message 0, part 0") as caught:
-            fresh.render(user(bytes(bytearray(broken))))
-        return caught.value
-
-    with ThreadPoolExecutor(4) as threads:
-        errors = list(threads.map(render, range(4)))
-    assert {error.digest for error in errors} == {hashlib.sha256(broken).hexdigest()}
-    before = decoded()
-    with pytest.raises(MediaDecodeError):
-        fresh.render(user(broken))
-    assert decoded() == before + 1
-
-
-def test_prefetched_images_are_there_when_they_are_rendered(fresh: TemplateRenderer, decoded: Counter) -> None:
-    messages = user(*(png(seed) for seed in range(6)))
-    fetched = fresh.prefetch(messages).result(timeout=30)
-    assert [item.mm_hash for item in fetched] == [item.mm_hash for item in items(fresh.render(messages))]
-    assert decoded() == 6
-    assert fresh.prefetch([{"role": "user", "content": "no image"}]).result(timeout=30) == []
-
-
-def test_an_error_while_prefetching_comes_out_of_the_result_and_of_rendering(fresh: TemplateRenderer) -> None:
-    messages = user(png(9), b"\x89PNG\r\n\x1a\n nothing")
-    with pytest.raises(MediaDecodeError, match="part 1"):
-        fresh.prefetch(messages).result(timeout=30)
-    with pytest.raises(MediaDecodeError, match="part 1"):
-        fresh.render(messages)
-
-
 def test_a_forked_process_makes_images_of_its_own(fresh: TemplateRenderer) -> None:
     fresh.render(user(png(24), png(25)))  # the threads of this process are not those of the next
     with warnings.catch_warnings():
@@ -205,19 +168,6 @@ def test_what_one_policy_fetched_another_still_refuses(tiny_model_dir: Path, ser
     strict = load_renderer(tiny_model_dir, media_store=renderer.processors["image"].store)
     with pytest.raises(MediaPolicyError):
         strict.render(user(url))
-
-
-def test_a_file_is_read_again_when_it_changed(tiny_model_dir: Path, tmp_path: Path) -> None:
-    renderer = load_renderer(tiny_model_dir, media_policy=MediaPolicy(allowed_directories=(tmp_path,)))
-    path = tmp_path / "image.png"
-    path.write_bytes(png(15))
-    renderer.render(user(path))
-    path.write_bytes(png(16))
-    (item,) = items(renderer.render(user(path)))
-    assert item.source.digest == hashlib.sha256(png(16)).hexdigest()
-    strict = load_renderer(tiny_model_dir, media_store=renderer.processors["image"].store)
-    with pytest.raises(MediaPolicyError):
-        strict.render(user(path))
 
 
 @pytest.mark.parametrize(

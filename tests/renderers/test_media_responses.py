@@ -95,20 +95,6 @@ def test_a_body_longer_than_announced_is_a_fetch_error(server: HostileServer) ->
             fetch(server.on("/a", handler), policy())
 
 
-@pytest.mark.parametrize(
-    "spoken",
-    [
-        b"",
-        b"hello\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000,
-    ],
-)
-def test_a_response_that_is_not_http_is_a_fetch_error(server: HostileServer, spoken: bytes) -> None:
-    with pytest.raises(MediaFetchError):
-        fetch(server.on("/a", lambda exchange: exchange.send(spoken)), policy())
-
-
 @pytest.mark.parametrize("status", ["204 No Content", "206 Partial Content", "404 Not Found", "500 Oops", "300 Many"])
 def test_any_status_but_200_is_a_fetch_error_that_names_it(server: HostileServer, status: str) -> None:
     with pytest.raises(MediaFetchError, match=status[:3]):

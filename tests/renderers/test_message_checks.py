@@ -63,16 +63,12 @@ def test_a_value_that_holds_itself_has_no_cache_key() -> None:
     ("part", "reason"),
     [
         ({"type": "file", "file": {"file_id": "f"}}, "files are not supported.*text part.*images"),
-        ({"type": "input_file", "file_id": "f"}, "files are not supported"),
         ({"type": "refusal", "refusal": "no"}, 'a refusal is text; send {"type": "text"'),
-        ({"type": "input_text", "text": "a"}, 'Responses API; send {"type": "text"'),
         ({"type": "input_image", "image_url": "data:"}, 'Responses API; send {"type": "image_url"'),
         ({"type": "image_embeds", "image_embeds": "x"}, "embeddings are not supported"),
-        ({"type": "audio_embeds", "audio_embeds": "x"}, "embeddings are not supported"),
         ({"type": "tool_use", "id": "c", "name": "f", "input": {}}, "tool_calls of the assistant"),
         ({"type": "tool_result", "tool_use_id": "c"}, "message of the role tool"),
         ({"type": "mood"}, "unknown part type 'mood'"),
-        ({}, "unknown part type None"),
     ],
 )
 def test_a_part_of_another_api_is_refused_with_what_to_send_instead(part: dict[str, Any], reason: str) -> None:

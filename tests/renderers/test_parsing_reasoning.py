@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from bytewise import ids_of_text
-from tool_call_texts import OK, TOOLS, UNCLOSED_BLOCK, UNKNOWN_TOOL, parse, tokenizer_for
+from tool_call_texts import OK, TOOLS, UNKNOWN_TOOL, parse, tokenizer_for
 from training_conversations import renderer_of
 
 from renderers import ParsedResponse, config_from_name
@@ -70,14 +70,6 @@ def test_a_call_inside_open_reasoning_ends_it(stop: bool) -> None:
         assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", OK)]
     parsed = parse_typed(f"a{CALL}", stop=stop)
     assert parsed.tool_calls[0].token_span == (1, len(CALL) - len("<tool_call></tool_call>") + 3)
-
-
-def test_text_behind_a_call_that_ended_reasoning_is_content_and_a_call_that_is_cut_off_is_kept() -> None:
-    parsed = parse_typed(f"a{CALL}<think>b")
-    assert (parsed.reasoning_content, parsed.content, len(parsed.tool_calls)) == ("a", "<think>b", 1)
-    parsed = parse_typed("a<tool_call>{", stop=False)
-    assert (parsed.reasoning_content, parsed.reasoning_complete) == ("a", True)
-    assert [call.status for call in parsed.tool_calls] == [UNCLOSED_BLOCK]
 
 
 def test_reasoning_that_is_closed_later_holds_the_calls_before_its_end() -> None:

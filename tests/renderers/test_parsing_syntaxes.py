@@ -14,18 +14,20 @@ from tool_call_texts import (
     MALFORMED_STRUCTURE,
     NONCANONICAL,
     OK,
+    SURPLUS_CALL,
     TOOLS,
     UNKNOWN_TOOL,
     Case,
     fenced,
+    m3,
     parse,
     parse_single,
     tokenizer_for,
 )
 
-from renderers import ParsedResponse, ToolCallParseStatus
+from renderers import ParsedResponse, ToolCallDelta, ToolCallParseStatus
 from renderers.formats import by_name
-from renderers.parsing.parser import parse_response
+from renderers.parsing.parser import ResponseParser, parse_response
 
 CASES = [(name, case) for name, cases in BLOCKS.items() for case in cases]
 
@@ -56,19 +58,6 @@ def test_a_truncated_completion_keeps_the_incomplete_call_and_invents_none(name:
         assert parsed.tool_calls
         for call in parsed.tool_calls:
             assert call.status is not OK or (call.name, call.arguments) == (case.name, case.arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("glm-4.5", "<tool_call>f" + "<arg_key>a</arg_key><arg_value>1</arg_value>" * 2 + "</tool_call>"),
-        ("qwen3.5", "<tool_call><function=f>" + "<parameter=a>\n1\n</parameter>" * 2 + "</function></tool_call>"),
-        ("gemma-4", "<|tool_call>call:f{a:1,a:1}<tool_call|>"),
-        ("lfm2", "<|tool_call_start|>[f(a=1, a=1)]<|tool_call_end|>"),
-    ],
-)
-def test_an_argument_that_comes_twice_makes_a_call_malformed(name: str, text: str) -> None:
-    assert parse_single(name, text).status is MALFORMED_STRUCTURE
 
 
 @pytest.mark.parametrize(
@@ -141,6 +130,47 @@ def test_a_call_without_the_markers_of_its_block_is_a_call_at_the_end_of_the_tur
     # Text that only begins like a call takes nothing of the calls behind it.
     begin = bare[: bare.index("look")] + "..."
     assert parse_single(name, begin + text, tools=TOOLS).status is OK
+
+
+SEVERAL = {
+    "minimax-m2": ("<minimax:tool_call>\n{}\n{}\n</minimax:tool_call>", '<invoke name="{}">\n</invoke>'),
+    "minimax-m3": (m3("<tool_call>\n{}\n{}\n</tool_call>"), m3('<invoke name="{}"></invoke>')),
+    "deepseek-v3": (
+        fenced("{}\n{}"),
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{{}}\n```<｜tool▁call▁end｜>",
+    ),
+    "kimi-k2": (
+        "<|tool_calls_section_begin|>{}{}<|tool_calls_section_end|>",
+        "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>",
+    ),
+    "qwen3.5": ("<tool_call>{}\n{}</tool_call>", "<function={}>\n</function>"),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_text_between_calls_is_kept_as_a_malformed_call(name: str) -> None:
+    block, template = SEVERAL[name]
+    parsed = parse(name, block.format(template.format("look") + "junk", template.format("see")))
+    names = [("look", OK), (None, MALFORMED_STRUCTURE), ("see", OK)]
+    assert [(call.name, call.status) for call in parsed.tool_calls] == names
+    assert parsed.tool_calls[1].raw.strip() == "junk"
+
+
+def test_where_a_format_has_one_call_in_a_turn_further_ones_are_surplus_and_stay_text() -> None:
+    format, tokenizer = replace(by_name("llama-3.1"), one_call=True), tokenizer_for("llama-3.1")
+    first, second = '{"name": "look", "parameters": {}}', '{"name": "see", "parameters": {}}'
+    ids = ids_of_text(tokenizer, f"{first}; {second}")
+    parser = ResponseParser(format, tokenizer, reasoning_open=False)
+    deltas = [*parser.feed(ids), *parser.end()]
+    parsed = parser.finish()
+    assert [each.call for each in deltas if isinstance(each, ToolCallDelta) and each.call] == parsed.tool_calls
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", OK), ("see", SURPLUS_CALL)]
+    message = parsed.to_message()
+    assert message["content"] == second
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
+    offered = [{"type": "function", "function": {"name": "see", "parameters": {}}}]
+    parsed = parse_response(ids, format, tokenizer, reasoning_open=False, tools=offered)
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", UNKNOWN_TOOL), ("see", SURPLUS_CALL)]
 
 
 @pytest.mark.parametrize(

@@ -23,25 +23,22 @@ def test_ranges_that_follow_each_other_inside_the_tokens_are_right(pairs: list[t
 
 
 @pytest.mark.parametrize(
-    ("placeholder", "said"),
+    ("placeholders", "said"),
     [
-        (PlaceholderRange(7, 6), "outside of the 12 tokens"),
-        (PlaceholderRange(-1, 6), "outside of the 12 tokens"),
-        (PlaceholderRange(3, 0), "of 0 tokens at 3"),
+        ([PlaceholderRange(7, 6)], "outside of the 12 tokens"),
+        ([PlaceholderRange(-1, 6)], "outside of the 12 tokens"),
+        ([PlaceholderRange(3, 0)], "of 0 tokens at 3"),
+        ([PlaceholderRange(1, 6), PlaceholderRange(5, 6)], "before the end of the previous one at 7"),
         *(
-            (PlaceholderRange(1, 6, runs), "embed_runs")
+            ([PlaceholderRange(1, 6, runs)], "embed_runs")
             for runs in (((0, 7),), ((-1, 2),), ((3, 5), (1, 2)), ((4, 2),), ((0, 3), (2, 5)))
         ),
     ],
 )
-def test_a_range_that_is_empty_or_reaches_outside_is_found(placeholder: PlaceholderRange, said: str) -> None:
-    found = placement_error([placeholder], 12)
+def test_a_range_that_is_empty_overlaps_or_reaches_outside_is_found(
+    placeholders: list[PlaceholderRange], said: str
+) -> None:
+    found = placement_error(placeholders, 12)
     assert found is not None
+    assert found.position == len(placeholders) - 1
     assert said in found.reason
-
-
-def test_the_second_of_two_overlapping_ranges_is_found() -> None:
-    found = placement_error([PlaceholderRange(1, 6), PlaceholderRange(5, 6)], 12)
-    assert found is not None
-    assert found.position == 1
-    assert "before the end of the previous one at 7" in found.reason

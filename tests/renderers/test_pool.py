@@ -70,36 +70,6 @@ async def entered(gate: Gate, count: int = 1) -> None:
         assert await asyncio.to_thread(gate.entered.acquire, True, 30)
 
 
-async def test_every_method_returns_the_result_of_the_renderer() -> None:
-    renderer = qwen()
-    messages, tools = corpus.CONVERSATIONS["tool cycle"]
-    prompt = renderer.render_ids(messages[:1], tools=tools, add_generation_prompt=True)
-    completion = [t for t, s in zip(*_columns(renderer.render(messages[:2], tools=tools)), strict=True) if s]
-    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-        ("render", (messages,), {"tools": tools, "add_generation_prompt": True}),
-        ("render", (messages,), {}),
-        ("render_ids", (messages,), {"tools": tools}),
-        ("parse_response", (completion,), {"tools": tools, "prompt_ids": prompt}),
-        ("bridge_to_next_turn", (prompt, completion, messages[2:]), {"tools": tools}),
-        (
-            "bridge_to_next_turn",
-            (prompt, completion, messages[2:]),
-            {"tools": tools, "previous_messages": messages[:2]},
-        ),
-    ]
-    async with RendererPool(renderer) as pool:
-        for name, arguments, options in calls:
-            expected = getattr(renderer, name)(*arguments, **options)
-            assert expected is not None
-            assert getattr(pool, name)(*arguments, **options) == expected
-            assert await getattr(pool, f"{name}_async")(*arguments, **options) == expected
-        assert pool.get_stop_token_ids() == renderer.get_stop_token_ids()
-
-
-def _columns(rendered: RenderedTokens) -> tuple[list[int], list[bool]]:
-    return rendered.token_ids, rendered.sampled_mask
-
-
 def test_a_pool_is_a_renderer_and_is_multimodal_if_its_renderer_is(renderer: TemplateRenderer) -> None:
     with RendererPool(renderer) as seeing, RendererPool(qwen()) as reading, RendererPool(Gate()) as plain:
         assert isinstance(seeing, Renderer)
@@ -197,15 +167,3 @@ def test_a_pool_passes_process_multimodal_on_to_its_renderer(renderer: TemplateR
         bridged = pool.bridge_to_next_turn(prompt.token_ids, stop, question, process_multimodal=False)
         assert bridged is not None
         assert bridged.token_ids[: len(prompt.token_ids)] == prompt.token_ids
-
-
-@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError])
-async def test_a_renderer_that_raises_what_coroutines_understand_otherwise_is_named(error: type[BaseException]) -> None:
-    class Raising(Gate):
-        def render(self, messages: Any, **options: Any) -> RenderedTokens:
-            raise error
-
-    async with RendererPool(Raising()) as pool:
-        with pytest.raises(RuntimeError, match=f"the renderer raised {error.__name__}") as raised:
-            await pool.render_async(MESSAGES)
-    assert isinstance(raised.value.__cause__, error)

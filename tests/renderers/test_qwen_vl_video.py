@@ -162,7 +162,6 @@ def test_every_setting_is_followed(name: str, change: dict[str, Any]) -> None:
     "change",
     [
         {"image_mean": [0.5, 0.5, 0.49]},
-        {"resample": 2},
         {"fps": 5},
         {"size": {"shortest_edge": 4096, "longest_edge": 20_000}},
         {"max_frames": 4},

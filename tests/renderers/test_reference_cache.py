@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +63,13 @@ class OddStr(str):
     "value",
     [
         bytearray(b"image"),
-        memoryview(b"image"),
         np.zeros((2, 2, 3), dtype=np.uint8),
         IMAGE,
-        io.BytesIO(b"image"),
         Path("image.png"),
         "image.png",
-        "file:///image.png",
         OddBytes(b"image"),
         OddStr("data:,image"),
         ("image.png", 1, 2, 3, 4, 5),
-        None,
-        7,
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -54,14 +54,3 @@ def test_a_conversation_of_four_times_the_messages_takes_at_most_five_times_the_
         renderer_of(template).render([*turns, user(f"question {length}")], add_generation_prompt=True)
 
     assert growth(render, 60) < 5
-
-
-@pytest.mark.parametrize("template", ["trl/qwen3", "trl/deepseekv3"])
-def test_a_word_with_four_times_the_marks_inside_takes_at_most_five_times_the_work(template: str) -> None:
-    tokenizer = renderer_of(template).tokenizer
-
-    def encode(length: int) -> None:
-        run = tokenizer.encode_run("qz" * length, range(0, 2 * length, 2))
-        assert run.token_at[2 * length - 2] < len(run.ids)
-
-    assert growth(encode, 200) < 5

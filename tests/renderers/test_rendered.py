@@ -109,11 +109,6 @@ def calls(*named: tuple[str, str]) -> dict[str, Any]:
     return corpus.says("", None, [corpus.call(name, {}, id) for id, name in named])
 
 
-def test_tool_results_get_their_names_by_id_and_never_by_position() -> None:
-    messages = [calls(("a", "first"), ("b", "second")), corpus.answer("x", "b"), corpus.answer("y", "a")]
-    assert message_tool_names(messages) == [None, "second", "first"]
-
-
 def test_a_repeated_id_means_the_call_of_the_nearest_earlier_turn() -> None:
     messages = [
         calls(("a", "first"), ("c", "third")),

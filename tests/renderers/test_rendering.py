@@ -105,59 +105,6 @@ def test_the_error_policy_names_the_message(renderer: TemplateRenderer) -> None:
 # Attribution.
 
 
-def column(layout: list[tuple[str, int, bool, bool]], renderer: TemplateRenderer) -> list[tuple[int, bool, bool]]:
-    """Per token: owner, sampled, content. Control tokens are one token, other text one token per byte."""
-    rows = []
-    for text, owner, sampled, content in layout:
-        single = renderer.tokenizer.control_id(text) is not None
-        rows += [(owner, sampled, content)] * (1 if single else len(text.encode()))
-    return rows
-
-
-def test_columns_of_a_literal_conversation(renderer: TemplateRenderer) -> None:
-    messages = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "é<"},
-        {"role": "assistant", "content": "ok<think>"},
-        {"role": "tool", "content": "T"},
-    ]
-    layout = [
-        # The template prints a leading system message before its loop: only the body is owned.
-        ("<|im_start|>", -1, False, False),
-        ("system\n", -1, False, False),
-        ("S", 0, False, True),
-        ("<|im_end|>", -1, False, False),
-        ("\n", -1, False, False),
-        ("<|im_start|>", 1, False, False),
-        ("user\n", 1, False, False),
-        ("é<", 1, False, True),
-        ("<|im_end|>", 1, False, False),
-        ("\n", 1, False, False),
-        ("<|im_start|>", 2, False, False),
-        ("assistant\n", 2, False, False),
-        ("ok", 2, True, True),
-        ("<think>", 2, True, True),
-        ("<|im_end|>", 2, True, True),
-        ("\n", 2, False, False),
-        ("<|im_start|>", 3, False, False),
-        ("user\n", 3, False, False),
-        ("<tool_response>", 3, False, False),
-        ("\n", 3, False, False),
-        ("T", 3, False, True),
-        ("\n", 3, False, False),
-        ("</tool_response>", 3, False, False),
-        ("<|im_end|>", 3, False, False),
-        ("\n", 3, False, False),
-        ("<|im_start|>", -1, False, False),
-        ("assistant\n", -1, False, False),
-    ]
-    rendered = renderer.render(messages, add_generation_prompt=True)
-    assert renderer.tokenizer.decode(rendered.token_ids) == "".join(text for text, *_ in layout)
-    columns = zip(rendered.message_indices, rendered.sampled_mask, rendered.is_content, strict=True)
-    assert list(columns) == column(layout, renderer)
-    assert rendered.message_roles == ["system", "user", "assistant", "tool"]
-
-
 def test_text_that_is_not_unicode_is_a_renderer_error(renderer: TemplateRenderer) -> None:
     with pytest.raises(RendererError):
         renderer.render([{"role": "user", "content": "\ud800"}])

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
 from corpus import CONVERSATIONS, answer, call, says, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from spelling import ids_of
-from training_conversations import QUESTION, renderer_of, trained_text
+from training_conversations import QUESTION, renderer_of
 
-from renderers import TemplateRenderer, load_renderer
+from renderers import TemplateRenderer
 from renderers.errors import RendererError, TemplateError, UnreachableTurnError
 from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
-from rollouts.testing import CHAT_TEMPLATE
 
 # Drops reasoning; keeps all; opens reasoning in the prompt; closes a turn with the next role's token; and others.
 TEMPLATES = [
@@ -178,19 +175,6 @@ def test_every_turn_of_a_generated_conversation_is_trained_once(template: str, m
         check_samples(renderer, messages, None, samples)
 
 
-def test_a_template_that_drops_reasoning_gives_the_two_samples_of_the_documentation() -> None:
-    renderer = renderer_of("trl/qwen3")
-    samples = build_training_samples(renderer, [QUESTION, says("b", "r"), user("c"), says("d", "s")])
-    asked = ["<|im_start|>", "user\na", "<|im_end|>", "\n", "<|im_start|>", "assistant\n"]
-    asked_again = ["<|im_start|>", "user\nc", "<|im_end|>", "\n", "<|im_start|>", "assistant\n"]
-    first = ["<think>", "\nr\n", "</think>", "\n\nb", "<|im_end|>"]
-    second = ["<think>", "\ns\n", "</think>", "\n\nd", "<|im_end|>"]
-    assert samples[0].token_ids == ids_of(renderer, *asked, *first)
-    assert samples[1].token_ids == ids_of(renderer, *asked, "b", "<|im_end|>", "\n", *asked_again, *second, "\n")
-    assert [trained_ids(sample) for sample in samples] == [ids_of(renderer, *first), ids_of(renderer, *second)]
-    assert [sample.trained_messages for sample in samples] == [(1,), (3,)]
-
-
 @pytest.mark.slow
 def test_a_line_break_that_merges_with_the_prompts_own_is_trained_as_the_token_that_is_sampled() -> None:
     """The prompt ends in `<think>\\n`; without reasoning the template prints `<think>\\n\\n</think>`, one token."""
@@ -220,25 +204,6 @@ def test_a_turn_that_cannot_be_sampled_is_named_with_the_reason(
     assert isinstance(caught.value, RendererError)
 
 
-def test_each_sample_has_the_images_of_its_messages(tiny_model_dir: Path) -> None:
-    forgetful = load_renderer(
-        tiny_model_dir,
-        chat_template=CHAT_TEMPLATE.replace(
-            "message.role + '\\n' + show", "message.role + '\\n' + ('latest ' if loop.last else '') + show"
-        ),
-    )
-    images = [{"type": "image", "image": Image.new("RGB", (32, 32), (shade, 2, 3))} for shade in (1, 200)]
-    messages = [user([images[0]]), says("b"), user([images[1], images[0]]), says("d")]
-    first, second = build_training_samples(forgetful, messages)
-    pad = forgetful.tokenizer.require_control_id("<|image_pad|>", "a test")
-    for sample, prompt in ((first, messages[:1]), (second, messages[:3])):
-        rendered = forgetful.render(prompt, add_generation_prompt=True)
-        assert sample.multi_modal_data == rendered.multi_modal_data
-        assert sample.mm_token_type_ids == [int(token_id == pad) for token_id in sample.token_ids]
-    assert (sum(first.mm_token_type_ids or []), sum(second.mm_token_type_ids or [])) == (4, 12)
-    assert trained_text(forgetful, first) + trained_text(forgetful, second) == ["b<|im_end|>", "d<|im_end|>"]
-
-
 def test_check_samples_rejects_faulty_samples() -> None:
     renderer = renderer_of("trl/qwen3")
     messages = [QUESTION, says("b", "r"), user("c"), says("d", "s")]
@@ -248,10 +213,7 @@ def test_check_samples_rejects_faulty_samples() -> None:
     start, end = first.loss_ranges[0]
     faults: list[list[RenderedTrainingSample]] = [
         [whole],  # trains a turn behind which the template had dropped its reasoning
-        [first],
         [first, second, second],
-        [first, first, second],
-        [replace(first, loss_ranges=((start + 1, end),)), second],
         [replace(first, loss_ranges=((start, end - 1),)), second],
         [replace(first, loss_ranges=((start - 1, end),)), second],
     ]

@@ -20,9 +20,7 @@ from renderers import (
     create_renderer,
     load_renderer,
 )
-from renderers.errors import LoadError, TemplateError, TemplateLimitError
-from renderers.template.content_forms import ContentForms
-from renderers.template.probe_conversation import smallest_conversation
+from renderers.errors import LoadError, TemplateError
 
 # Like the tool_use templates of Hermes 2 Pro and Hermes 3: the loop over the tools does not ask whether there are any.
 HERMES = """\
@@ -129,27 +127,6 @@ def test_a_template_that_requires_a_system_message_is_loaded_bridged_and_printed
 def test_a_template_that_refuses_every_conversation_is_a_load_error_with_its_first_message() -> None:
     with pytest.raises(LoadError, match="with tools and a system message too: not today"):
         loaded("{{ raise_exception('not today' if not tools else 'nor with tools') }}")
-
-
-class Endless:
-    """A template that takes seconds until it is stopped."""
-
-    source = ""
-
-    def __init__(self) -> None:
-        self.prints = 0
-
-    def print(self, messages: Any, **options: Any) -> Any:
-        self.prints += 1
-        raise TemplateLimitError("it would not come to an end", model="m")
-
-
-def test_a_template_that_exceeds_the_work_limit_is_not_tried_again() -> None:
-    template = Endless()
-    with pytest.raises(LoadError, match="would not come to an end"):
-        smallest_conversation(template)
-    assert ContentForms(template).of_role("user") == frozenset()
-    assert template.prints == 2
 
 
 # Several templates of one model.

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from renderers.errors import TemplateError, TemplateSyntaxError
+from renderers.errors import TemplateError
 from renderers.template.chat_template import ChatTemplate
 from renderers.template.traced import Origin, TracedStr, plain
 from renderers.template.traced_json import traced_json
-from rollouts.testing import CHAT_TEMPLATE
 
 # Plain text, which every template below takes.
 TEXT_CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
@@ -145,55 +144,6 @@ def test_the_leak_check_finds_a_planted_leak(monkeypatch: pytest.MonkeyPatch) ->
         test_no_character_of_content_counts_as_template_text("chatml")
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "description": 'Finds "é" & <b>',
-            "parameters": {"type": "object", "properties": {}},
-        },
-    }
-]
-TOOL_CONVERSATION: list[dict[str, Any]] = [
-    {"role": "system", "content": "S"},
-    {"role": "user", "content": [{"type": "text", "text": "What"}, {"type": "image"}, {"type": "text", "text": "?"}]},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {
-                "id": "1",
-                "type": "function",
-                "function": {"name": "look", "arguments": {"q": 'é\n"', "n": [1, 2.5, None]}},
-            },
-            {"id": "2", "type": "function", "function": {"name": "look", "arguments": {}}},
-        ],
-    },
-    {"role": "tool", "tool_call_id": "1", "content": "<tool_call>"},
-    {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "b"}, {"type": "image"}]},
-]
-TOOL_TEMPLATES: dict[str, str] = {
-    "tiny": CHAT_TEMPLATE,
-    "tojson": "{{ tools | tojson }}{{ tools | tojson(indent=4) }}{{ tools | tojson(separators=(',', ':')) }}"
-    "{{ tools | tojson(ensure_ascii=true, sort_keys=true) }}{{ messages[2].tool_calls | tojson(indent=2) }}",
-    "printed containers": "{{ tools }}{{ messages[1].content }}{{ messages[2].tool_calls[0].function.arguments }}",
-    "items": "{% for c in messages[2].tool_calls %}{% for k, v in c.function.arguments.items() %}<{{ k }}>"
-    "{{ v if v is string else v | tojson }}</{{ k }}>{% endfor %}{{ c.function.arguments | items | list }}{% endfor %}",
-    "content or nothing": "{% for m in messages %}{{ m.content or '' }}{{ m.content }}{% endfor %}",
-    "parts": "{% for m in messages %}{% if m.content is iterable and m.content is not string %}{% for p in m.content %}"
-    "{{ p.text if p.type == 'text' else '<img>' }}{{ 'image' in p }}{% endfor %}{% endif %}{% endfor %}",
-    "special": "{{ bos_token }}{{ eos_token ~ 'x' }}{{ documents is none }}{{ undefined_variable is defined }}",
-}
-
-
-@pytest.mark.parametrize("template", TOOL_TEMPLATES)
-def test_tools_parts_and_tool_calls_print_as_transformers_prints_them(template: str) -> None:
-    source, special = TOOL_TEMPLATES[template], {"bos_token": "<s>", "eos_token": "</s>"}
-    printed = ChatTemplate(source, model="m", variables=special).print(TOOL_CONVERSATION, tools=TOOLS)
-    assert printed.text == by_transformers(source, TOOL_CONVERSATION, tools=TOOLS, **special)
-
-
 # Owners and origins, written out.
 
 ASK_AND_ANSWER: list[dict[str, Any]] = [
@@ -221,36 +171,15 @@ def test_a_loop_body_left_early_does_not_own_the_text_of_the_next_message() -> N
     assert pieces(source, ASK_AND_ANSWER) == [("a", 0, None), ("ab", 1, None), ("c", -1, None)]
 
 
-def test_a_trimmed_set_block_and_a_macro_keep_the_owners() -> None:
-    source = """{% macro all() %}
-  {% for m in messages %}  <{{ m.content }}>  {% endfor %}
-{% endmacro %}{% set block %} {{ all() }} {% endset %}{{ block | trim }}END"""
-    assert pieces(source, ASK_AND_ANSWER) == [
-        ("<", 0, None),
-        ("Q", 0, "content"),
-        (">  ", 0, None),
-        ("  <", 1, None),
-        ("A", 1, "content"),
-        (">", 1, None),
-        ("END", -1, None),
-    ]
-
-
 @pytest.mark.parametrize(
     "source",
     [
         "{{ '<|im_start|>%s' % messages[0].content }}",
-        "{{ '<|im_start|>%s' % (messages[0].content,) }}",
         "{{ '<|im_start|>{}'.format(messages[0].content) }}",
-        "{{ '<|im_start|>{x}'.format(x=messages[0].content) }}",
         "{{ '<|im_start|>{m[content]}'.format(m=messages[0]) }}",
-        "{{ '<|im_start|>{x}'.format_map({'x': messages[0].content}) }}",
         "{{ '<|im_start|>{x}' | replace('{x}', messages[0].content) }}",
-        "{{ '<|im_start|>{x}'.replace('{x}', messages[0].content) }}",
         "{{ '<|im_start|>' ~ messages[0].content }}",
         "{{ ['<|im_start|>', messages[0].content] | join }}",
-        "{{ ''.join(['<|im_start|>', messages[0].content]) }}",
-        "{{ '<|im_start|>%s' | format(messages[0].content) }}",
     ],
 )
 def test_formatting_keeps_the_control_tokens_of_the_template_apart_from_content(source: str) -> None:
@@ -335,13 +264,6 @@ def test_a_template_that_fails_where_transformers_fails_raises_a_template_error(
         by_transformers(source, ASK_AND_ANSWER)
     with pytest.raises(TemplateError):
         ChatTemplate(source, model="m").print(ASK_AND_ANSWER)
-
-
-def test_a_syntax_error_names_the_line() -> None:
-    with pytest.raises(TemplateSyntaxError) as caught:
-        ChatTemplate("fine\nfine\n{% if %}\n", model="the-model")
-    assert caught.value.line == 3
-    assert "the-model" in str(caught.value)
 
 
 @pytest.mark.parametrize(

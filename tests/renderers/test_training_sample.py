@@ -6,32 +6,13 @@ from typing import Any
 
 import corpus
 import pytest
-from corpus import CONVERSATIONS, answer, call, says, text, user
+from corpus import answer, call, says, text, user
 from PIL import Image
 from training_conversations import QUESTION, renderer_of, trained_text
 
 from renderers import TemplateRenderer
-from renderers.errors import RendererError, TemplateError
+from renderers.errors import RendererError
 from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
-
-
-@pytest.mark.parametrize("name", CONVERSATIONS)
-def test_tokens_equal_those_of_the_rendering_and_sampled_tokens_carry_loss(name: str) -> None:
-    renderer = renderer_of("trl/qwen3")
-    messages, tools = CONVERSATIONS[name]
-    try:
-        rendered = renderer.render(messages, tools=tools)
-    except TemplateError:
-        pytest.skip("the template refuses this conversation")
-    sample = build_training_sample(renderer, messages, tools=tools)
-    assert sample.token_ids == rendered.token_ids
-    assert sample.loss_mask == rendered.sampled_mask
-    assert sample.message_indices == rendered.message_indices
-    assert sum(sample.loss_mask) == sum(rendered.sampled_mask)
-    trained = tuple(i for i, m in enumerate(messages) if m["role"] == "assistant")
-    assert sample.trained_messages == (trained if sample.loss_ranges else ())
-    assert sample.multi_modal_data is None
-    assert sample.mm_token_type_ids is None
 
 
 def test_a_message_mask_removes_the_loss_and_not_the_tokens() -> None:

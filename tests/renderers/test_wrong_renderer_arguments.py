@@ -5,7 +5,7 @@ import math
 import pytest
 
 from renderers import MediaPolicy
-from renderers.errors import ConfigError, MediaDecodeError, TokenizerError
+from renderers.errors import ConfigError, TokenizerError
 
 
 @pytest.mark.parametrize("option", ["max_bytes", "max_pixels", "max_frames", "max_video_pixels", "timeout"])
@@ -19,9 +19,3 @@ def test_a_negative_sampled_id_is_named(renderer):
     with pytest.raises(TokenizerError, match="token 1 has id -1; pass the sampled ids"):
         renderer.parse_response([65, -1, 5])
     assert renderer.parse_response([65, renderer.tokenizer.vocab_size + 9]).content == "b\ufffd"
-
-
-@pytest.mark.parametrize("kind", ["image", "video"])
-def test_a_part_without_a_medium(renderer, kind):
-    with pytest.raises(MediaDecodeError, match=f"message 0, part 0: the part has no {kind}, url, path or base64; a"):
-        renderer.render([{"role": "user", "content": [{"type": kind}]}])

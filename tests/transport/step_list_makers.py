@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pydantic
-import pytest
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from transport import (
@@ -74,7 +73,6 @@ def object_step(prompt: list[int], completion: list[int], placed: list[tuple[str
     return {"tokens": tokens, "response": SimpleNamespace(id="r", message=reply)}
 
 
-MAKERS = pytest.mark.parametrize("make", [dict_step, object_step])
 Maker = Callable[[list[int], list[int], list[tuple[str, int]]], Any]
 
 

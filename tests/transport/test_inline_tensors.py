@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_list_makers import object_step, on_response, on_tokens, same, turn
+from step_list_makers import object_step, on_tokens, turn
 
 from renderers import MultiModalData, PlaceholderRange
 from transport import (
@@ -21,12 +20,8 @@ from transport import (
     MalformedError,
     RawTensor,
     TransportError,
-    decode,
     decode_tensor_payload,
-    drop_intermediate_multi_modal_data,
-    encode,
     encode_tensor_payload,
-    restore_multi_modal_data,
     walk_decode_tensors,
     walk_encode_tensors,
 )
@@ -45,33 +40,13 @@ def test_the_two_payloads_spelt_out() -> None:
     assert not back.flags.writeable
 
 
-@pytest.mark.parametrize("name", ["bool", "int64", "float16", ">f4", "<U3", "|S2", "datetime64[ns]", "timedelta64[3D]"])
-def test_dtypes_go_by_the_name_that_str_gives_as_a_peer_would_write_it(name: str) -> None:
-    array = np.zeros((2, 3), name)
-    theirs = {"__torch_tensor__": True, "dtype": str(array.dtype), "shape": (2, 3), "data": array.tobytes()}
-    back = walk_decode_tensors([{"x": theirs}])[0]["x"]
-    assert back.dtype == array.dtype
-    assert back.shape == array.shape
-    assert encode_tensor_payload(array)["dtype"] == str(array.dtype)
-
-
-def test_tensors_come_back_as_tensors_where_that_is_asked_for() -> None:
+def test_the_tensors_of_peers_come_back_as_tensors_where_that_is_asked_for() -> None:
     torch = pytest.importorskip("torch")
-    for dtype in ("bfloat16", "float8_e4m3fn", "bool", "complex64", "float32"):
-        tensor = torch.ones(2, 3).to(getattr(torch, dtype))
-        payload = encode_tensor_payload(tensor)
-        back = decode_tensor_payload(payload, to_torch=True)
-        assert back.dtype == tensor.dtype
-        assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
-        back.zero_()
-        at_rest = decode_tensor_payload(payload)
-        assert type(at_rest) is (RawTensor if dtype in ("bfloat16", "float8_e4m3fn") else np.ndarray)
     big_endian = {**FLOATS, "dtype": ">f4", "data": b"\x3f\x80\0\0\x40\0\0\0"}
-    assert decode_tensor_payload(big_endian, to_torch=True).tolist() == [1.0, 2.0]
-    assert decode_tensor_payload({**FLOATS, "dtype": "torch.float32"}, to_torch=True).tolist() == [1.0, 2.0]
-    array = {**FLOATS, "__ndarray__": True}
-    del array["__torch_tensor__"]
-    assert type(decode_tensor_payload(array, to_torch=True)) is np.ndarray
+    for payload in (big_endian, {**FLOATS, "dtype": "torch.float32"}):
+        back = decode_tensor_payload(payload, to_torch=True)
+        assert torch.equal(back, torch.tensor([1.0, 2.0]))
+        back.zero_()
 
 
 def test_where_torch_is_missing_a_tensor_rests_as_its_bytes() -> None:
@@ -203,28 +178,6 @@ def test_multi_modal_data_become_a_dict_of_their_columns() -> None:
     where = PlaceholderRange(5, 3, ((0, 1), (2, 3)))
     sparse = through_msgpack(MultiModalData({"image": ["A"]}, {"image": [where]}, {"image": [{}]}))
     assert sparse["mm_placeholders"] == {"image": [{"offset": 5, "length": 3, "embed_runs": [[0, 1], [2, 3]]}]}
-
-
-@pytest.mark.parametrize("way", [lambda tree: decode(encode(tree)), through_msgpack], ids=["encode", "msgpack"])
-def test_shortened_steps_of_objects_come_back_and_are_restored(way: Callable[[Any], Any]) -> None:
-    steps: list[Any] = []
-    for prompt, completion, placed in (turn("xA"), turn("xAyB")):
-        step = object_step(prompt, completion, placed)
-        tokens = {"prompt_ids": prompt, "completion_ids": completion, "multi_modal_data": on_tokens(step)}
-        response = {"message": {"tokens": {**tokens, "multi_modal_data": on_response(step)}}}
-        steps.append({"tokens": tokens, "response": response})
-    back = way(drop_intermediate_multi_modal_data(steps))
-    assert on_tokens(back[1])["mm_hashes"] == {"image": ["B"]}
-    whole = restore_multi_modal_data(back)
-    for restored, step in zip(whole, steps, strict=True):
-        for of_step in (on_tokens, on_response):
-            data, before = of_step(restored), of_step(step)
-            if isinstance(data, dict):  # it lost nothing, and came as the dict that msgpack knows
-                data = MultiModalData(**{**data, "mm_placeholders": before.mm_placeholders})
-            assert data.mm_hashes == before.mm_hashes
-            assert data.mm_placeholders == before.mm_placeholders
-            items = [[dict(item) for item in one.mm_items["image"]] for one in (data, before)]
-            assert same(*items)
 
 
 @pytest.mark.parametrize("scalar", [np.float32(0.1), np.int64(-5), np.uint8(7), np.bool_(True), np.str_("a")])

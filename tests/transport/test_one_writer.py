@@ -47,19 +47,6 @@ def test_a_second_writer_in_the_same_process_is_refused_and_nothing_is_lost(path
     assert list(read_records(path)) == [0, "precious", "after"]
 
 
-def test_a_writer_in_another_process_is_refused_and_told_who_has_the_file(path: Path) -> None:
-    with running(HOLD, path) as holder:
-        assert line_of(holder) == "open"
-        with pytest.raises(FileLockedError, match=f"process {holder.pid} on {socket.gethostname()}"):
-            RecordWriter(path)
-        assert list(read_records(path)) == ["theirs"]
-        assert holder.stdin is not None
-        holder.stdin.close()
-        assert line_of(holder) == "closed"
-        write(path, "mine")
-    assert list(read_records(path)) == ["theirs", "mine"]
-
-
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_the_lock_is_on_the_file_and_not_on_its_name(path: Path, link: Callable[[Path, Path], None]) -> None:
     write(path, 0)

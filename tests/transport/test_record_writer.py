@@ -6,12 +6,10 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from writer_processes import write
 
@@ -85,25 +83,6 @@ with RecordReader(path) as reader:
 def test_an_array_of_a_record_that_an_interrupted_append_completed_stays_readable(path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", SIGBUS, str(path)], check=False, capture_output=True, text=True)
     assert result.returncode == 0, (result.returncode, result.stderr)
-
-
-def test_threads_that_share_a_writer_lose_nothing_and_get_an_index_each(path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    with RecordWriter(path) as out:
-
-        def append(thread: int) -> None:
-            for number in range(40):
-                value = 1000 * thread + number
-                told.append((out.append([value, np.full(300, value)]), value))
-
-        threads = [threading.Thread(target=append, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    with RecordReader(path) as reader:
-        assert [record[0] for record in reader] == [value for _, value in sorted(told)]
-        assert len(reader) == 240
 
 
 def test_a_signal_handler_may_close_the_writer_that_it_interrupts_and_not_append_to_it(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,15 +31,6 @@ from transport import (
 )
 
 
-def test_media_that_are_on_the_response_only_stay_there_and_are_dropped_by_lineage() -> None:
-    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
-    for step in steps:
-        del step["tokens"]["multi_modal_data"]
-    dropped = check_exact(steps)
-    assert [hashes(on_response(step)) for step in dropped] == [["A"], ["B"]]
-    assert all("multi_modal_data" not in step["tokens"] for step in dropped)
-
-
 def test_one_hash_over_other_pixels_is_kept() -> None:
     steps = [dict_step(*turn("xA")), dict_step(*turn("xAy"))]
     on_tokens(steps[1])["mm_items"]["image"][0]["pixel_values"][2, 3] += 1
@@ -54,16 +44,7 @@ def entries(data: dict[str, Any], chosen: list[int]) -> None:
         data[name]["image"] = [data[name]["image"][index] for index in chosen]
 
 
-def test_an_image_that_is_announced_past_the_tokens_of_a_step_is_not_carried_by_it() -> None:
-    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
-    early, late = on_tokens(steps[0]), on_tokens(steps[1])
-    for name in ("mm_hashes", "mm_placeholders", "mm_items"):
-        early[name]["image"].append(copy.deepcopy(late[name]["image"][1]))
-    dropped = check_exact(steps)
-    assert hashes(on_tokens(dropped[1])) == ["B"]
-
-
-@pytest.mark.parametrize("chosen", [[0, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 1, 2], [3]])
+@pytest.mark.parametrize("chosen", [[3, 2, 1, 0], [2, 0, 3], [1, 1, 2]])
 def test_entries_in_any_order_with_gaps_and_repeats_come_back_so(chosen: list[int]) -> None:
     steps = [dict_step(*turn("xABC")), dict_step(*turn("xABCyD"))]
     entries(on_tokens(steps[1]), chosen)

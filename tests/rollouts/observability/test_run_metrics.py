@@ -1,5 +1,8 @@
 """Metrics counted from the events of a run."""
 
+import dataclasses
+import typing
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -8,6 +11,7 @@ from run_events import FakeClock, replay
 
 from rollouts.observability import METRICS, RunMetrics
 from rollouts.observability.run_metrics import BOUNDS, Histogram, RecentRate
+from rollouts.runner import events
 from rollouts.runner.events import (
     EpisodeWaiting,
     GroupFinished,
