@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus import user
+from corpus import answer, call, says, user
+from loaded import renderer_of
 
 from renderers import (
+    RenderedTokens,
     TemplateRenderer,
     load_renderer,
 )
@@ -96,3 +98,20 @@ def test_a_malformed_history_is_refused(renderer: TemplateRenderer, previous: An
 @pytest.fixture
 def model(tiny_model_dir: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+
+
+def test_a_generated_call_id_never_equals_a_real_one() -> None:
+    renderer = renderer_of("trl/gemma4_v4")
+    nameless = {"type": "function", "function": {"name": "run", "arguments": {}}}
+    turn = says("", None, [call("get_weather", {}, "call00001"), nameless])
+    messages = [user("a"), turn, answer("22", "call00001")]
+    prompt = renderer.render(messages[:1], add_generation_prompt=True).token_ids
+    full = renderer.render(messages, add_generation_prompt=True)
+    stop = renderer.get_stop_token_ids()
+    length = next(i for i in range(len(prompt), len(full)) if full.token_ids[i] in stop) + 1
+    bridged = renderer.try_bridge(
+        prompt, full.token_ids[len(prompt) : length], messages[2:], previous_messages=messages[:2]
+    )
+    assert isinstance(bridged, RenderedTokens)
+    assert bridged.token_ids == full.token_ids
+    assert bridged.message_tool_names == ["get_weather"]

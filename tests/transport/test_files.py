@@ -22,6 +22,7 @@ from transport import (
     RecordWriter,
     read_records,
 )
+from transport.errors import DecodeError
 from transport.records.layout import FileBytes, Index, scan
 from transport.records.rewriting import repair_record_file
 
@@ -234,3 +235,32 @@ def test_a_file_that_is_cut_short_while_it_is_opened_is_an_error(path: Path, mon
     monkeypatch.setattr("transport.records.reader.scan", scan_and_lose)
     with pytest.raises(FileChangedError, match=f"has 64 bytes and had {size} "):
         RecordReader(path)
+
+
+def test_a_write_the_system_takes_in_pieces_is_completed(path: Path) -> None:
+    class Slow(Interrupting):
+        def write(self, data: memoryview) -> int:
+            return int(self.file.write(data[: self.keep]))
+
+    with RecordWriter(path) as out:
+        out._file = Slow(out._file, 100)  # type: ignore[assignment]
+        out.append([IMAGE, "x" * 1000])
+    assert list(read_records(path)) == [[IMAGE, "x" * 1000]]
+
+
+def test_no_flipped_bit_of_the_file_header_lets_a_writer_or_a_repair_cut_off_records(path: Path) -> None:
+    write(path, [IMAGE], 1)
+    sound = path.read_bytes()
+    for offset in range(64):
+        for bit in range(8):
+            data = bytearray(sound)
+            data[offset] ^= 1 << bit
+            path.write_bytes(data)
+            for attempt in (lambda: write(path, "more"), lambda: repair_record_file(path)):
+                try:
+                    attempt()
+                except DecodeError as error:
+                    if not isinstance(error, MalformedError) and "this installation reads" not in str(error):
+                        raise
+                    assert path.read_bytes() == data
+                assert path.read_bytes()[64 : len(sound)] == sound[64:]

@@ -162,3 +162,12 @@ def test_equal_differences_of_many_tasks_have_the_probability_of_their_signs() -
 def test_values_without_an_estimate_are_refused(estimate, rule) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ArgumentError, match=rule):
         estimate()
+
+
+def test_the_interval_of_a_rate_is_wilsons_where_tasks_have_one_sample() -> None:
+    # Tasks of one sample are independent trials; with many of them Student's t is the normal distribution, and the
+    # clustered variance, which divides by n - 1, that of the proportion.
+    outcomes = np.array([1.0] * 30_000 + [0.0] * 70_000)
+    estimate = rate_of_tasks(outcomes)
+    wilson = stats.binomtest(30_000, 100_000).proportion_ci(0.95, method="wilson")
+    assert (estimate.low, estimate.high) == pytest.approx((wilson.low, wilson.high), abs=1e-6)

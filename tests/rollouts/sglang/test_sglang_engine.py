@@ -398,3 +398,16 @@ async def test_a_server_that_was_restarted_with_another_model_is_probed_again(
     assert (await engine.capabilities()).model == "/model"  # the same process, by the seed that it drew
     server.info["random_seed"] = 2
     assert (await engine.capabilities()).model == "/other"
+
+
+_SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
+
+
+async def test_an_image_token_that_was_sampled_is_text_without_images_and_refused_with_them(
+    engine: SGLangEngine, server: FakeSGLang
+) -> None:
+    await engine.generate(request_of(**_SAMPLED_MARKER))
+    with_image = request_of(image(1))
+    sampled = [*with_image.prompt_ids, IMAGE_TOKEN]
+    with pytest.raises(InvalidRequestError, match="sampled as text"):
+        await engine.generate(request_of(image(1), prompt_ids=sampled, sampled=[(len(sampled) - 1, len(sampled))]))

@@ -248,3 +248,13 @@ async def test_a_second_set_of_weights_under_one_name_reaches_no_server(fleet, s
     with pytest.raises(WeightUpdateError, match="another name"):
         await fleet.load_adapter("one", adapter)
     assert [sum(seen.path in (LOAD, UNLOAD) for seen in server.requests) for server in servers] == [1, 1, 1]
+
+
+async def test_adapters_do_not_share_a_cache_salt_within_a_session(engine, server, adapter):
+    for name in ("one", "two"):
+        await engine.load_adapter(name, adapter)
+    for number, name in enumerate(["one", "two", "one", None]):
+        await engine.generate(request(session_id="s", adapter=name, request_id=f"r{number}"))
+    one, two, one_again, without = [seen.json["cache_salt"] for seen in server.generations]
+    assert one == one_again
+    assert len({one, two, without}) == 3

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from engine_inputs import PAD, connected, expected, generate_one, image, request
+from engine_inputs import PAD, connected, expected, generate_one, held, image, request
 from fake_responses import failing, reset, stream_pieces
 from fake_server import GENERATE
 
@@ -121,3 +121,11 @@ async def test_pixels_are_sent_again_after_a_restart_with_another_pixel_dtype(en
     assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
     sizes = [len(seen.body) for seen in server.generations if seen.shipped]
     assert sizes[0] == sizes[1] < sizes[2] / 3
+
+
+async def test_an_image_of_a_request_aborted_in_the_queue_is_sent_again(engine, server):
+    call, _ = await held(server, GENERATE, generate_one(engine, request(image(), request_id="mine")), tokens_before=0)
+    await engine.abort(["mine"])
+    await call
+    await generate_one(engine, request(image()))
+    assert [seen.shipped for seen in server.generations] == [["cat"], ["cat"]]

@@ -20,6 +20,7 @@ from PIL import Image
 
 from renderers import MediaSource
 from rollouts import FinishReason
+from rollouts.engines.continuation import single_samples
 from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine
 from rollouts.engines.vllm.generate import Generation
 from rollouts.engines.vllm.media_payload import ContentPartsPayload, media_payload
@@ -282,3 +283,29 @@ async def test_a_pause_that_is_not_there_is_an_error_with_its_cure_and_no_pause(
     with pytest.raises(CapabilityError, match=cure):
         await engine.control.pause("abort")
     assert not await engine.control.is_paused()
+
+
+async def test_noise_of_a_server_that_drops_features_is_no_proof():
+    values = iter([-1.0, -1.4, -0.7])
+
+    async def noisy(server, seen, channel):
+        content = json.loads((await server.respond(seen)).body)
+        value = next(values)
+        for entry in content["prompt_logprobs"][1:]:
+            for scored in entry.values():
+                scored["logprob"] = value
+        return json_response(content)
+
+    async with unknown(reads=False, media="features") as (engine, server):
+        server.script[GENERATE] = [noisy] * 3
+        with pytest.raises(CapabilityError, match="drops features"):
+            await generate_one(engine, request(image()))
+
+
+@pytest.mark.parametrize("seed", [-3, 2**63 - 2, 0])
+def test_seeds_of_samples_are_distinct_and_none_means_no_seed(seed):
+    seeds = [each.sampling.seed for each in single_samples(request(sampling={"n": 5, "seed": seed}))]
+    assert len(set(seeds)) == 5
+    assert seeds[0] == seed
+    assert -1 not in seeds
+    assert all(-(2**63) <= each < 2**63 for each in seeds)

@@ -7,7 +7,7 @@ import itertools
 import json
 
 import pytest
-from fake_responses import stream_pieces
+from fake_responses import raw, stream_pieces
 from fake_server import GENERATE, FakeVLLM
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from rollouts.engines.http.events import EventDecoder
 from rollouts.errors import (
     MalformedResultError,
     ServerTimeoutError,
+    ServerUnreachableError,
 )
 
 pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
@@ -103,3 +104,21 @@ async def test_a_stream_is_bounded(server: FakeVLLM, text: bytes) -> None:
     with pytest.raises(MalformedResultError, match="2000"):
         await collect(connection)
     await connection.close()
+
+
+async def test_a_stream_that_breaks_is_not_begun_again_behind_the_callers_back(
+    server: FakeVLLM, connection: ServerConnection
+) -> None:
+    broken = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n"
+    server.script[GENERATE] += [raw(broken)]
+    seen = []
+
+    async def read() -> None:
+        async with connection.stream(GENERATE, name="s", body=BODY) as events:
+            async for event in events:
+                seen.append(event)  # noqa: PERF401 what came before the break counts
+
+    with pytest.raises(ServerUnreachableError):
+        await read()
+    assert seen == [b"1"]
+    assert len(server.requests) == 1

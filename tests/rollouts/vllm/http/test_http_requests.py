@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_responses import answer, raw
 from fake_server import GENERATE, FakeVLLM
-from http_calls import generate
+from http_calls import Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,3 +152,13 @@ async def test_a_redirect_is_refused_and_its_credentials_are_not_shown(
     assert caught.value.status == 307
     assert "hidden" not in str(caught.value)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 408, 500, 502])
+async def test_an_error_status_is_a_response_and_is_not_tried_again(
+    server: FakeVLLM, connection: ServerConnection, clock: Clock, status: int
+) -> None:
+    server.script[GENERATE] += [answer({"error": "no"}, status=status)]
+    assert (await generate(connection)).status == status
+    assert len(server.requests) == 1
+    assert clock.slept == []
