@@ -11,7 +11,6 @@ from rollouts.errors import ArgumentError, BatchError, SampleError
 from rollouts.training import (
     TrainingBatch,
     model_inputs,
-    pack_samples,
     token_logprobs,
     token_logprobs_and_entropy,
 )
@@ -99,24 +98,6 @@ def test_a_padding_id_beyond_the_embeddings_is_refused(model):
 
 
 # Plans without rows.
-
-
-@pytest.mark.parametrize(
-    ("samples", "options"),
-    [
-        ([sample(6)], {"max_tokens": 5, "too_long": "drop"}),
-        ([sample(6)], {"max_tokens": 5, "too_long": "truncate"}),
-        ([sample(6)], {"max_tokens": 5, "too_long": "drop", "uniform_modality": True}),
-        ([], {"max_tokens": 5}),
-    ],
-)
-def test_a_plan_without_rows_has_no_batches_for_each_of_its_ranks(samples, options):
-    plan = pack_samples(samples, ranks=2, **options)
-    assert [list(plan.batches(rank, pad_id=PAD)) for rank in range(2)] == [[], []]
-    with pytest.raises(ArgumentError, match="rank is 2; pass a rank from 0 to 1"):
-        plan.batches(2, pad_id=PAD)
-    assert plan.filled == 0
-    assert plan.summary().startswith("0 steps; 0 samples truncated")
 
 
 # Random numbers.

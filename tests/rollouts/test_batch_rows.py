@@ -100,14 +100,6 @@ def test_the_parts_of_a_batch_concatenate_to_the_batch(lengths, layout, count):
 # Concatenation.
 
 
-def test_text_and_image_batches_concatenate_in_either_order_and_keep_their_images():
-    """SkyRL's concatenation keeps the keys of the first batch: images are lost one way, a KeyError the other."""
-    text, images = mixed_batch().chunk(2)
-    for order in ([text, images], [images, text]):
-        joined = TrainingBatch.concat(order)
-        assert joined.concatenated_media("pixel_values").shape == (12, 12)
-
-
 def test_an_extra_that_only_one_batch_has_is_none_for_the_samples_of_the_others():
     one, other = batch_of([2]), batch_of([3]).with_extras(values=torch.ones(1, 3))
     for order, absent in (([one, other], 0), ([other, one], 1)):

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from renderers import Message, ParsedResponse
-from renderers.parsing.response import ParsedToolCall
 from rollouts.engines.protocol import ChatAnswer, FinishReason, SamplingParams
-from rollouts.environments import ScoredPrompt, ToolEnvironment
+from rollouts.environments import ScoredPrompt
 from rollouts.episodes.environment import StepResult
 from rollouts.episodes.episode import run_episode
 from rollouts.episodes.errors import EpisodeError
@@ -101,23 +100,6 @@ async def test_such_an_episode_survives_storage_and_cannot_be_trained_on() -> No
     assert len(list(stored.all_media())) == 3
     with pytest.raises(TrajectoryError, match=r"messages without tokens.*VLLMEngine or LocalEngine"):
         samples_from_trajectory(stored, advantage=1.0, processors={})
-
-
-async def test_tools_are_passed_and_malformed_calls_reach_the_environment() -> None:
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    call = ParsedToolCall("", name="add", arguments={"a": 2, "b": 3})
-    engine = ScriptedChat(ParsedResponse("", tool_calls=[call]), "5")
-    environment = ToolEnvironment(
-        Task("0"), tools=[add], messages=lambda task: [{"role": "user", "content": "2 + 3?"}], score=lambda c, t: 1.0
-    )
-    episode = await play(environment, engine)
-    assert engine.calls[0]["tools"][0]["function"]["name"] == "add"
-    assert [message["role"] for message in engine.calls[1]["messages"]] == ["user", "assistant", "tool"]
-    assert engine.calls[1]["messages"][2]["content"] == "5"
-    assert episode.reward == 1.0
 
 
 async def test_limits_of_pictures_hold_for_the_whole_conversation() -> None:

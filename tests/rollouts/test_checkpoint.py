@@ -12,7 +12,7 @@ from family_rows import COMPLETION, loaded_family
 from model_families import MEDIA_FAMILIES
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from renderers import RendererPool, create_renderer, load_renderer
+from renderers import create_renderer, load_renderer
 from rollouts import GenerateRequest, LocalEngine, SamplingParams
 from rollouts.errors import ArgumentError
 from rollouts.models.loading import load_model
@@ -108,15 +108,6 @@ def test_a_template_that_replaces_those_of_the_model_is_written(source, tmp_path
     loaded = load_renderer(save_checkpoint(trained(source), renderer, tmp_path / "saved"))
     assert texts(loaded) == texts(renderer)
     assert texts(renderer)[0] == ["user: Which?<|im_end|>"] * 2
-
-
-def test_the_renderer_of_a_pool_is_saved_and_the_parents_of_a_directory_are_made(tmp_path):
-    source = tiny_qwen3_vl(tmp_path / "source")
-    with RendererPool(load_renderer(source)) as pool:
-        saved = save_checkpoint(trained(source), pool, tmp_path / "run" / "step-1")
-    assert saved == tmp_path / "run" / "step-1"
-    assert [path.name for path in saved.parent.iterdir()] == ["step-1"]
-    assert texts(load_renderer(saved)) == texts(load_renderer(source))
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from renderers import ToolCallParseStatus
 from rollouts import SamplingParams, StepResult, ThreadedEnvironment, run_episode
 from rollouts.episodes import environment_calls
 from rollouts.episodes.errors import EpisodeError
@@ -96,27 +95,6 @@ def test_an_environment_is_closed_when_its_episode_fails(renderer, failing):
 
 
 @pytest.mark.parametrize("kind", [Closable, AsynchronouslyClosable])
-async def test_an_environment_is_closed_when_its_episode_is_cancelled(renderer, kind):
-    environment = kind()
-
-    generating = asyncio.Event()
-
-    async def never(request):
-        generating.set()
-        await asyncio.Event().wait()
-
-    engine = ScriptedEngine(never, renderer=renderer)
-    episode = asyncio.create_task(
-        run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=1)
-    )
-    await generating.wait()
-    episode.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await episode
-    assert environment.calls == ["reset", "close"]
-
-
-@pytest.mark.parametrize("kind", [Closable, AsynchronouslyClosable])
 def test_a_close_that_fails_is_logged_and_the_episode_is_complete(renderer, kind, caplog):
     trajectory = play(kind("close"), ScriptedEngine(["a"], renderer=renderer), renderer)
     assert (trajectory.reward, trajectory.done, trajectory.error) == (1.0, True, "")
@@ -190,22 +168,3 @@ def test_an_environment_ends_its_episode_as_truncated_with_a_reason(renderer):
 def test_a_reason_without_an_end_or_that_is_no_text_is_refused(renderer, reason, done):
     with pytest.raises(EpisodeError, match="step returned truncation_reason="):
         play(Limited(reason, done), ScriptedEngine(["a"], renderer=renderer), renderer)
-
-
-TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-
-
-@pytest.mark.parametrize("wrap", KINDS.values(), ids=KINDS)
-def test_step_parsed_receives_the_malformed_calls_that_the_message_has_as_text(renderer, wrap):
-    class Parsed(Closable):
-        tools = TOOLS
-
-        def step_parsed(self, assistant, parsed):
-            self.message, self.parsed = assistant, parsed
-            return StepResult(done=True)
-
-    environment = Parsed()
-    play(wrap(environment), ScriptedEngine(["<tool_call>\n{look}\n</tool_call>"], renderer=renderer), renderer)
-    assert "tool_calls" not in environment.message
-    assert environment.message["content"] == environment.parsed.tool_calls[0].raw
-    assert environment.parsed.tool_calls[0].status is ToolCallParseStatus.INVALID_JSON

@@ -52,6 +52,11 @@ def world(stop, renderer, monkeypatch):
     """An environment and an engine that wait at the point, and the renderer made to."""
 
     class Environment(Talkative):
+        closed = False
+
+        def close(self):
+            self.closed = True
+
         async def reset(self, seed):
             await stop.at("reset")
             return Talkative.reset(self, seed)
@@ -95,6 +100,7 @@ async def cancelled_at(point, renderer, monkeypatch):
                 await task
         finally:
             stop.released.set()
+    assert environment.closed
     return ended
 
 

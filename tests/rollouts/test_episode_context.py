@@ -2,17 +2,12 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sub_agents import Delegating, Echo, Nested, RecordingEngine, last_user_text, play, rows_of_turns, user
 
 from rollouts import StepResult, ThreadedEnvironment
-from rollouts.errors import ArgumentError
-from rollouts.training import samples_from_trajectory
-
-IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
 
 
 @pytest.fixture
@@ -36,23 +31,6 @@ def test_a_generated_turn_is_in_the_tree_with_its_agent_and_its_reward(renderer,
     assert rows_of_turns(trajectory) == engine.rows
     assert trajectory.forks == 0
     assert len(trajectory.leaves()) == 2
-
-
-def test_a_turn_continues_the_one_that_it_comes_after_and_one_turn_may_be_continued_twice(renderer, engine):
-    async def work(context, assistant):
-        first = await context.generate_turn([user("think")], agent="critic")
-        again = [await context.generate_turn([user(text)], agent="critic", after=first) for text in ("a", "b")]
-        return first, *again
-
-    environment = Delegating(work)
-    trajectory = play(environment, engine, renderer)
-    first, a, b = environment.result
-    prefix = trajectory.token_ids(trajectory.turns[first.index].node).tolist()
-    for turn in (a, b):
-        assert trajectory.token_ids(trajectory.turns[turn.index].node).tolist()[: len(prefix)] == prefix
-    assert rows_of_turns(trajectory) == engine.rows
-    assert len(trajectory.leaves()) == 3
-    assert trajectory.forks == 1, "the second continuation"
 
 
 def test_tools_of_a_generated_turn_are_in_its_prompt(renderer, engine):
@@ -81,20 +59,6 @@ def test_a_child_episode_has_its_turns_and_rewards_in_the_tree_of_its_parent(ren
     assert rows_of_turns(trajectory) == engine.rows
     assert len(trajectory.leaves()) == 2, "the child's turns are one branch"
     assert trajectory.forks == 0
-
-
-def test_a_child_that_begins_with_the_tokens_of_its_parent_shares_them(renderer, engine):
-    class Sequel(Echo):
-        def reset(self, seed):
-            return [user("delegate"), {"role": "assistant", "content": "re delegate"}, user("and then?")]
-
-    async def work(context, assistant):
-        await context.run_child(Sequel("sub", turns=1), agent="solver", max_turns=1)
-
-    trajectory = play(Delegating(work), engine, renderer)
-    assert rows_of_turns(trajectory) == engine.rows
-    assert [node.parent for node in trajectory.nodes].count(-1) == 1
-    assert trajectory.path(trajectory.turns[1].node)[:2] == trajectory.path(trajectory.turns[0].node)
 
 
 # A child: how many turns it has, and the children that it runs at the same time after its first turn.
@@ -177,26 +141,6 @@ def test_a_threaded_environment_passes_the_context_on(renderer, engine):
 
     trajectory = play(ThreadedEnvironment(Delegating(work)), engine, renderer)
     assert agents(trajectory) == ["", "critic"]
-
-
-def test_samples_of_chosen_agents_train_their_turns_alone(renderer, engine):
-    async def work(context, assistant):
-        await context.run_child(Echo("sub", turns=2, images=[IMAGE]), agent="solver", max_turns=5)
-        await context.generate_turn([user("judge")], agent="critic")
-
-    trajectory = play(Delegating(work), engine, renderer)
-
-    def trained(**options):
-        samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors, **options)
-        return [renderer.tokenizer.decode(sample.token_ids[sample.loss_mask].tolist()) for sample in samples]
-
-    stop = "<|im_end|>"
-    assert trained() == [f"re delegate{stop}", f"re sub 0{stop}re sub 1{stop}", f"re judge{stop}"]
-    assert trained(agents={"solver"}) == [f"re sub 0{stop}re sub 1{stop}"]
-    assert trained(agents=["", "critic"], shared="weighted") == [f"re delegate{stop}", f"re judge{stop}"]
-    assert trained(agents=()) == []
-    with pytest.raises(ArgumentError, match="agents is 'critic'"):
-        trained(agents="critic")
 
 
 def test_a_step_may_end_the_episode_with_the_reward_of_another_turn(renderer, engine):

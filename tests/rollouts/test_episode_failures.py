@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaviour import ASKED, GOOD, Talkative, named
 
-from renderers.errors import MediaError
-from rollouts import GenerateResult, SamplingParams, StepResult, ThreadedEnvironment, run_episode
+from rollouts import GenerateResult, SamplingParams, ThreadedEnvironment, run_episode
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.testing import ScriptedEngine
@@ -130,40 +129,6 @@ def test_tools_that_are_none(renderer, value):
     assert failure_of(environment, scripted(renderer), renderer).trajectory.num_turns == 0
 
 
-@pytest.mark.parametrize(
-    ("method", "value", "text"),
-    [
-        ("reset", [], "Odd.reset returned no messages; return the first messages"),
-        ("reset", (ASKED, {}), "Odd.reset: message 0: a message is a dict, not list"),
-        ("reset", "text", "Odd.reset returned str, not a list of messages"),
-        ("reset", [{"role": "user", "content": [{"type": "image", "image": b""}]}], "Odd.reset: message 0, part 0: "),
-        ("step", "text", "Odd.step returned str, not a StepResult; return StepResult(messages, reward, done, info)"),
-        ("step", StepResult(done=1), "Odd.step returned done=1, which is neither True nor False"),
-        ("step", StepResult(), "Odd.step returned no messages and is not done"),
-        ("step", StepResult(reward="1", done=True), "the reward of turn 0 is '1'; pass a finite number"),
-        ("step", StepResult(done=True, info={"a": [1, {"b": object()}]}), "the info of turn 0['a'][1]['b']"),
-        ("tools", {"name": "look"}, "Odd.tools: tools are a list of dicts, not dict"),
-    ],
-)
-def test_what_an_environment_must_not_return_is_named_with_its_place(renderer, method, value, text):
-    class Odd(Talkative):
-        pass
-
-    setattr(Odd, method, value if method == "tools" else lambda self, argument: value)
-    assert text in str(failure_of(Odd(), scripted(renderer), renderer))
-
-
-def test_a_message_that_cannot_be_stored_is_refused_before_the_model_is_asked(renderer):
-    class Odd(Talkative):
-        def step(self, assistant):
-            return StepResult([{"role": "user", "content": "x", "meta": {"a": {(1, 2): 3}}}])
-
-    engine = scripted(renderer)
-    error = failure_of(Odd(), engine, renderer)
-    assert "Odd.step: messages[0]['meta']['a']" in str(error)
-    assert (len(engine.requests), error.trajectory.num_turns) == (1, 1)
-
-
 # Engines.
 
 
@@ -258,24 +223,6 @@ def test_arguments_that_no_episode_can_be_played_with(renderer, options, words):
     with pytest.raises(ArgumentError, match=f"^{words}"):
         asyncio.run(run_episode(**{**arguments, "sampling": SamplingParams(), **options}))
     assert engine.requests == []
-
-
-@pytest.mark.parametrize(
-    ("rewritten", "origin"),
-    [(False, "what Showing.step returned for turn 1"), (True, "the conversation after Showing.step of turn 1")],
-)
-def test_an_image_that_is_refused_is_named_with_the_step_that_returned_it(renderer, monkeypatch, rewritten, origin):
-    class Showing(Talkative):
-        def step(self, assistant):
-            result = super().step(assistant)
-            images = [{"role": "user", "content": [{"type": "image", "image": b"no image"}]}]
-            return replace(result, messages=images) if self.turns == 2 else result
-
-    if rewritten:
-        monkeypatch.setattr(type(renderer), "bridge_to_next_turn", lambda *args, **options: None)
-    error = failure_of(Showing(), scripted(renderer), renderer)
-    assert f"{origin}: message {4 if rewritten else 0}, part 0: " in str(error)
-    assert isinstance(error.__cause__, MediaError)
 
 
 # Anything at all.

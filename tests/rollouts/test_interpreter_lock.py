@@ -16,8 +16,6 @@ import pytest
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, WeightSpan
-from rollouts.engines.protocol import GenerateRequest, GenerateResult, SamplingParams
-from rollouts.engines.result_checks import check_result
 from rollouts.trajectory.tree import Trajectory
 
 SAMPLED = 500  # longer log-probabilities are checked by numpy: there is no other way that is as fast
@@ -95,9 +93,3 @@ def test_turns_are_recorded_without_giving_up_the_lock(length: int) -> None:
         trajectory.add_turn(second, sampled, answer, messages=[question], after=node)
 
     assert not gives_up_lock(two_turns)
-
-
-def test_a_result_is_checked_without_giving_up_the_lock() -> None:
-    request = GenerateRequest([1, 2], SamplingParams(max_tokens=SAMPLED))
-    result = GenerateResult(request.request_id, [completion(SAMPLED)])
-    assert not gives_up_lock(lambda: check_result(request, result, vocab_size=SAMPLED))

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 
 from renderers import MediaPolicy, MediaSource, ParsedResponse
 from renderers.errors import MediaPolicyError
-from renderers.media.samples import raw_samples, wav_bytes
 from rollouts import EpisodeError, FinishReason, Runner, SamplingParams, Task, run_episode
 from rollouts.engines.protocol import ChatAnswer
 from rollouts.environments import ScoredPrompt
@@ -35,8 +34,8 @@ class Model:
 
     model = "judging-model"
 
-    def __init__(self, *answers: Any, finish: FinishReason = FinishReason.STOP, counts: Any = (10, 3)) -> None:
-        self.answers, self.finish, self.counts = list(answers), finish, counts
+    def __init__(self, *answers: Any, finish: FinishReason = FinishReason.STOP) -> None:
+        self.answers, self.finish = list(answers), finish
         self.asked: list[list[dict[str, Any]]] = []
         self.seeds: list[int] = []
         self.running = self.most_running = 0
@@ -54,7 +53,7 @@ class Model:
         if isinstance(answer, Exception):
             raise answer
         parsed = ParsedResponse(answer)
-        return ChatAnswer(parsed.to_message(), parsed, self.finish, *self.counts)
+        return ChatAnswer(parsed.to_message(), parsed, self.finish, 10, 3)
 
     async def close(self):
         pass
@@ -118,38 +117,11 @@ async def test_the_template_shows_messages_and_task_with_images_at_their_places(
     ]
 
 
-async def test_a_completion_alone_is_shown_after_the_messages_of_its_task():
-    async def question(task):
-        return [user([image(task.data["image"]), {"type": "text", "text": "Which colour?"}])]
-
-    judge, model = judge_of("no", prompt=WHOLE, messages=question)
-    assert await judge(assistant("Green."), Task("t", {"image": BLUE, "answer": "blue"})) == 0.0
-    assert shown(model.asked[0])[:2] == ["user: ", ("blue",)]
-    assert "assistant: Green." in model.text
-
-
 async def test_images_of_a_task_are_shown_as_images():
     forms = [RED, Image.fromarray(RED), MediaSource.of(_raw(RED)), image(RED), _raw(RED)]
     judge, model = judge_of("yes", prompt="{% for one in task %}{{ one }}{% endfor %}")
     await judge(assistant("a"), forms)
     assert shown(model.asked[0]) == [("red",)] * len(forms)
-
-
-async def test_sounds_of_messages_and_of_a_task_are_shown_as_sounds(tmp_path):
-    wav = wav_bytes(np.zeros(160, np.int16), 16_000)
-    (tmp_path / "a.wav").write_bytes(wav)
-    row = {"array": np.zeros(160, np.int16), "sampling_rate": 16_000}
-    judge, model = judge_of(
-        "yes",
-        prompt="{{ completion.content }}{{ task.row }}{{ task.wav }}{{ task.path | audio }}",
-        media_policy=MediaPolicy(allowed_directories=(tmp_path,)),
-    )
-    asked = [user([{"type": "audio", "audio": wav}])]
-    assert await judge(asked, {"row": row, "wav": wav, "path": str(tmp_path / "a.wav")}) == 1.0
-    assert [part["type"] for part in model.asked[0]] == ["audio"] * 4
-    file, array, *files = (part["audio"] for part in model.asked[0])
-    assert (bytes(file.data), files) == (wav, [file, file])
-    assert raw_samples(array).data.shape == (160, 1)
 
 
 async def test_a_path_is_an_image_with_a_filter_and_a_policy(tmp_path):
@@ -278,13 +250,6 @@ async def test_an_unreadable_answer_is_sampled_again_with_another_seed():
     assert same.seeds == model.seeds
 
 
-async def test_answers_without_counts_of_tokens_are_counted_themselves():
-    model = Model("yes", counts=(None, None))
-    judge = Judge(model, "{{ completion.content }}", parse=YES)
-    await judge(assistant("a"))
-    assert judge.usage == JudgeUsage(verdicts=1, judged=1, requests=1, uncounted=1)
-
-
 # The cache.
 
 
@@ -295,13 +260,6 @@ async def test_equal_prompts_are_judged_once_and_others_again():
         await judge(conversation)
     assert len(model.asked) == 3
     assert (judge.usage.verdicts, judge.usage.judged) == (8, 3)
-
-
-async def test_equal_prompts_at_the_same_time_are_judged_once():
-    judge, model = judge_of("yes")
-    assert await asyncio.gather(*(judge(assistant("a")) for _ in range(20))) == [1.0] * 20
-    assert len(model.asked) == 1
-    assert (judge.usage.verdicts, judge.usage.judged) == (20, 1)
 
 
 async def test_the_cache_is_bounded():
@@ -324,15 +282,6 @@ async def test_no_more_conversations_are_judged_at_a_time_than_allowed():
     judge, model = judge_of("yes", concurrency=3)
     await asyncio.gather(*(judge(assistant(str(number))) for number in range(20)))
     assert (len(model.asked), model.most_running) == (20, 3)
-
-
-def test_a_judge_serves_one_event_loop_after_another():
-    judge, _ = judge_of("yes", concurrency=1)
-
-    async def ask(first):
-        return await asyncio.gather(*(judge(assistant(str(number))) for number in range(first, first + 4)))
-
-    assert [asyncio.run(ask(0)), asyncio.run(ask(10))] == [[1.0] * 4] * 2
 
 
 # In episodes.

@@ -7,7 +7,7 @@ import pytest
 
 from rollouts import SamplingParams, StepResult, run_episodes
 from rollouts.errors import ArgumentError
-from rollouts.runner import Runner, Task
+from rollouts.runner import Runner
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeWorker
 
@@ -39,17 +39,6 @@ def test_a_function_that_cannot_take_a_task_is_refused_with_its_signature_and_a_
     with pytest.raises(ArgumentError, match=r"^make_environment is .*\(task\), but takes \(.*lambda task: ") as caught:
         place(make)
     assert caught.value.name == "make_environment"
-
-
-@pytest.mark.parametrize(
-    "make", [lambda task: Plain(), lambda *tasks: Plain(), partial(two, other=1), lambda task, size=3: Plain()]
-)
-async def test_functions_that_can_take_a_task_play_it(renderer, make):
-    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-
-    async with Runner(make, engine, renderer, sampling=SamplingParams()) as runner:
-        (group,) = [group async for group in runner.stream([Task("a")])]
-    assert group.rewards.tolist() == [1.0]
 
 
 def test_a_class_whose_signature_is_unknown_is_called(place):

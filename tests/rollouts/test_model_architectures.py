@@ -126,18 +126,6 @@ def stock_equals_ours(model, batch):
     return torch.allclose(ours, stock, atol=1e-5, rtol=0)
 
 
-def test_packed_model_inputs_have_masks_only_for_models_that_do_not_separate_samples_by_positions():
-    """transformers' gpt-oss does not pass the positions to its masks."""
-    batch = TrainingBatch.from_samples(text_samples(5, 9, 20), pad_id=0, layout="packed", multiple_of=8)
-    assert "attention_mask" not in model_inputs(batch, text_model("gemma2"))
-    masks = model_inputs(batch, text_model("gpt_oss"))["attention_mask"]
-    assert {name: mask.shape for name, mask in masks.items()} == dict.fromkeys(
-        ["sliding_attention", "full_attention"], (1, 1, 40, 40)
-    )
-    for name in ("gemma2", "gpt_oss", "cohere"):
-        assert stock_equals_ours(text_model(name), batch)
-
-
 @families("qwen3_5")
 def test_packed_model_inputs_of_a_model_with_a_recurrent_state_are_refused(family):
     batch = TrainingBatch.from_samples(text_samples(5, 9), pad_id=0, layout="packed")
@@ -178,14 +166,3 @@ def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_to
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss"])
 def test_gradients_of_a_packed_text_batch_are_the_sum_of_single_rows(name):
     assert_same_gradients(text_model(name), text_samples(5, 23, 2, 9))
-
-
-def test_tokens_that_are_not_trained_and_follow_the_trained_ones_get_no_gradient():
-    model = text_model("qwen3")  # its embedding is not tied to the output layer
-    ids = np.array([5, 6, 7, 250, 251], np.int32)
-    zeros = np.zeros(5, np.float32)
-    sample = TrainingSample(ids, np.array([False, False, True, False, False]), zeros, zeros)
-    found = gradients(model, [TrainingBatch.from_samples([sample, sample], pad_id=0, layout="packed")])
-    embedding = found["model.embed_tokens.weight"]
-    assert (embedding[[7, 250, 251]] == 0).all()
-    assert (embedding[[5, 6]] != 0).any(dim=1).all()

@@ -84,19 +84,6 @@ def sources_in(frames: list[Any]) -> int:
     return sum(png(seed) in data for seed in (1, 2))
 
 
-def test_source_is_the_default_and_the_receiver_derives_the_pixels(
-    episode: Trajectory, renderer: TemplateRenderer
-) -> None:
-    frames = encode_frames(pack_episodes([episode]))
-    assert sources_in(frames) == 2
-    packed = decode_frames(frames)
-    (sample,) = samples_from_trajectory(
-        packed.episodes[0], advantage=1.0, processors=packed.processors(renderer.processors)
-    )
-    (expected,) = samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
-    assert [item.mm_hash for item, _ in sample.media] == [item.mm_hash for item, _ in expected.media]
-
-
 def test_a_receiver_with_another_processor_is_told_both_fingerprints(
     episode: Trajectory, renderer: TemplateRenderer, tiny_model_dir: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 """Packing: budgets hold, nothing is lost or doubled, ranks get equal work, and what is cut or left out is reported."""
 
-import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -10,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_samples import PAD, image, sample, samples_of, sound
 
-from rollouts.training import TrainingBatch, pack_samples
-from rollouts.training.packing import assign_ranks, token_cost
+from rollouts.training import pack_samples
 from rollouts.training.truncation import truncate_sample
 
 MAX_TOKENS, MAX_PATCHES = 12, 24
@@ -74,17 +72,6 @@ def test_without_uniform_modality_a_step_may_mix():
     assert len({frozenset(modalities_of(row)) for row in plan.steps[0]}) == 2
 
 
-def test_one_image_on_four_ranks_is_shared_by_rows_without_loss():
-    item = image()
-    plan = pack_samples(
-        [sample(8, images=[item], name="image"), *samples_of([12] * 4)], max_tokens=12, ranks=4, uniform_modality=True
-    )
-    with_images = [row for row in rows_of(plan) if modalities_of(row)]
-    assert len(with_images) == 4
-    assert all(row[0].media[0][0] is item for row in with_images)
-    assert sum(int(each.loss_mask.sum()) for row in with_images for each in row) == 1
-
-
 def test_the_rows_of_several_images_are_spread_before_an_image_is_repeated():
     samples = [sample(4, images=[image(seed=n)], name=str(n)) for n in range(4)]
     plan = pack_samples(samples, max_tokens=16, ranks=4, uniform_modality=True)
@@ -117,30 +104,7 @@ def test_ranks_without_samples_get_a_neutral_row():
     assert sum(int(batch.loss_mask.sum()) for batch in batches) == 1
 
 
-def test_the_batches_of_a_plan_are_packed_rows():
-    samples = samples_of([5, 4, 3, 2])
-    plan = pack_samples(samples, max_tokens=7)
-    batches = list(plan.batches(0, pad_id=PAD, multiple_of=8))
-    assert [batch.layout for batch in batches] == ["packed"] * 2
-    assert {batch.input_ids.shape for batch in batches} == {(1, 8)}
-    assert plan.filled == 1.0
-    assert batches[0] == TrainingBatch.from_samples(plan.steps[0][0], pad_id=PAD, layout="packed", multiple_of=8)
-
-
 # Balance.
-
-
-def test_the_totals_of_two_ranks_are_as_equal_as_they_can_be():
-    """Compared with all assignments of five steps."""
-    costs = [9.0, 1.0, 8.0, 3.0, 7.0, 4.0, 5.0, 4.0, 6.0, 1.0]
-    steps = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-    assigned = assign_ranks(steps, costs)
-    totals = [sum(costs[step[rank]] for step in assigned) for rank in range(2)]
-    best = min(
-        abs(sum(sign * (costs[a] - costs[b]) for sign, (a, b) in zip(signs, steps, strict=True)))
-        for signs in itertools.product((1, -1), repeat=5)
-    )
-    assert abs(totals[0] - totals[1]) == best
 
 
 def test_rows_of_equal_tokens_are_balanced_by_their_attention():
@@ -149,13 +113,6 @@ def test_rows_of_equal_tokens_are_balanced_by_their_attention():
     plan = pack_samples(samples_of(lengths), max_tokens=8000, ranks=2, hidden_size=64)
     assert [[len(row) for row in step] for step in plan.steps] == [[1, 1], [8, 8], [8, 8]]
     assert plan.imbalance == 0
-
-
-def test_imbalance_is_the_mean_excess_of_the_slowest_rank():
-    plan = pack_samples(samples_of([8, 4]), max_tokens=8, ranks=2, hidden_size=1)
-    costs = [8 * (12 + 8), 4 * (12 + 4)]
-    assert plan.imbalance == pytest.approx(max(costs) / (sum(costs) / 2) - 1)
-    assert token_cost(np.array([8, 4]), 1).tolist() == costs
 
 
 # Samples that do not fit.

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts import SamplingParams, StepResult, Trajectory, run_episode
-from rollouts.environments import ScoredPrompt
-from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import (
     GroupReward,
@@ -79,25 +77,6 @@ def test_a_function_that_fails_is_named_with_its_place(function, reason, threade
     rewards = [Reward("good", 1.0, len), Reward("bad", 1.0, function, threaded)]
     with pytest.raises(RolloutsError, match=f"reward 'bad' for the place {reason}"):
         scores(rewards, "text")
-
-
-def test_an_async_function_that_fails_cancels_the_others():
-    cancelled = []
-
-    async def waiting(text):
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.append(text)
-
-    async def failing(text):
-        await asyncio.sleep(0)
-        raise OSError("down")
-
-    with pytest.raises(RolloutsError, match="reward 'failing' for the place raised OSError: down") as caught:
-        scores([Reward("waiting", 1, waiting), Reward("failing", 1, failing)], "x")
-    assert isinstance(caught.value.__cause__, OSError)
-    assert cancelled == ["x"]
 
 
 def test_a_cancelled_scoring_is_cancelled_and_not_an_error():
@@ -219,15 +198,6 @@ def test_the_parts_of_an_episode_are_summed_over_its_turns(renderer):
     assert {name: column.tolist() for name, column in parts.items()} == {"a": [3.0, 0.0], "b": [0.5, 0.0]}
 
 
-@pytest.mark.parametrize("info", [{"rewards": [1]}, {"rewards": {"a": 1.0}}, {"rewards": None}, {}], ids=str)
-def test_an_info_of_another_form_has_no_parts(info, renderer):
-    class Other(Twice):
-        def step(self, assistant):
-            return StepResult(done=True, info=info)
-
-    assert episode_reward_parts(play(Other(), renderer, "x")) == {}
-
-
 @pytest.mark.parametrize("kind", [Reward, GroupReward])
 @pytest.mark.parametrize(
     ("field", "value"),
@@ -246,22 +216,3 @@ def test_a_function_alone_is_a_reward_named_score():
             rewards_of(wrong)
     with pytest.raises(ArgumentError, match="score is 'a'; 2 rewards have this name"):
         rewards_of([Reward("a", 1, len), Reward("a", 2, len)])
-
-
-# The environment of one prompt.
-
-
-def question(task):
-    return [{"role": "user", "content": [{"type": "image", "image": task}, {"type": "text", "text": "Which shade?"}]}]
-
-
-SHADE = np.full((32, 32, 3), 7, np.uint8)
-
-
-def test_the_completion_of_a_prompt_is_kept_when_its_scoring_fails(renderer):
-    bad = Reward("judge", 1.0, lambda completion, task: math.nan)
-    with pytest.raises(EpisodeError, match="reward 'judge' for ScoredPrompt returned nan") as caught:
-        play(ScoredPrompt(SHADE, question, bad), renderer, "7")
-    trajectory = caught.value.trajectory
-    assert trajectory.turns[0].message["content"] == "7"
-    assert "judge" in trajectory.error

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 from misbehaviour import Talkative
 
@@ -88,14 +87,6 @@ def test_an_argument_that_cannot_be_is_an_error_before_anything_is_played(render
             asyncio.wait_for(run_episodes(specs=specs(3), **{"make_environment": Talkative, **arguments, **bad}), 60)
         )
     assert arguments["engine"].requests == []
-
-
-def test_the_seeds_of_a_spec_are_integers_of_any_library():
-    spec = EpisodeSpec(np.int64(3), np.uint32(4))
-    assert (spec.seed, type(spec.seed), type(spec.sampling_seed)) == (3, int, int)
-    for bad in ({"seed": 1.0}, {"seed": None}, {"sampling_seed": "1"}):
-        with pytest.raises(ArgumentError, match=f"^{next(iter(bad))} is "):
-            EpisodeSpec(**{"seed": 1, **bad})
 
 
 def test_two_specs_with_one_id_are_an_error(renderer):

@@ -3,7 +3,6 @@
 import copy
 import threading
 
-import numpy as np
 import pytest
 import torch
 from family_rows import loaded_family
@@ -104,17 +103,3 @@ def test_forward_passes_of_other_threads_are_not_affected(family):
     for index in range(2):
         assert len(results[index]) == 5
         assert all(torch.allclose(each, expected[index], atol=1e-5) for each in results[index])
-
-
-@families("glm4v")
-def test_images_and_videos_of_a_model_with_one_id_for_both_are_told_apart(family):
-    """GLM-4V's own search counts images and videos together and refuses a row with both."""
-    both = family.row("both", [family.pixels(32, 32)], [family.pixels(4, 32, 48)]).sample
-    image_only = family.row("one", [family.pixels(32, 32)]).sample
-    video_only = family.row("moving", videos=[family.pixels(4, 32, 32)]).sample
-    mixed = logprobs(family.model, [image_only, video_only, both])
-    alone = [logprobs(family.model, [sample])[0] for sample in (image_only, video_only, both)]
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mixed, alone, strict=True))
-    with pytest.raises(ValueError, match="do not match"):
-        family.model(**model_inputs(TrainingBatch.from_samples([both], pad_id=0), family.model))
-    assert np.isfinite(alone[2].numpy()).all()

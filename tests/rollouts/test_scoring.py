@@ -25,7 +25,6 @@ from rollouts.training import (
     with_teacher,
 )
 from rollouts.training.packing import neutral_sample
-from transport import decode, encode
 
 FAMILIES = ("qwen3_vl", "gemma3", "llava_next", "internvl", "qwen2_audio")
 
@@ -175,31 +174,6 @@ def test_the_scores_of_a_trajectory_are_columns_of_its_nodes_and_of_its_samples(
     assert taught.metrics["teacher_kl"] == pytest.approx(differences.mean(), abs=1e-4)
 
 
-def test_scores_have_the_version_of_the_weights_that_gave_them(renderer, tmp_path):
-    trajectory = forked(renderer)
-
-    async def run():
-        engine = LocalEngine.from_pretrained(tiny_qwen3_vl(tmp_path / "first", seed=1))
-        try:
-            yield await score(trajectory, engine, renderer=renderer)
-            await engine.update_weights(tiny_qwen3_vl(tmp_path / "second", seed=2), "7")
-            yield await score(trajectory, engine, renderer=renderer)
-        finally:
-            await engine.close()
-
-    async def collect():
-        return [scores async for scores in run()]
-
-    before, after = asyncio.run(collect())
-    assert [each.version for each in (*before, *after)] == ["0", "0", "7", "7"]
-    assert not np.allclose(before[0].logprobs[1:], after[0].logprobs[1:])
-    for scores, versions in ((before, ("0",)), (after, ("7",)), ([before[0], after[1]], ("0", "7"))):
-        taught = decode(encode(with_scores(trajectory, scores)))
-        assert tuple(taught.provenance.teacher_versions) == versions
-    unknown = with_scores(with_scores(trajectory, before), [each._replace(version="") for each in after])
-    assert unknown.provenance.teacher_versions == ()
-
-
 def test_a_trajectory_with_media_needs_its_renderer(renderer, model):
     with pytest.raises(ArgumentError, match="renderer is None; episode forked has media"):
         scored(forked(renderer), model)
@@ -225,7 +199,7 @@ def test_an_engine_without_log_probabilities_of_the_prompt_is_refused(renderer):
 # The columns in samples and batches.
 
 
-def taught_samples(count=3, k=2):
+def taught_samples(count, k=2):
     family = loaded_family("qwen3_vl")
     samples = [family.row("word " * number).sample for number in range(1, count + 1)]
     taught = []
@@ -237,18 +211,6 @@ def taught_samples(count=3, k=2):
         }
         taught.append(replace(sample, teacher_top_ids=rng.integers(0, 99, (n, k), dtype=np.int32), **columns))
     return taught
-
-
-@pytest.mark.parametrize("layout", [{"layout": "padded"}, {"layout": "padded", "side": "left"}, {"layout": "packed"}])
-def test_a_batch_lays_out_the_columns_of_a_teacher_and_keeps_them_through_selections(layout):
-    samples = taught_samples()
-    batch = TrainingBatch.from_samples(samples, pad_id=0, **layout)[[2, 0]]
-    for name in ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"):
-        column = batch.column(name)
-        assert column.shape[:2] == batch.input_ids.shape
-        for number, sample in enumerate((samples[2], samples[0])):
-            np.testing.assert_array_equal(column[batch.sequence_ids == number].numpy(), getattr(sample, name))
-        assert not column[batch.sequence_ids < 0].any()
 
 
 def test_a_trained_sample_without_a_teacher_is_an_error_and_a_neutral_one_is_not():

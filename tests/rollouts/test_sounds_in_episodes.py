@@ -12,12 +12,8 @@ import pytest
 from sounds import sound_file
 from trajectory_files import file_of, lines, run
 
-from renderers.media.policy import MediaPolicy
-from renderers.media.samples import raw_samples, samples_source
-from rollouts import Group, MediaReference, Runner, SamplingParams, Task, Trajectory
-from rollouts.cli.render.token_cells import token_cells
+from rollouts import Group, Runner, SamplingParams, Task, Trajectory
 from rollouts.environments import ToolEnvironment
-from rollouts.errors import PixelMismatchError
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.runner.events import TurnFinished
 from rollouts.testing import ScriptedEngine
@@ -91,38 +87,6 @@ def test_sounds_are_counted_beside_images(played):
     assert GroupMetrics.of_line(json.dumps(earlier)).sounds == 0  # a line of a version without sounds
 
 
-def test_sounds_of_a_question_and_of_tools_are_on_the_nodes_that_show_them(heard, hearing):
-    assert heard.forks == 0
-    assert [[each.modality for each in node.media] for node in heard.nodes] == [
-        ["audio"],
-        [],
-        ["audio"],
-        [],
-        ["audio"] * 2,
-        [],
-    ]
-    (leaf,) = heard.leaves()
-    ids = heard.token_ids(leaf)
-    audio = hearing.tokenizer.encode_scaffold("<|AUDIO|>")
-    for reference in heard.media(leaf):
-        start, length = reference.placeholder.offset, reference.placeholder.length
-        assert ids[start : start + length].tolist() == audio * TOKENS
-    first, again, wav, mp3 = (reference.source for reference in heard.media(leaf))
-    assert first == again
-    assert np.array_equal(raw_samples(first).data[:, 0], TONE)
-    assert (bytes(wav.data), bytes(mp3.data)) == (SOUNDS["wav"], SOUNDS["mp3"])
-
-
-def test_another_sound_than_the_sampler_heard_is_an_error(heard, hearing):
-    reference = next(heard.all_media())
-    other = samples_source(TONE * np.float32(0.5), RATE, MediaPolicy())
-    changed = MediaReference("audio", reference.mm_hash, other, reference.placeholder)
-    with pytest.raises(
-        PixelMismatchError, match=f"the sampler saw {reference.mm_hash}, this side derives {other.digest}"
-    ):
-        changed.derive(hearing.processors)
-
-
 @pytest.mark.parametrize("form", ["source", "uint8", "float32"])
 def test_sounds_are_in_a_message_once_and_samples_have_their_features(heard, hearing, form):
     packed = pack_episodes([heard, heard], pixels=form, processors=hearing.processors)
@@ -141,13 +105,6 @@ def test_sounds_are_in_a_message_once_and_samples_have_their_features(heard, hea
     if form == "source":
         sounds = {each.source.digest: each.source.nbytes for each in heard.all_media()}
         assert size < 1.1 * sum(sounds.values())
-
-
-def test_a_sound_is_one_marker_in_rollouts_render(hearing):
-    rendered = hearing.render([*question(Task("t", {})), {"role": "assistant", "content": "A tone."}])
-    texts = [cell.text for cell in token_cells(hearing, rendered)]
-    assert texts.count(f"audio 1: {TOKENS} tokens") == 1
-    assert "<|AUDIO|>" not in texts
 
 
 def test_the_page_says_that_the_features_are_equal_and_the_terminal_counts_sounds(heard, hearing, tmp_path):

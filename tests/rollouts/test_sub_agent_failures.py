@@ -3,18 +3,15 @@
 import asyncio
 
 import pytest
-from runner_world import advance_clock
-from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, rows_of_turns, user
+from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, user
 
 from rollouts import SamplingParams, run_episode
-from rollouts.environments import ToolEnvironment
-from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, EpisodeLimitError
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError
 from rollouts.errors import (
     ArgumentError,
     OverlongPromptError,
     TrajectoryFinishedError,
 )
-from rollouts.runner import EpisodeLimits, Runner, Task
 
 
 @pytest.fixture
@@ -51,36 +48,6 @@ def test_a_child_that_fails_is_caught_by_its_parent_and_its_turns_stay(renderer,
     with pytest.raises(EpisodeError, match=r"Delegating\.step raised .*Breaking\.step raised KeyError") as caught:
         play(Delegating(careless), engine, renderer)
     assert agents(caught.value.trajectory) == ["", "solver", "solver"]
-
-
-async def test_a_cancelled_parent_cancels_the_requests_of_its_children(renderer):
-    started, never = asyncio.Event(), asyncio.Event()
-
-    async def completion(request):
-        if last_user_text(renderer, request).startswith("sub"):
-            if engine_of_child.requests[-1] is request and len(engine_of_child.requests) == 4:
-                started.set()
-            await never.wait()
-        return "ok"
-
-    engine_of_child = RecordingEngine(completion, renderer=renderer)
-
-    async def work(context, assistant):
-        async with asyncio.TaskGroup() as group:
-            for number in range(3):
-                group.create_task(context.run_child(Echo(f"sub{number}"), agent="solver", max_turns=2))
-
-    ended = []
-    options = {"sampling": SamplingParams(), "max_turns": 9, "on_end": ended.append}
-    episode = asyncio.create_task(run_episode(Delegating(work), engine=engine_of_child, renderer=renderer, **options))
-    await started.wait()
-    episode.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await episode
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    (trajectory,) = ended
-    assert engine_of_child.cancelled == 3
-    assert agents(trajectory) == [""]
 
 
 def test_a_child_that_still_runs_when_the_episode_ends_is_cancelled(renderer):
@@ -137,25 +104,6 @@ def test_a_child_that_reaches_its_own_limit_is_truncated_and_the_episode_goes_on
     trajectory = play(environment, engine, renderer)
     assert environment.result.truncation_reason == "max_turns: the environment was not done after 2 turns"
     assert (trajectory.done, trajectory.truncated, trajectory.num_turns) == (True, False, 3)
-
-
-def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated(renderer, engine):
-    async def work(context, assistant):
-        for _ in range(9):
-            await context.generate_turn([user("more")], agent="critic")
-
-    trajectory = play(Delegating(work), engine, renderer, max_turns=3)
-    assert (trajectory.done, trajectory.truncated, trajectory.num_turns, trajectory.error) == (False, True, 3, "")
-    assert trajectory.truncation_reason.startswith("max_turns: ")
-
-    async def careful(context, assistant):
-        for _ in range(2):
-            await context.generate_turn([user("more")], agent="critic")
-        with pytest.raises(EpisodeLimitError):
-            await context.generate_turn([user("more")], agent="critic")
-
-    trajectory = play(Delegating(careful), engine, renderer, max_turns=3)
-    assert (trajectory.done, trajectory.reward) == (True, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -232,31 +180,6 @@ def test_limits_that_several_children_reach_at_once_truncate_the_episode(rendere
     assert (trajectory.truncated, trajectory.error) == (True, "")
 
 
-def test_tools_that_call_the_policy_end_the_episode_at_its_limit(renderer):
-    class Manager(ToolEnvironment):
-        def __init__(self):
-            super().__init__(None, tools=[self.ask], messages=lambda task: [user("manage")])
-
-        def attach(self, context):
-            self.context = context
-
-        async def ask(self, question: str) -> str:
-            child = await self.context.run_child(Echo(question, turns=1), agent="worker", max_turns=1)
-            if child.truncated:
-                await self.context.generate_turn([user("again")], agent="worker")
-            return child.message["content"]
-
-    call = '<tool_call>\n{"name": "ask", "arguments": {"question": "why"}}\n</tool_call>'
-    engine = RecordingEngine(
-        lambda request: "because" if last_user_text(renderer, request).startswith("why") else call, renderer=renderer
-    )
-    trajectory = play(Manager(), engine, renderer, max_turns=4, sampling=SamplingParams(max_tokens=200))
-    assert agents(trajectory) == ["", "worker", "", "worker"]
-    assert trajectory.turns[0].info["tool_calls"][0]["outcome"] == "ok"
-    assert (trajectory.truncated, trajectory.error) == (True, "")
-    assert sorted(rows_of_turns(trajectory)) == sorted(engine.rows)
-
-
 def test_a_prompt_that_is_too_long_for_the_model_truncates_the_child_or_the_episode(renderer):
     overlong = OverlongPromptError("r", 9000, 8192)
 
@@ -274,37 +197,3 @@ def test_a_prompt_that_is_too_long_for_the_model_truncates_the_child_or_the_epis
     trajectory = play(Delegating(turn), RecordingEngine(["a", overlong], renderer=renderer), renderer)
     assert (trajectory.done, trajectory.truncated, trajectory.error) == (False, True, "")
     assert "9000 tokens" in trajectory.truncation_reason
-
-
-def test_a_deadline_of_the_episode_cancels_children_and_names_what_they_wait_for(renderer):
-    waiting = []
-
-    async def completion(request):
-        if last_user_text(renderer, request).startswith("sub"):
-            waiting.append(request)
-            if len(waiting) == 2:
-                advance_clock(10.0)
-            await asyncio.Event().wait()
-        return "ok"
-
-    async def work(context, assistant):
-        await asyncio.gather(*(context.run_child(Echo("sub"), agent=f"s{n}", max_turns=2) for n in range(2)))
-
-    engine = RecordingEngine(completion, renderer=renderer)
-    trajectory = play_limited(Delegating(work), engine, renderer, EpisodeLimits(episode_seconds=10.0))
-    assert (trajectory.truncated, trajectory.error, trajectory.num_turns) == (True, "", 1)
-    assert trajectory.truncation_reason.startswith("episode_seconds: ")
-    assert trajectory.truncation_reason.endswith("which waited for engine")
-    assert engine.cancelled == 2
-
-
-def play_limited(environment, engine, renderer, limits):
-    """The one episode of a runner with `limits`."""
-
-    async def main():
-        options = {"sampling": SamplingParams(max_tokens=64), "limits": limits}
-        async with Runner(lambda task: environment, engine, renderer, **options) as runner:
-            return [group async for group in runner.stream([Task("t")])]
-
-    (group,) = asyncio.run(main())
-    return group.episodes[0]

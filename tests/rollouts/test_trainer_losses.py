@@ -192,19 +192,3 @@ def with_inputs(**inputs):
 def test_inputs_that_a_loss_does_not_take_are_errors_of_their_row(trainer, loss, datum, reason):
     with pytest.raises(SampleError, match=rf"data\[0\]: .*{reason}"):
         check_data([datum], named_loss(loss), architecture(trainer.model), 300)
-
-
-def test_a_row_without_a_mask_counts_the_same_tokens_whatever_rows_are_beside_it(tiny_model_dir):
-    trainer = Trainer.from_pretrained(tiny_model_dir)
-    trainer.create_model("a", lora=SMALL)
-    ids = np.arange(10, 18, dtype=np.int32)
-    inputs = {"logprobs": np.full(8, -6.0, np.float32), "advantages": np.array([0, 0, 0, 0, 1, 1, 1, 1], np.float32)}
-    alone = Datum(ids, ids + 1, inputs)
-    masked = Datum(ids, ids + 1, {**inputs, "mask": np.ones(8, np.float32)})
-    ratios = {
-        number: trainer.forward("a", data, "ppo").metrics["ratio:mean"]
-        for number, data in enumerate([[alone], [masked], [alone, masked]])
-    }
-    # 4 tokens of the one row and 8 of the other count.
-    assert ratios[2] == pytest.approx((4 * ratios[0] + 8 * ratios[1]) / 12, rel=1e-5)
-    assert ratios[0] != pytest.approx(ratios[1], rel=1e-3)

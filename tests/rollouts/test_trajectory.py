@@ -19,8 +19,8 @@ def completion(*ids: int, version: str = "0") -> Completion:
     )
 
 
-def image(name: bytes, tokens: int = 2) -> MediaItem:
-    return MediaItem("image", f"hash-{name.decode()}", MediaSource.of(name), {}, tokens, PixelScale())
+def image(name: bytes) -> MediaItem:
+    return MediaItem("image", f"hash-{name.decode()}", MediaSource.of(name), {}, 2, PixelScale())
 
 
 def media(*placed: tuple[MediaItem, int]) -> MultiModalData:
@@ -33,6 +33,17 @@ def prompted(ids: list[int], media: MultiModalData | None = None) -> RenderedTok
 
 def say(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
+
+
+def test_a_turn_that_extends_the_last_one_stores_only_what_is_new():
+    trajectory = Trajectory("e")
+    trajectory.add_turn(prompted([1, 2, 3]), completion(4, 5), say("a"))
+    trajectory.add_turn(prompted([1, 2, 3, 4, 5, 6, 7]), completion(8), say("b"))
+
+    assert [node.token_ids.tolist() for node in trajectory.nodes] == [[1, 2, 3], [4, 5], [6, 7], [8]]
+    assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
+    assert trajectory.leaves() == [3]
+    assert trajectory.forks == 0
 
 
 def test_equal_tokens_with_another_image_are_another_branch():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from test_trajectory_contents import completion, say
 
@@ -33,17 +32,6 @@ def test_turns_of_several_agents_fork_only_where_one_does_not_continue_its_own_l
     add(trajectory, [5], "critic")
     add(trajectory, [1, 9, 6], "")
     assert trajectory.forks == 2
-
-
-def test_a_reward_is_recorded_for_the_turn_that_is_named():
-    trajectory = Trajectory("e")
-    for ids in ([1], [2], [3]):
-        add(trajectory, ids, "")
-    trajectory.record_reward(1.0, {"a": 1}, turn=0)
-    trajectory.record_reward(2.0, {}, turn=np.int64(1))
-    trajectory.record_reward(3.0, {})
-    assert [turn.reward for turn in trajectory.turns] == [1.0, 2.0, 3.0]
-    assert [turn.info for turn in trajectory.turns] == [{"a": 1}, {}, {}]
 
 
 @pytest.mark.parametrize("turn", [-1, 1, 1.5, "0", True], ids=repr)

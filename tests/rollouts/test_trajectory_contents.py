@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
-from renderers.rendered import TokenSpan
 from rollouts import (
     Completion,
     FinishReason,
@@ -84,22 +83,6 @@ def texts(messages):
     ]
 
 
-async def test_messages_come_back_along_a_branch_with_the_sources_of_their_images(engine, renderer):
-    environment = Gallery()
-    trajectory = decode(encode(await played(engine, renderer, environment)))
-    conversation = environment.shown[:-1]  # the last one was never shown to the model
-    leaf = trajectory.turns[-1].node
-    assert [branch.leaf for branch in trajectory.branches()] == trajectory.leaves()
-    back = trajectory.to_messages(leaf)
-    assert texts(back) == texts(conversation)
-    held = [part["image"] for m in back if isinstance(m["content"], list) for part in m["content"] if "image" in part]
-    assert all(isinstance(source, MediaSource) for source in held)
-    assert [source.digest for source in held] == [reference.source.digest for reference in trajectory.media(leaf)]
-    if trajectory.forks == 0:
-        again = renderer.render(back[:-1], add_generation_prompt=True)
-        assert again.multi_modal_data.mm_hashes["image"] == [r.mm_hash for r in trajectory.media(leaf)]
-
-
 async def test_pixels_are_made_again_with_absolute_ranges(engine, renderer):
     trajectory = await played(engine, renderer, Gallery())
     for leaf in trajectory.leaves():
@@ -109,17 +92,6 @@ async def test_pixels_are_made_again_with_absolute_ranges(engine, renderer):
         for item, where in data.items_with_ranges():
             assert np.isin(ids[where.offset : where.end], markers).all()
             assert item.num_tokens == where.length
-
-
-async def test_an_episode_says_what_made_it_and_how_long_it_took(engine, renderer):
-    trajectory = decode(encode(await played(engine, renderer, Gallery())))
-    made = trajectory.provenance
-    assert made.engine == "LocalEngine"
-    assert len(made.template) == 64
-    assert made.processors == {kind: p.fingerprint for kind, p in renderer.processors.items()}
-    assert {"mmrollouts", "pillow", "torch", "transformers"} <= made.packages.keys()
-    assert trajectory.started_at > 1.7e9
-    assert trajectory.seconds >= sum(turn.seconds for turn in trajectory.turns) > 0
 
 
 async def test_a_finished_episode_cannot_change(engine, renderer):
@@ -184,39 +156,6 @@ def test_an_answer_that_history_rewrote_stands_on_the_branch_that_shows_it(rende
         [*OPENING, ("assistant", "sampled")],
         [*OPENING, *REWRITTEN[2:], ("assistant", "last")],
     ]
-
-
-@pytest.mark.parametrize("words", ["an answer", ""])
-@pytest.mark.parametrize("with_messages", [True, False], ids=["with the first prompt's messages", "without them"])
-def test_a_sampled_message_is_stored_once_when_the_whole_conversation_is_rendered_again(renderer, words, with_messages):
-    trajectory = Trajectory("e")
-    first, messages = asked(renderer, *OPENING)
-    conversation = (*OPENING, ("assistant", words), ("user", "more"))
-    second, longer = asked(renderer, *conversation)
-    stop = next(
-        at for at in range(len(first), len(second)) if second.token_ids[at] in set(renderer.get_stop_token_ids())
-    )
-    sampled = second.token_ids[len(first) : stop + 1]
-    trajectory.add_turn(first, completion(*sampled), say(words), messages=messages if with_messages else ())
-    trajectory.add_turn(second, completion(7), say("last"), messages=longer)
-    (leaf,) = trajectory.leaves()
-    expected = [*conversation, ("assistant", "last")]
-    if with_messages:
-        assert texts(trajectory.to_messages(leaf)) == expected
-        return
-    assert texts([message for node in trajectory.nodes for message in node.messages]) == [("user", "more")]
-    with pytest.raises(TrajectoryError, match="episode e: the prompt of node 0 was stored without its messages; pass"):
-        trajectory.to_messages(leaf)
-
-
-@pytest.mark.parametrize(("begins", "is_new"), [(3, True), (2, False), (1, False)])
-def test_a_message_that_begins_before_the_new_tokens_is_on_the_path_already(begins, is_new):
-    trajectory = Trajectory("e")
-    trajectory.add_turn(RenderedTokens([0, 1]), completion(2), say("a"))
-    prompt = RenderedTokens([0, 1, 2, 3, 4], (TokenSpan(begins, 4, 0, False, True),), ["user"])
-    trajectory.add_turn(prompt, completion(5), say("b"), messages=[{"role": "user", "content": "new"}])
-    assert [message["content"] for message in trajectory.nodes[2].messages] == ["new"] * is_new
-    assert trajectory.nodes[2].content.tolist() == [True, False]
 
 
 def test_what_a_caller_changes_afterwards_changes_nothing_here():

@@ -56,26 +56,6 @@ def test_text_that_cannot_be_stored_is_refused_where_it_is_assigned(field):
         setattr(trajectory, field, "half a pair: \udc00")
 
 
-def test_prompt_messages_that_cannot_be_stored_are_refused_and_named():
-    prompt = RenderedTokens([1, 2], message_roles=["user"])
-    with pytest.raises(InvalidTurnError, match=r"messages\[0\]\['meta'\]"):
-        Trajectory("e").add_turn(
-            prompt, completion(3), say("a"), messages=[{"role": "user", "content": "x", "meta": object()}]
-        )
-
-
-class Text(str):
-    __slots__ = ()
-
-
-def test_text_of_another_class_becomes_plain_text_that_can_be_stored():
-    trajectory = Trajectory(Text("e"), group_id=np.str_("g"))
-    trajectory.error = Text("broke")
-    assert {type(text) for text in (trajectory.episode_id, trajectory.group_id, trajectory.error)} == {str}
-    again = decode(encode(trajectory))
-    assert (again.episode_id, again.group_id, again.error) == ("e", "g", "broke")
-
-
 def test_what_an_info_holds_does_not_change_with_what_the_environment_does_later():
     torch = pytest.importorskip("torch")
     trajectory = Trajectory("e")

@@ -30,7 +30,6 @@ from rollouts.training import (
 )
 from rollouts.training.adapters import AdapterError, trl_sft_batch
 from rollouts.training.packing import pack_samples
-from rollouts.training.truncation import sample_rows, truncate_sample
 from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import RecordReader, decode, encode
 
@@ -245,21 +244,6 @@ def test_the_sound_of_a_film_cannot_be_left_out(omni):
     silent = omni.silent.render(conversation(film(4, 1.0))).multi_modal_data.media_items["video"][0]
     with pytest.raises(SampleError, match=f"has {silent.num_tokens} tokens, but {sample.media[0][0].num_tokens}"):
         replace(sample, media=((silent, sample.media[0][1]),))
-
-
-@ONE
-def test_a_film_is_cut_as_a_whole_and_counts_its_patches_and_its_frames(omni):
-    sample = omni.sample(said("A"), film(4, 1.0), said("B"))
-    item, place = sample.media[0]
-    rows = sample_rows(sample)
-    assert rows == int(item["video_grid_thw"].prod()) + item["feature_attention_mask"].size
-    for limits in ((place.end - 1, None), (len(sample), rows - 1)):
-        shorter, _ = truncate_sample(sample, *limits)
-        assert (len(shorter), shorter.media) == (place.offset, ())
-    whole, _ = truncate_sample(sample, place.end, rows)
-    assert len(whole.media) == 1
-    with torch.no_grad():  # it ends before the end token of the video
-        assert positions_of(omni, replace(whole, loss_mask=np.zeros(len(whole), bool)))[0].shape == (3, place.end)
 
 
 @ONE

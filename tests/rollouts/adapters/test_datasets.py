@@ -70,21 +70,6 @@ def record_files(renderer, tmp_path):
     return paths
 
 
-def test_record_files_stream_the_samples_of_their_trajectories(renderer, record_files):
-    expected = [
-        sample
-        for number in range(6)
-        for sample in samples_from_trajectory(
-            episode(renderer, number), advantage=float(number), processors=renderer.processors
-        )
-    ]
-    streamed = record_dataset(record_files, advantage=lambda trajectory: trajectory.reward)
-    found = [sample_from_row(row, renderer.processors) for row in streamed]
-    assert len(found) == len(expected) > 0
-    for one, other in zip(found, expected, strict=True):
-        assert_equal(one, other)
-
-
 def test_rows_of_a_run_with_a_teacher_have_its_columns(renderer, tmp_path):
     trajectory = episode(renderer, 1)
     scores = []

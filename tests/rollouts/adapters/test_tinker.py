@@ -91,13 +91,6 @@ def test_what_readers_decode_differently_becomes_a_png_of_the_pixels_that_the_re
     assert np.array_equal(again[0][0]["pixel_values"], media[0][0]["pixel_values"])
 
 
-def test_a_sampled_placeholder_token_stays_text(renderer, literal_placeholder):
-    datum = tinker_datum(literal_placeholder, omit=OMIT)
-    again = sample_from_tinker_datum(datum, renderer)
-    assert again.token_ids.tolist() == literal_placeholder.token_ids.tolist()
-    assert len(again.media) == 1
-
-
 def test_an_image_at_the_end_cannot_be_cut(make_sample):
     sample = make_sample(1, images=1)
     end = sample.media[0][1].end

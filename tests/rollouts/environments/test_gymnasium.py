@@ -63,20 +63,6 @@ def texts(trajectory):
     ]
 
 
-def test_a_lake_is_walked_to_its_gift_and_every_frame_is_what_the_environment_renders(renderer):
-    environment = GymnasiumEnvironment(frozen_lake, instructions="Walk to the gift.", action_names=DIRECTIONS)
-    trajectory, _ = play(environment, WAY, renderer, seed=3)
-    assert (trajectory.reward, trajectory.done, trajectory.num_turns) == (1.0, True, 6)
-    assert seen(trajectory) == digests(frames_of(frozen_lake, 3, WAY_ACTIONS))
-    assert [turn.info["action"] for turn in trajectory.turns] == WAY_ACTIONS
-    assert [turn.info["terminated"] for turn in trajectory.turns] == [False] * 5 + [True]
-    assert trajectory.turns[0].info["prob"] == 1.0
-    assert texts(trajectory)[:2] == [
-        "Walk to the gift. Answer with one of these actions, by name or number: left (0), down (1), right (2), up (3).",
-        "",
-    ]
-
-
 def test_an_episode_that_the_environment_truncates_is_truncated_and_says_so(renderer):
     environment = GymnasiumEnvironment(lambda: cart_pole(max_episode_steps=2))
     trajectory, _ = play(environment, ["0", "1"], renderer)
@@ -245,12 +231,6 @@ def test_other_spaces_need_a_function_that_parses_actions(renderer):
         EpisodeError, match=r"MultiDiscrete\(\[2 3\]\) is neither Discrete nor Box; pass .*parse_action"
     ):
         play(GymnasiumEnvironment(Pairs), ["0 0"], renderer)
-    environment = GymnasiumEnvironment(
-        Pairs, instructions="Two numbers.", parse_action=lambda text: np.array(text.split(), int)
-    )
-    trajectory, _ = play(environment, ["1 2"], renderer, max_turns=1)
-    assert trajectory.turns[0].info["action"].tolist() == [1, 2]
-    assert texts(trajectory)[0] == "Two numbers."
 
 
 def test_observations_are_text_without_any_frame(renderer):

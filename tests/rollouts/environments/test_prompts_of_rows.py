@@ -64,10 +64,7 @@ def test_a_row_of_a_table_has_its_images_as_files_and_keys_that_are_absent():
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(message["content"][0]["image"]))), np.asarray(RED))
 
 
-def test_a_row_is_not_changed_and_text_is_a_message_of_the_user():
-    row = VISION_ROWS["images at their parts"]
-    messages_of_row(row)
-    assert row["prompt"][0]["content"] == [PART, text("or"), PART]
+def test_text_is_a_message_of_the_user():
     assert messages_of_row({"question": "Why?"}) == [{"role": "user", "content": "Why?"}]
     assert messages_of_row({"question": "Why?", "image": RED}) == [
         {"role": "user", "content": [{"type": "image", "image": RED}, text("Why?")]}

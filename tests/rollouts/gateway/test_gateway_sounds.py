@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 
-import openai
 import pytest
 from gateway_server import served
 from sounds import sound_file, tone
@@ -53,11 +52,3 @@ def test_a_conversation_with_sounds_is_one_branch_with_the_tokens_of_the_rendere
     expected = hearing.render(given, add_generation_prompt=True)
     assert list(prompts[-1].prompt_ids) == expected.token_ids
     assert prompts[-1].multi_modal_data.mm_hashes == expected.multi_modal_data.mm_hashes
-
-
-def test_a_model_that_does_not_hear_refuses_a_sound_by_its_place(renderer):
-    with (
-        served(ScriptedEngine(lambda request: "a", renderer=renderer), renderer) as server,
-        pytest.raises(openai.BadRequestError, match=r"messages\[0\].content\[0\]: a part of type 'audio'.*only images"),
-    ):
-        server.client("one").chat.completions.create(model="m", messages=[user(input_audio(wav(220)))])

@@ -54,23 +54,6 @@ def test_a_completion_ends_with_the_first_token_that_completes_a_stop_string(ids
     assert sum(span.end - span.start for span in cut.weight_spans) == length
 
 
-def test_the_client_gets_the_text_before_the_stop_string_and_the_tree_what_was_sampled(renderer):
-    engine = ScriptedEngine(["Thought: look.\nObservation: I invent one.", "Red."], renderer=renderer)
-    with served(engine, renderer) as server:
-        client = server.client("s")
-        response = client.chat.completions.create(model="m", messages=[user("a")], stop=["Observation:"])
-        (choice,) = response.choices
-        assert choice.message.content == "Thought: look.\n"
-        assert choice.finish_reason == "stop"
-        messages = [user("a"), choice.message, user("Observation: red")]
-        client.chat.completions.create(model="m", messages=messages, stop=["Observation:"])
-        trajectory = server.trajectory("s")
-    sampled = trajectory.nodes[trajectory.turns[0].node].token_ids.tolist()
-    assert renderer.tokenizer.decode(sampled) == "Thought: look.\nObservation:"
-    assert len(trajectory.leaves()) == 1
-    assert trajectory.turns[0].finish_reason is FinishReason.STOP
-
-
 @pytest.mark.parametrize(("echoed", "leaves"), [("ab", 1), ("ab</code>", 1), ("a</code>", 2)])
 def test_an_agent_may_write_the_stop_string_back(renderer, echoed, leaves):
     engine = ScriptedEngine(["ab</code>more", "Red."], renderer=renderer)

@@ -87,23 +87,6 @@ def test_a_fetched_record_file_holds_the_trajectory(renderer, tmp_path):
     assert as_json["turns"][0]["message"]["tool_calls"][0]["function"]["name"] == "look"
 
 
-def test_the_history_is_bridged_and_never_rendered_again(renderer, monkeypatch):
-    rendered = []
-    render = type(renderer).render
-    monkeypatch.setattr(
-        type(renderer), "render", lambda self, *args, **options: rendered.append(1) or render(self, *args, **options)
-    )
-    # Two tokens that the tokenizer would write as one: a history that is encoded again would differ.
-    odd = [*renderer.tokenizer.encode_scaffold("a"), *renderer.tokenizer.encode_scaffold("b")]
-    stop = renderer.get_stop_token_ids()[0]
-    engine = ScriptedEngine([[*odd, stop], "two", "three"], renderer=renderer)
-    with served(engine, renderer) as server:
-        chat(server, [user("one?")], [lambda _: [user("two?")], lambda _: [user("three?")]])
-    assert len(rendered) == 1
-    first, second, _ = engine.requests
-    assert second.prompt_ids[: len(first.prompt_ids) + 3] == [*first.prompt_ids, *odd, stop]
-
-
 def test_a_completion_that_was_cut_off_is_continued_after_its_tokens(renderer):
     script = [ScriptedCompletion("one two", finish_reason=FinishReason.LENGTH), "three"]
     answers = [lambda _: [user("go on")]]
@@ -111,23 +94,6 @@ def test_a_completion_that_was_cut_off_is_continued_after_its_tokens(renderer):
     with served(ScriptedEngine(script, renderer=renderer), renderer) as server:
         chat(server, [user("count")], answers, max_tokens=4)
         assert plain_tree(server.trajectory("s")) == plain_tree(expected)
-
-
-def test_a_changed_message_begins_a_branch_and_the_old_one_stays(renderer):
-    engine = ScriptedEngine(["one", "two", "three"], renderer=renderer)
-    with served(engine, renderer) as server:
-        client = server.client("s")
-        messages = [user("a")]
-        first = client.chat.completions.create(model="m", messages=messages)
-        messages += [first.choices[0].message, user("b")]
-        client.chat.completions.create(model="m", messages=messages)
-        changed = [messages[0], {"role": "assistant", "content": "uno"}, user("b")]
-        client.chat.completions.create(model="m", messages=changed)
-        trajectory = server.trajectory("s")
-    assert len(trajectory.leaves()) == 2
-    assert trajectory.forks == 1
-    branch = trajectory.to_messages(trajectory.turns[2].node)
-    assert [message["content"] for message in branch] == ["a", "uno", "b", "three"]
 
 
 @pytest.mark.slow
@@ -211,23 +177,6 @@ def test_other_reasoning_is_another_message_and_none_is_not(renderer, sent):
         client.chat.completions.create(model="m", messages=[user("a"), echoed, user("b")])
         trajectory = server.trajectory("s")
     assert len(trajectory.leaves()) == (1 if sent is None else 2)
-
-
-def test_token_ids_and_log_probabilities_are_those_of_the_tree(renderer):
-    engine = ScriptedEngine([ScriptedCompletion("one", logprobs=-0.25)], renderer=renderer)
-    with served(engine, renderer) as server:
-        response = server.client("s").chat.completions.create(
-            model="m", messages=[user("a")], logprobs=True, extra_body={"return_token_ids": True}
-        )
-        trajectory = server.trajectory("s")
-    prompt, completion = trajectory.nodes
-    assert response.prompt_token_ids == prompt.token_ids.tolist()
-    (choice,) = response.choices
-    assert choice.token_ids == completion.token_ids.tolist()
-    assert [entry.logprob for entry in choice.logprobs.content] == [-0.25] * len(completion)
-    assert "".join(entry.token for entry in choice.logprobs.content) == "one<|im_end|>"
-    usage = response.usage
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(completion))
 
 
 @pytest.mark.parametrize("stream", [False, True])

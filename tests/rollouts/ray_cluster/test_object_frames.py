@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,20 +15,6 @@ from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.ray import ObjectMedia, RayWorkers
 from rollouts.ray.object_frames import ObjectFrames
 from rollouts.ray.progress import ProgressBatch, ProgressLog, ProgressReader
-from transport import decode_frames, encode_frames
-
-
-def test_frames_are_pickled_out_of_band_and_read_as_views():
-    array = np.arange(5000, dtype=np.int32)
-    frames = ObjectFrames(encode_frames({"array": array}))
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(frames, protocol=5, buffer_callback=buffers.append)
-    assert len(data) < 200
-    received = [bytearray(buffer.raw()) for buffer in buffers]
-    read = decode_frames(pickle.loads(data, buffers=received).frames)["array"]
-    assert np.array_equal(read, array)
-    assert np.shares_memory(read, np.frombuffer(received[1], np.int32))
-    assert not read.flags.writeable
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
@@ -65,15 +50,6 @@ def test_each_event_is_reported_once_whatever_batches_arrive(steps):
                 reader.read(batch)
     reader.read(ProgressBatch(0, tuple(log.events)))
     assert seen.turns == list(range(number))
-
-
-def test_a_batch_that_arrives_twice_is_reported_once():
-    seen = Seen()
-    reader = ProgressReader(seen)
-    batch = ProgressBatch(0, (("waiting", 0, "engine"),))
-    reader.read(batch)
-    reader.read(batch)
-    assert seen.turns == [0]
 
 
 async def value(result: ObjectFrames) -> ObjectFrames:

@@ -163,22 +163,6 @@ def test_the_time_of_a_turn_begins_again_with_each_turn(renderer):
     assert 1 <= episode.num_turns < 8
 
 
-def test_an_episode_that_is_done_after_a_cancelled_wait_went_on_keeps_its_result(renderer):
-    class Stubborn(Counting):
-        turns = 1
-
-        async def step(self, assistant):
-            advance_clock(10.0)
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                return super().step(assistant)
-
-    (episode,) = run_groups(renderer, tasks(1), Stubborn, limits=EpisodeLimits(episode_seconds=10.0))[0]["t0"].episodes
-    assert episode.done
-    assert not episode.truncated
-
-
 class SlowUpdateEngine(HeldEngine):
     """Replaces its weights when `replace` is set; requests are held meanwhile."""
 
@@ -219,16 +203,6 @@ async def run_with_an_update_of_an_hour(renderer, in_flight, sent_before, *, by_
         engine.release.set()
         (group,) = await collecting
         return group.episodes[0]
-
-
-@pytest.mark.parametrize(
-    ("in_flight", "sent_before"), [("abort", True), ("keep", True), ("abort", False), ("wait", False)]
-)
-def test_the_time_that_a_request_waits_for_an_update_of_the_weights_counts_for_no_limit(
-    renderer, in_flight, sent_before
-):
-    episode = asyncio.run(run_with_an_update_of_an_hour(renderer, in_flight, sent_before))
-    assert (episode.done, episode.truncation_reason, episode.num_turns) == (True, "", 2)
 
 
 @pytest.mark.parametrize("sent_before", [True, False])

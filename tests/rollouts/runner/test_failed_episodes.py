@@ -85,29 +85,6 @@ def test_a_run_goes_on_where_not_all_of_its_first_groups_fail_in_one_way(rendere
     assert len(delivered) == count
 
 
-def test_tasks_that_fail_at_once_do_not_end_a_run_whose_first_group_still_runs(renderer):
-    """Groups count in the order in which they began."""
-
-    class FirstWaits(Counting):
-        async def reset(self, seed):
-            if self.task.data == 0:
-                await others_ended.wait()
-                return super().reset(seed)
-            raise ValueError
-
-    async def run():
-        delivered = []
-        async with make_runner(renderer, FirstWaits, concurrency=4, stop_after_failed_groups=2) as runner:
-            async for group in runner.stream(tasks(4)):
-                delivered.append(group.task.task_id)
-                if len(delivered) == 3:
-                    others_ended.set()
-        return delivered
-
-    others_ended = asyncio.Event()
-    assert asyncio.run(run())[-1] == "t0"
-
-
 def test_an_error_in_a_threaded_environment_names_the_environment_in_it(renderer):
     groups, _ = run_groups(renderer, tasks(1), lambda task: ThreadedEnvironment(Broken(task)))
     assert "Broken.step raised KeyError" in groups["t0"].episodes[0].error

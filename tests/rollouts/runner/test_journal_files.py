@@ -138,14 +138,6 @@ async def test_a_task_with_data_that_cannot_be_stored_is_named(tmp_path: Path) -
 # Damage.
 
 
-def rows(directory: Path, query: str) -> list[Any]:
-    """The first value of each row of the database of a journal."""
-    database = sqlite3.connect(directory / DATABASE)
-    found = [row[0] for row in database.execute(query)]
-    database.close()
-    return found
-
-
 def flipped(data: bytes) -> bytes:
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -227,30 +219,6 @@ async def test_a_damaged_database_is_an_error_and_one_that_is_deleted_begins_ane
 
 
 # What is in the files.
-
-
-async def test_each_image_is_in_the_journal_once_whoever_has_it_and_leaves_with_the_last(tmp_path: Path) -> None:
-    shared = image(5)
-    journal = Journal.open(tmp_path / "j")
-    await journal.resume(CONFIGURATION)
-    for name in ("a", "b"):
-        await journal.started(Task(name, shared))
-    await record(journal, range(3))
-    await journal.close()
-    own = [1000 + 100 * number + 10 * index + turn for number in range(3) for index in range(2) for turn in range(2)]
-    expected = {bytes(image(number).data) for number in [5, *range(3), *own]}
-    assert sorted(rows(tmp_path / "j", "SELECT data FROM media")) == sorted(expected)
-    for table in ("tasks", "attempts", "groups"):
-        contents = rows(tmp_path / "j", f"SELECT content FROM {table}")
-        assert contents
-        assert not any(data in content for content in contents for data in expected)
-    for name, others in (("a", 1), ("b", 0)):
-        journal = Journal.open(tmp_path / "j")
-        await journal.resume(CONFIGURATION)
-        assert (await journal.task(name)).data.data == shared.data
-        await journal.delivered(name)
-        await journal.close()
-        assert rows(tmp_path / "j", f"SELECT count(*) FROM media WHERE digest = '{shared.digest}'") == [others]
 
 
 async def test_the_space_of_delivered_groups_is_used_again(tmp_path: Path) -> None:

@@ -35,11 +35,6 @@ def test_a_stream_has_no_limit_of_its_own(mode):
     assert mode.max_undelivered(Demand(None, None)) is None
 
 
-@modes
-def test_nothing_starts_before_the_consumer_has_asked(mode):
-    assert mode.max_undelivered(Demand()) == 0
-
-
 def test_between_two_batches_a_synchronous_run_starts_nothing():
     assert Synchronous().max_undelivered(Demand(0, 8)) == 0
     assert Synchronous().max_undelivered(Demand(8, 8)) == 8

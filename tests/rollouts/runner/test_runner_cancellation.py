@@ -4,7 +4,7 @@ import asyncio
 import gc
 
 import pytest
-from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, outcomes, tasks
+from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, tasks
 
 from rollouts.errors import RolloutsError
 from rollouts.rewards import GroupReward
@@ -30,25 +30,6 @@ async def ended(engine):
     while engine.in_flight:
         engine.changed.clear()
         await engine.changed.wait()
-
-
-async def test_a_cancelled_stream_aborts_its_requests_and_continues_when_it_is_asked_again(renderer):
-    engine = HeldEngine(renderer)
-    async with make_runner(renderer, engine=engine, group_size=2, concurrency=6) as runner:
-        stream = runner.stream(tasks(5))
-        waiting = asyncio.create_task(anext(stream))
-        await engine.wait_for_in_flight(6)
-        await cancelled(waiting)
-        assert len(engine.cancelled) == 6
-        assert not engine.in_flight
-        assert_no_task_is_left()
-        engine.release.set()
-        groups = [group async for group in stream]
-        assert sorted(group.task.task_id for group in groups) == [f"t{index}" for index in range(5)]
-        assert {group.attempts for group in groups} == {(1, 1)}
-        assert all(episode.done for group in groups for episode in group.episodes)
-        assert outcomes(runner) == {"cancelled": 6, "done": 10}
-        assert runner.metrics()["episodes_running"] == 0
 
 
 @pytest.mark.parametrize("point", ["make", "reset", "step", "engine", "retry", "source", "reward", "capacity"])

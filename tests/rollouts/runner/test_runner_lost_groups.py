@@ -6,49 +6,15 @@ import pytest
 from misbehaviour import PanicError
 from runner_world import Counting, make_runner, run_groups, tasks
 
-from rollouts import SamplingParams, ThreadedEnvironment, run_episode
+from rollouts import ThreadedEnvironment
 from rollouts.rewards import GroupReward
 from rollouts.runner import GroupFailedError
-from rollouts.testing import ScriptedEngine
 
 
 async def wait_for_something_cancelled():
     waiting = asyncio.ensure_future(asyncio.Event().wait())
     waiting.cancel()
     await waiting
-
-
-@pytest.mark.parametrize("group_size", [1, 3])
-@pytest.mark.parametrize("method", ["make", "reset", "step", "engine"])
-def test_a_base_exception_of_an_environment_or_engine_fails_its_episodes_and_loses_no_group(
-    renderer, method, group_size
-):
-    def fail(at, task_id):
-        if at == method and task_id == "t1":
-            raise PanicError("index out of bounds")
-
-    class Panics(Counting):
-        def reset(self, seed):
-            fail("reset", self.task.task_id)
-            return super().reset(seed)
-
-        def step(self, assistant):
-            fail("step", self.task.task_id)
-            return super().step(assistant)
-
-    def make(task):
-        fail("make", task.task_id)
-        return Panics(task)
-
-    def generate(request):
-        fail("engine", request.session_id.split("/")[0])
-        return "yes"
-
-    engine = ScriptedEngine(generate, renderer=renderer)
-    groups, _ = run_groups(renderer, tasks(3), make, engine, group_size=group_size)
-    assert sorted(groups) == ["t0", "t1", "t2"]
-    assert all("PanicError: index out of bounds" in episode.error for episode in groups["t1"].episodes)
-    assert not any(episode.error for name in ("t0", "t2") for episode in groups[name].episodes)
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
@@ -60,16 +26,6 @@ def test_an_environment_whose_close_awaits_what_it_has_cancelled_loses_no_group(
     groups, _ = run_groups(renderer, tasks(3), Background, group_size=group_size)
     assert sorted(groups) == ["t0", "t1", "t2"]
     assert all(episode.done for group in groups.values() for episode in group.episodes)
-    episode = asyncio.run(
-        run_episode(
-            Background(tasks(1)[0]),
-            engine=ScriptedEngine(lambda request: "yes", renderer=renderer),
-            renderer=renderer,
-            sampling=SamplingParams(max_tokens=8),
-            max_turns=3,
-        )
-    )
-    assert episode.done
 
 
 @pytest.mark.parametrize("place", ["on the event loop", "in a thread"])

@@ -25,7 +25,7 @@ from rollouts.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
 )
-from rollouts.runner import RetryPolicy, Task
+from rollouts.runner import RetryPolicy
 from rollouts.runner.events import EpisodeRetried, EpisodeWaiting
 from rollouts.runner.retries import FailedAttempts
 from rollouts.testing import ScriptedEngine
@@ -188,36 +188,6 @@ async def test_an_episode_that_waits_for_its_next_attempt_leaves_its_place_to_ot
         assert "too slow" in retried.error
         assert 1800 <= retried.delay_seconds <= 3600
         await stream.aclose()
-
-
-async def test_an_outage_of_the_engine_draws_no_more_tasks_than_twice_as_many_as_may_run(renderer):
-    retried, taken, both = [], [], asyncio.Event()
-    retry = RetryPolicy(first_delay=3600.0, max_delay=3600.0)
-
-    def endless():
-        for number in itertools.count():
-            taken.append(number)
-            yield Task(str(number))
-
-    def fail(request):
-        raise ConnectionError("refused")
-
-    def listen(event):
-        if isinstance(event, EpisodeRetried):
-            retried.append(event)
-        if len(retried) == 2:
-            both.set()
-
-    engine = ScriptedEngine(fail, renderer=renderer)
-    async with make_runner(renderer, engine=engine, concurrency=2, retry=retry, listeners=[listen]) as runner:
-        waiting = asyncio.ensure_future(anext(runner.stream(endless())))
-        await both.wait()  # threads render the prompts
-        for _ in range(3000):
-            await asyncio.sleep(0)
-        assert len(retried) <= len(taken) <= 4
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert runner._capacity.waiting == runner._capacity.claimed == 0
 
 
 def test_a_failing_listener_gets_no_more_events_and_the_others_do(renderer, caplog):

@@ -6,10 +6,9 @@ import pickle
 
 import numpy as np
 import pytest
-from runner_world import Counting, make_runner, outcomes, run_groups, tasks
+from runner_world import make_runner, run_groups, tasks
 
-from rollouts import StepResult
-from rollouts.rewards import GroupReward, rank_by
+from rollouts.rewards import GroupReward
 from rollouts.runner import (
     GroupFailedError,
     Task,
@@ -17,19 +16,6 @@ from rollouts.runner import (
 )
 from rollouts.testing import ScriptedEngine
 from transport import decode, encode
-
-
-def test_every_task_yields_one_group_with_its_episodes_in_order(renderer):
-    groups, runner = run_groups(renderer, tasks(5), group_size=3)
-    assert sorted(groups) == [f"t{index}" for index in range(5)]
-    for task_id, group in groups.items():
-        assert [episode.episode_id for episode in group.episodes] == [f"{task_id}/{index}.0" for index in range(3)]
-        assert {episode.group_id for episode in group.episodes} == {task_id}
-        assert group.attempts == (1, 1, 1)
-        assert group.rewards.tolist() == [2.0] * 3
-        assert group.sample_weights.tolist() == [1.0] * 3
-        assert group.oldest_version == "0"
-    assert outcomes(runner) == {"done": 15}
 
 
 @pytest.mark.slow
@@ -53,21 +39,6 @@ def test_the_episodes_of_a_task_share_the_seed_of_the_environment_and_no_seed_of
     assert len(set(sampling_seeds)) == len(sampling_seeds) == 16
 
 
-def test_seeds_depend_on_task_and_index_and_not_on_what_else_runs(renderer):
-    def seeds(source, **options):
-        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-        groups, _ = run_groups(renderer, source, engine=engine, group_size=2, **options)
-        return {request.request_id: request.sampling.seed for request in engine.requests}, groups
-
-    all_seeds, all_groups = seeds(tasks(4))
-    some_seeds, some_groups = seeds(reversed(tasks(4)[2:]), concurrency=1)
-    other_seeds, other_groups = seeds(tasks(4), seed=1)
-    assert some_seeds.items() <= all_seeds.items()
-    assert some_groups["t3"].episodes[0].seed == all_groups["t3"].episodes[0].seed
-    assert not set(all_seeds.values()) & set(other_seeds.values())
-    assert other_groups["t0"].episodes[0].seed != all_groups["t0"].episodes[0].seed
-
-
 async def test_an_infinite_source_is_taken_from_only_as_far_as_there_is_capacity(renderer):
     taken = []
 
@@ -86,39 +57,6 @@ async def test_an_infinite_source_is_taken_from_only_as_far_as_there_is_capacity
             # Four that run or are finished, and one that begins.
             assert len(taken) <= wanted + 5
         await stream.aclose()
-
-
-async def test_groups_whose_rewards_take_long_are_bounded_and_episodes_run_meanwhile(renderer):
-    taken, scoring = [], []
-
-    def endless():
-        for index in itertools.count():
-            taken.append(index)
-            yield Task(str(index))
-
-    may_score, three_are_scored = asyncio.Event(), asyncio.Event()
-
-    async def reward(episodes):
-        scoring.append(episodes[0].group_id)
-        if len(scoring) == 3:
-            three_are_scored.set()
-        await may_score.wait()
-        return [0.0] * len(episodes)
-
-    options = {"group_size": 1, "concurrency": 2, "group_rewards": [GroupReward("slow", 1.0, reward)]}
-    async with make_runner(renderer, **options) as runner:
-        stream = runner.stream(endless())
-        first = asyncio.ensure_future(anext(stream))
-        await asyncio.wait_for(three_are_scored.wait(), 30)
-        for _ in range(500):  # further groups would have had time to begin
-            await asyncio.sleep(0)
-        # Two groups may be scored when two more begin, which is the capacity; the next one waits for its start.
-        assert len(scoring) <= 4
-        assert len(taken) <= 5
-        may_score.set()
-        groups = [await first, *[await anext(stream) for _ in range(20)]]
-        await stream.aclose()
-    assert len({group.task.task_id for group in groups}) == 21
 
 
 async def test_skipped_groups_are_counted_under_their_reason_and_replaced_by_others(renderer):
@@ -242,25 +180,6 @@ async def test_a_generator_of_tasks_is_closed_when_the_runner_ends(renderer, kin
     assert closed == [kind]
 
 
-def test_group_rewards_are_added_to_those_of_the_episodes(renderer):
-    class FirstIsBest(Counting):
-        made = itertools.count()
-
-        def __init__(self, task):
-            super().__init__(task)
-            self.number = next(self.made)
-
-        def step(self, assistant):
-            return StepResult(done=True, reward=-float(self.number))
-
-    rank = GroupReward("rank", 10.0, rank_by(lambda episode: episode.reward))
-    groups, _ = run_groups(renderer, tasks(1), FirstIsBest, group_size=3, group_rewards=[rank])
-    assert groups["t0"].rewards.tolist() == [10.0, 4.0, -2.0]
-    assert groups["t0"].environment_rewards.tolist() == [0.0, -1.0, -2.0]
-    assert list(groups["t0"].reward_parts) == ["rank"]
-    assert groups["t0"].reward_parts["rank"].tolist() == [1.0, 0.5, 0.0]
-
-
 @pytest.mark.parametrize("copy", [lambda group: pickle.loads(pickle.dumps(group)), lambda group: decode(encode(group))])
 def test_a_group_can_be_pickled_and_encoded_for_another_process(renderer, copy):
     group = run_groups(renderer, tasks(1), group_size=2)[0]["t0"]
@@ -268,3 +187,11 @@ def test_a_group_can_be_pickled_and_encoded_for_another_process(renderer, copy):
     assert (again.task, again.attempts, again.oldest_version) == (group.task, group.attempts, group.oldest_version)
     assert again.rewards.tolist() == group.rewards.tolist()
     assert [each.num_turns for each in again.episodes] == [each.num_turns for each in group.episodes]
+
+
+def test_group_rewards_are_added_to_those_of_the_episodes(renderer):
+    place = GroupReward("place", 10.0, lambda episodes: [1.0, 0.5, 0.0])
+    group = run_groups(renderer, tasks(1), group_size=3, group_rewards=[place])[0]["t0"]
+    assert group.environment_rewards.tolist() == [2.0, 2.0, 2.0]
+    assert group.rewards.tolist() == [12.0, 7.0, 2.0]
+    assert group.reward_parts["place"].tolist() == [1.0, 0.5, 0.0]

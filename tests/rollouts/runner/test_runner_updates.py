@@ -75,11 +75,6 @@ async def until(condition):
             await asyncio.sleep(0)
 
 
-async def until_sampling(engine, count):
-    """Wait until this many requests have tokens."""
-    await until(lambda: sum(len(held.tokens) > 2 for held in engine._requests) == count)
-
-
 async def collect_with_update_before_the_first_token(runner, engine, count, mode):
     engine.pause()
     collecting = asyncio.ensure_future(runner.collect(count))
@@ -152,21 +147,6 @@ async def test_the_oldest_of_the_running_requests_of_sub_agents_counts():
         assert runner.metrics()[DROPPED] == 1
 
 
-async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_works(held):
-    engine = engine_with()
-    async with runner_with(engine, Asynchronous(1), make=held, tasks=TaskLog()) as runner:
-        collecting = asyncio.ensure_future(runner.collect(1))
-        await until(lambda: held.num_waiting == 2)  # one group is ahead
-        await runner.update_weights(None, "1")
-        await asyncio.sleep(0)
-        assert DROPPED not in runner.metrics()
-        await runner.update_weights(None, "2")
-        await until(lambda: runner.metrics().get(DROPPED) == 2)
-        held.released.set()
-        (group,) = await asyncio.wait_for(collecting, 60)
-        assert set(versions_of(group)) == {"2"}
-
-
 async def test_a_run_whose_groups_are_all_too_old_says_so_once(held, caplog):
     async with runner_with(engine_with(), Asynchronous(1), make=held) as runner:
         collecting = asyncio.ensure_future(runner.collect(1))
@@ -205,17 +185,3 @@ async def test_a_consumer_may_ask_for_groups_while_an_update_drops_others(tmp_pa
         await updating
         assert [versions_of(group) for group in await collecting] == [["2"], ["2"]]
         assert runner.metrics()[DROPPED] == len(set(discarded)) == 2
-
-
-async def test_a_cancelled_update_drops_what_it_made_too_old():
-    engine = engine_with()
-    async with runner_with(engine, Synchronous()) as runner:
-        collecting = asyncio.ensure_future(runner.collect(1))
-        await until_sampling(engine, 1)
-        updating = asyncio.ensure_future(runner.update_weights(None, "1"))
-        await asyncio.sleep(0)
-        updating.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await updating
-        (group,) = await collecting
-        assert (versions_of(group), runner.metrics()[DROPPED]) == (["1"], 1)

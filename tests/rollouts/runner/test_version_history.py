@@ -54,37 +54,12 @@ def test_a_version_of_an_earlier_run_is_older_than_all_of_this_run():
     assert history.name_of(-2) == "6"
 
 
-def test_a_version_of_an_earlier_run_whose_order_is_not_known_is_reported_once(caplog):
-    history = history_of("0", "3")
-    assert [history.place("1"), history.place("1")] == [-1, -1]
-    (record,) = caplog.records
-    assert "weights '1'" in record.getMessage()
-    assert "version of the last checkpoint" in record.getMessage()
-
-
-def test_a_version_of_an_earlier_run_may_come_into_use_again():
-    history = history_of("base")
-    assert history.place("6") == -1
-    history.check_new("6")
-    history.start_using("6")
-    assert (history.current, history.place("6")) == ("6", 1)
-    with pytest.raises(ArgumentError, match="has been in use"):
-        history.check_new("6")
-
-
 def test_a_version_that_the_engine_reports_and_nobody_set_is_the_newest_and_is_logged_once(caplog):
     history = VersionHistory("a", lambda: "b")
     with caplog.at_level(logging.WARNING):
         assert history.current == "b"
         assert [history.place("b"), history.place("b"), history.place("a")] == [1, 1, 0]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-def test_an_episode_is_as_old_as_its_oldest_token():
-    history = history_of("9", "10", "11")
-    episode = Trajectory("e", nodes=[node(-1, 0), node(0, 4, ("10", 0, 3), ("11", 3, 4)), node(1, 2, ("11", 0, 2))])
-    oldest = oldest_place(episode, history, began=2)
-    assert (history.name_of(oldest), staleness(history, oldest)) == ("10", 1)
 
 
 def test_a_token_without_a_version_counts_as_sampled_when_the_episode_began():
@@ -106,22 +81,6 @@ def test_a_process_that_begins_with_older_weights_counts_from_the_newer_ones_tha
     assert [staleness(history, history.place(version)) for version in ("base", "1", "2", "3")] == [3, 2, 1, 0]
     with pytest.raises(ArgumentError, match="has been in use"):
         history.check_new("3")
-
-
-@pytest.mark.parametrize(
-    ("first", "earlier", "is_warned"),
-    [
-        ("0", ["0", "1", "2"], True),
-        ("1", ["0", "1", "2"], True),
-        ("2", ["0", "1", "2"], False),
-        ("3", ["0", "1", "2"], False),
-        ("0", [], False),
-    ],
-)
-def test_an_engine_that_begins_with_weights_from_before_the_last_ones_is_warned_of(caplog, first, earlier, is_warned):
-    history_of(first).restore(earlier)
-    expected = f"the engine begins with weights '{first}', and earlier processes of this run have used '2' after them"
-    assert [expected in record.message for record in caplog.records] == [True] * is_warned
 
 
 def test_where_the_engine_reports_no_version_the_last_one_of_earlier_processes_is_in_use():

@@ -6,8 +6,8 @@ import logging
 import pytest
 from simulated_engine import SimulatedEngine
 
-from rollouts.errors import ArgumentError, WeightUpdateError
-from rollouts.runner.events import WeightsUpdated, WeightUpdateFailed
+from rollouts.errors import WeightUpdateError
+from rollouts.runner.events import WeightUpdateFailed
 from rollouts.runner.reporting import Reporter
 from rollouts.runner.weight_updates import WeightUpdates
 from rollouts.testing import ScriptedEngine
@@ -27,18 +27,6 @@ class HeldEngine(ScriptedEngine):
         if self.outcome is not None:
             raise self.outcome
         await super().update_weights(weights, version, in_flight=in_flight)
-
-
-async def test_an_update_passes_its_arguments_on_and_is_recorded_and_reported():
-    engine, events = ScriptedEngine([]), []
-    updates = WeightUpdates(engine, Reporter([events.append]))
-    weights = object()
-    await updates.update(weights, "10", "keep")
-    await updates.update(weights, "9")
-    assert engine.updates == [(weights, "10", "keep"), (weights, "9", "abort")]
-    assert updates.history.versions == ("0", "10", "9")
-    assert [(event.version, event.in_flight) for event in events] == [("10", "keep"), ("9", "abort")]
-    assert all(isinstance(event, WeightsUpdated) and event.seconds >= 0 for event in events)
 
 
 async def test_a_failed_update_raises_the_reason_of_the_engine_and_leaves_the_version():
@@ -98,14 +86,3 @@ async def test_the_failure_of_a_cancelled_update_is_logged(caplog):
     with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
         await updating
     assert "no such directory" in caplog.text
-
-
-async def test_an_engine_without_updates_is_refused_with_the_cure():
-    class Fixed:
-        async def generate(self, request): ...
-
-        async def close(self): ...
-
-    updates = WeightUpdates(Fixed(), Reporter([]))
-    with pytest.raises(ArgumentError, match=r"engine is 'Fixed'; .*pass the runner an UpdatableEngine"):
-        await updates.update(None, "1")

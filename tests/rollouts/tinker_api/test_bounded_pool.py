@@ -1,13 +1,10 @@
-"""Things that are made at first use: how many there are, which one ends, what errors and cancelled users leave."""
+"""Things that are made at first use: how many there are, and which one ends."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 
-import pytest
-
-from rollouts.errors import EngineError
 from rollouts.tinker.bounded_pool import BoundedPool
 
 
@@ -17,15 +14,12 @@ class Things:
     def __init__(self, limit):
         self.pool = BoundedPool(limit, self.make, self.end)
         self.there, self.made, self.limit = set(), [], limit
-        self.failing = None
 
     async def make(self, key):
         assert key not in self.there
         assert len(self.there) < self.limit
         self.made.append(key)
         await asyncio.sleep(0)
-        if key == self.failing:
-            raise EngineError("make", "it fails")
         self.there.add(key)
         return key.upper()
 
@@ -58,22 +52,3 @@ async def test_many_users_at_once_never_exceed_the_limit_and_all_get_theirs():
 
     await asyncio.gather(*(use("abcdefg"[number % 7]) for number in range(210)))
     assert set(got.values()) == {30}
-
-
-async def test_one_that_fails_is_made_again_and_a_cancelled_user_leaves_the_place_free():
-    things = Things(1)
-    things.failing = "a"
-    with pytest.raises(EngineError, match="it fails"):
-        async with things.pool.using("a"):
-            pass
-    things.failing = None
-    async with things.pool.using("a") as value:
-        assert value == "A"
-    waiting = asyncio.ensure_future(things.pool.using("b").__aenter__())
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    async with things.pool.using("c") as value:
-        assert value == "C"
-    assert things.there == {"c"}

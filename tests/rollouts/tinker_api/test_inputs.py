@@ -13,7 +13,7 @@ import transformers
 from hf_families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_families import MEDIA_FAMILIES, save_family, text_config
+from model_families import MEDIA_FAMILIES, text_config
 from PIL import Image
 
 from renderers import MediaPolicy, load_renderer
@@ -21,7 +21,6 @@ from renderers.placement import item_placement_error
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.inputs import InputReader
 from rollouts.tinker.requests import ImageChunk, ImagePointerChunk, TextChunk
-from rollouts.training.trainer import Datum, Trainer
 
 
 def file_of(seed, width, height, format="png"):
@@ -253,21 +252,3 @@ def test_a_text_model_reads_text_and_refuses_images(text_directory):
     message = refusal(reader, image(file_of(0, 32, 32)))
     assert "reads only text" in message
     assert message.endswith("; send text only")
-
-
-# One processing for each file, and images by range.
-
-
-def test_an_image_token_in_text_is_text_for_the_trainer(tmp_path):
-    directory = save_family("qwen3_vl", tmp_path)
-    reader = InputReader(directory)
-    marker = reader.tokenizer.control_id("<|image_pad|>")
-    literal = reader.read("prompt", [text(65, marker), image(file_of(0, 32, 32)), text(marker, 66)])
-    assert [place.offset for _, place in literal.media] == [2]
-    assert literal.token_ids.tolist()[:2] == [65, marker]
-    trainer = Trainer.from_pretrained(str(directory))
-    trainer.create_model("a", lora=None)
-    targets = np.full(len(literal.token_ids), 67)
-    data = [Datum(literal.token_ids, targets, {"weights": np.ones(len(targets))}, literal.media)]
-    (logprobs,) = trainer.forward("a", data, "cross_entropy").logprobs
-    assert np.isfinite(logprobs).all()

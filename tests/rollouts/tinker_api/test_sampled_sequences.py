@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 from family_rows import loaded_family
@@ -126,22 +123,3 @@ async def test_the_likeliest_tokens_of_a_prompt_begin_with_an_empty_row(sampler)
     assert result.topk_prompt.logprobs[0].tolist() == [-99999.0] * 3
     at = np.argwhere(result.topk_prompt.token_ids[1:] == TEXT.token_ids[1:, None])
     np.testing.assert_allclose(result.topk_prompt.logprobs[1:][tuple(at.T)], result.prompt_logprobs[1:][at[:, 0]])
-
-
-async def test_more_of_the_likeliest_tokens_than_the_model_has_are_all_that_it_has(sampler, trainer):
-    size = trainer.model.get_output_embeddings().weight.shape[0]
-    result = await sampler.sample(None, SampleRequest(TEXT, max_tokens=1, topk_sample=size + 7))
-    (sequence,) = result.sequences
-    assert sorted(sequence.topk.token_ids[0].tolist()) == list(range(size))
-    assert float(np.exp(sequence.topk.logprobs[0].astype(np.float64)).sum()) == pytest.approx(1, abs=1e-5)
-
-
-def test_the_end_tokens_are_those_of_the_tokenizer_and_of_the_generation_config(tiny_model_dir, tmp_path):
-    shutil.copytree(tiny_model_dir, tmp_path / "model")
-    for listed, expected in ((260, {260}), ([260, 261], {260, 261}), (None, set())):
-        (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
-        endings = Endings.of_model(tmp_path / "model")
-        own = json.loads((tiny_model_dir / "tokenizer_config.json").read_text())["eos_token"]
-        assert {endings.decode([each]) for each in endings.end_ids} >= {own}
-        assert {*endings.end_ids} - expected <= {each for each in endings.end_ids if endings.decode([each]) == own}
-        assert expected <= {*endings.end_ids}

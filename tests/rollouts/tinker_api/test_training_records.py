@@ -78,17 +78,6 @@ def test_the_line_of_a_step_sums_up_the_calls_since_the_step_before(tmp_path):
     assert (second["nll"], second["rows"], second["seconds"]) == (7.0, 1, 2.0)
 
 
-def test_weights_below_zero_are_those_of_a_loss_of_the_client_and_no_likelihood(tmp_path):
-    records = TrainingRecords(tmp_path)
-    result = LossResult([floats(-1, -2)], {"loss:sum": 1.0})
-    records.trained("m", [datum(2, weights=(3, -1))], "cross_entropy", result, 1.0)
-    records.stepped("m", 1, **STEP)
-    records.trained("m", [datum(2, weights=(0, 0))], "cross_entropy", result, 1.0)
-    records.stepped("m", 2, **STEP)
-    records.close()
-    assert ["nll" in line for line in lines(tmp_path / "m")] == [False, False]
-
-
 def test_means_of_calls_count_by_their_tokens_and_losses_have_a_sum_each(tmp_path):
     records = TrainingRecords(tmp_path)
 
@@ -110,23 +99,6 @@ def test_means_of_calls_count_by_their_tokens_and_losses_have_a_sum_each(tmp_pat
     assert line["mismatch_max"] == 0.25
     assert line["trained_tokens"] == 6
     assert "nll" not in line
-
-
-def test_an_evaluation_has_lines_of_its_own_of_which_the_last_one_holds_for_all_batches(tmp_path):
-    records = TrainingRecords(tmp_path)
-    trained(records, -8)
-    records.stepped("m", 1, **STEP)
-    for value in (1, 4):
-        trained(records, -value, forward_only=True)
-    trained(records, -6)
-    records.stepped("m", 2, **STEP)
-    records.close()
-    step, one, both, after = lines(tmp_path / "m")
-    assert (one["step"], one["forward_nll"]) == (1, 1.0)
-    assert (both["step"], both["forward_nll"], both["forward_loss/cross_entropy"]) == (1, 2.5, 5.0)
-    assert (step["nll"], after["nll"], after["rows"]) == (8.0, 6.0, 1)
-    assert "nll" not in both
-    assert "forward_nll" not in after
 
 
 def test_gradients_that_were_forgotten_are_in_no_line(tmp_path):

@@ -17,7 +17,7 @@ from test_runner_invariants import Run, rounds
 from rollouts import EpisodeLimits, SamplingParams
 from rollouts.errors import ArgumentError
 from rollouts.observability import METRICS
-from rollouts.runner import Journal, RetryPolicy, Runner
+from rollouts.runner import RetryPolicy, Runner
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeWorker, WorkerPool
 
@@ -235,33 +235,6 @@ def test_the_metrics_of_workers_are_in_the_table(renderer):
     names = {metric.name for metric in METRICS}
     assert {key.partition("/")[0] for key in runner.metrics()} - names == {"turn_seconds_sum"}
     assert runner.metrics()["workers"] == 0, "they were closed"
-
-
-def test_a_journal_that_was_begun_without_workers_is_continued_with_them_and_back(renderer, tmp_path):
-    def worker():
-        return EpisodeWorker(Counting, ScriptedEngine(lambda request: "yes", renderer=renderer), renderer, slots=2)
-
-    async def run(limit, *, on_workers):
-        journal, sampling = Journal.open(tmp_path / "journal"), SamplingParams(max_tokens=8)
-        if on_workers:
-            pool, _ = local_pool(worker, slots=2)
-            runner = Runner(None, None, None, sampling=sampling, journal=journal, workers=pool)
-        else:
-            engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-            runner = Runner(Counting, engine, renderer, sampling=sampling, journal=journal)
-        async with runner:
-            received = []
-            async for group in runner.stream(tasks(9)):
-                received.append(group.task.task_id)
-                await runner.acknowledge(group)
-                if len(received) == limit:
-                    break
-            assert "groups_stale/drop" not in runner.metrics()
-        return received
-
-    received = [*asyncio.run(run(3, on_workers=False)), *asyncio.run(run(3, on_workers=True))]
-    received += asyncio.run(run(9, on_workers=False))
-    assert sorted(received) == [task.task_id for task in tasks(9)]
 
 
 @pytest.mark.parametrize(

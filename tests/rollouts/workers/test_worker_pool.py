@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rollouts import EpisodeError, EpisodeLimits, SamplingParams, Task
 from rollouts.episodes.errors import is_outage
-from rollouts.errors import ArgumentError, ServerUnreachableError
+from rollouts.errors import ServerUnreachableError
 from rollouts.workers import EpisodeJob, EpisodeOutcome, WorkerGoneError, WorkerPool, WorkersClosedError
 from transport import decode, encode
 
@@ -216,19 +216,6 @@ TestManyPools = pytest.mark.long(pytest.mark.slow(ManyPools.TestCase))
 TestManyPools.settings = settings(max_examples=3000, stateful_step_count=40, deadline=None)
 
 
-async def test_a_job_goes_to_the_worker_with_the_largest_free_share():
-    pool = WorkerPool()
-    small, large = HeldWorker(), HeldWorker()
-    pool.add("small", 2, small)
-    pool.add("large", 6, large)
-    calls = [asyncio.ensure_future(pool.run(job(str(number)), Observer())) for number in range(4)]
-    await settled()
-    assert (len(small.held), len(large.held)) == (1, 3)
-    await pool.close()
-    await asyncio.wait(calls)
-    assert all(isinstance(call.exception(), WorkersClosedError) for call in calls)
-
-
 @given(st.lists(st.sampled_from(["abort", "wait", "keep", None]), max_size=12))
 def test_an_update_ends_for_workers_when_the_last_of_those_in_progress_has_ended(calls):
     pool, worker = WorkerPool(), HeldWorker()
@@ -243,11 +230,6 @@ def test_an_update_ends_for_workers_when_the_last_of_those_in_progress_has_ended
         pool.add(f"late-{number}", 1, late)
         assert (worker.updates[-1] is not None) == bool(in_progress)
         assert late.updates == worker.updates[-1:] * bool(in_progress)
-
-
-def test_a_number_of_losses_below_one_is_refused():
-    with pytest.raises(ArgumentError, match="max_losses"):
-        WorkerPool(max_losses=0)
 
 
 @pytest.mark.parametrize(
