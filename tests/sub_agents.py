@@ -43,12 +43,12 @@ def user(text, *images):
 class Echo:
     """Asks `turns` questions; the reward of each turn is `base` plus the number of the turn."""
 
-    def __init__(self, name, turns=2, base=0.0, images=()):
-        self.name, self.turns, self.base, self.images, self.step_number = name, turns, base, images, 0
+    def __init__(self, name, turns=2, base=0.0):
+        self.name, self.turns, self.base, self.step_number = name, turns, base, 0
 
     def reset(self, seed):
         self.seed = seed
-        return [user(f"{self.name} 0", *self.images)]
+        return [user(f"{self.name} 0")]
 
     def step(self, assistant):
         self.step_number += 1
