@@ -78,7 +78,6 @@ def options_of(config: BaseRendererConfig) -> RendererOptions:
     return RendererOptions(
         chat_template_kwargs=variables,
         thinking_retention=config.resolved_retention(),
-        tool_arguments="auto",
     )
 
 

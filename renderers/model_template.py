@@ -14,7 +14,7 @@ from renderers.model_files import (
 )
 from renderers.options import RendererOptions
 from renderers.process.files import read_text
-from renderers.template.argument_forms import ArgumentConvertingTemplate
+from renderers.template.call_forms import CallConvertingTemplate
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
 from renderers.template.content_forms import ConvertingTemplate
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -53,7 +53,7 @@ def compiled_template(
 
 def converting(template: Template, options: RendererOptions) -> Template:
     if options.tool_arguments == "auto":
-        template = ArgumentConvertingTemplate(template)
+        template = CallConvertingTemplate(template)
     return template if options.content_form == "as_given" else ConvertingTemplate(template)
 
 

@@ -34,8 +34,9 @@ class RendererOptions:
         string, joined by line breaks, where only strings are read. `as_given` leaves every message unchanged, as
         `apply_chat_template` does.
     tool_arguments: `auto` converts the arguments of tool calls to the form that the template reads, a JSON object or
-        the text of one, where it does not read the given form. `as_given` leaves them unchanged, as
-        `apply_chat_template` does. Typed configurations (`renderers.configs`) stand for `auto`.
+        the text of one, where it does not read the given form: OpenAI's API carries text, which gpt-oss, Llama and
+        Qwen2.5 would print as a quoted string. Beside calls, no content becomes "" or None, whichever the template
+        reads. `as_given` leaves them unchanged, as `apply_chat_template` does.
     thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: the bridge
         is refused), `tool_cycle` (until the next user or developer message), `all`.
     history: what a bridge does where a full render would print earlier messages differently than when they were
@@ -55,7 +56,7 @@ class RendererOptions:
     format: Format | str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     content_form: Conversion = "auto"
-    tool_arguments: Conversion = "as_given"
+    tool_arguments: Conversion = "auto"
     thinking_retention: ThinkingRetention = "template"
     history: HistoryPolicy = "template"
     body_policies: Mapping[str, BodyPolicy] = field(default_factory=dict)

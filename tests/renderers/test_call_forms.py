@@ -1,0 +1,103 @@
+# ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
+"""Tool calls are shown to a template in the form that it reads, whichever of the usual forms they come in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import corpus
+import pytest
+from loaded import directory_of, renderer_of
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+from renderers import RendererOptions, build_training_samples, load_renderer
+from renderers.errors import TemplateError
+from renderers.messages import check_messages
+from renderers.template.call_forms import CallConvertingTemplate
+from renderers.template.chat_template import ChatTemplate
+
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
+ARGUMENTS = {"city": "Kraków", "days": 3, "when": {"hour": [1, 2]}}
+TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
+
+
+def forms_of_a_call(*, with_result: bool) -> Iterator[list[dict[str, Any]]]:
+    """One conversation with its call in every usual form: arguments, content, `type` and OpenAI's wrapping."""
+    result = [{"role": "tool", "content": "R", "tool_call_id": "call00000", "name": "get_weather"}]
+    for arguments, content, is_typed in itertools.product(
+        (ARGUMENTS, TEXT), ({"content": ""}, {"content": None}), (1, 0)
+    ):
+        function = {"name": "get_weather", "arguments": arguments}
+        call = {"id": "call00000", **({"type": "function"} if is_typed else {}), "function": function}
+        turn = {"role": "assistant", **content, "tool_calls": [call]}
+        yield [{"role": "user", "content": "Q"}, turn, *(result if with_result else [])]
+
+
+def printed(template: Any, messages: list[dict[str, Any]]) -> str:
+    """What the template prints; empty where it refuses."""
+    try:
+        return str(template.print(check_messages(messages), tools=corpus.TOOLS).text)
+    except TemplateError:
+        return ""
+
+
+def printed_by_transformers(source: str, messages: list[dict[str, Any]]) -> str:
+    """As `printed`, of the messages as they are, content None included."""
+    try:
+        return str(_compile_jinja_template(source).render(messages=messages, tools=corpus.TOOLS, **VARIABLES))
+    except Exception:  # noqa: BLE001  a template may raise anything
+        return ""
+
+
+@pytest.mark.parametrize("with_result", [False, True])
+@pytest.mark.parametrize("name", corpus.drawn(corpus.templates()))
+def test_a_call_in_every_usual_form_is_printed_alike_and_as_transformers_prints_one_of_them(name, with_result):
+    source = corpus.templates()[name]
+    template = CallConvertingTemplate(ChatTemplate(source, model=name, variables=VARIABLES))
+    conversations = list(forms_of_a_call(with_result=with_result))
+    theirs = {printed_by_transformers(source, messages) for messages in conversations}
+    ours = {printed(template, messages) for messages in conversations}
+    if any("Krak" in text for text in theirs):
+        assert len(ours) == 1
+        assert ours <= theirs
+    assert any("Krak" in text for text in ours) == any("Krak" in text for text in theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("trl/llama3_1", '"parameters": {"city": "Paris"}}'),
+        ("trl/gptoss", '<|message|>{"city": "Paris"}<|call|>'),
+        ("trl/qwen2_5", '"arguments": {"city": "Paris"}}'),
+        ("trl/qwen3", '"arguments": {"city": "Paris"}}'),
+        ("trl/gemma4", 'call:get_weather{city:<|"|>Paris<|"|>}'),
+        ("own/glm-4.5v", "<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>"),
+        ("own/deepseek-v3.1", '<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'),
+        ("own/deepseek-v3", '```json\n{"city": "Paris"}\n```'),
+    ],
+)
+def test_arguments_as_text_are_what_the_model_writes_and_what_is_trained(name, call):
+    for arguments in ({"city": "Paris"}, '{"city": "Paris"}'):
+        turn = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "get_weather", "arguments": arguments}}],
+        }
+        renderer = renderer_of(name)
+        (sample,) = build_training_samples(renderer, [corpus.user("Q"), turn], tools=corpus.TOOLS)
+        trained = [token for token, is_trained in zip(sample.token_ids, sample.loss_mask, strict=True) if is_trained]
+        assert call in renderer.tokenizer.decode(trained)
+
+
+@pytest.mark.parametrize(("text", "form"), [(TEXT, "as_given"), ("[1, 2]", "auto"), ("not JSON", "auto")])
+def test_text_is_printed_as_given_where_that_is_asked_for_and_where_it_is_no_object(text, form):
+    name = "trl/llama3_1"
+    source = corpus.templates()[name]
+    renderer = load_renderer(directory_of(name), config=RendererOptions(chat_template=source, tool_arguments=form))
+    messages = [corpus.user("Q"), corpus.says("", None, [corpus.call("get_weather", text)])]
+    theirs = printed_by_transformers(source, messages)
+    assert json.dumps(text, ensure_ascii=False) in theirs
+    assert printed(renderer.template, messages)[-60:] == theirs[-60:]
