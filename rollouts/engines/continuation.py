@@ -89,22 +89,23 @@ def restarts_from_prompt(request: GenerateRequest) -> bool:
 async def completed(
     request: GenerateRequest,
     partial: Completion,
-    max_model_len: int,
+    context_length: Callable[[], Awaitable[int | None]],
     send: Callable[[GenerateRequest], Awaitable[Completion]],
-    may_continue: Callable[[], bool],
 ) -> Completion:
-    """A completion with what is sampled after each time that it is cut off, as long as `may_continue`.
+    """A completion with what is sampled after each time that it is cut off.
 
-    `send` samples the one completion of a request. Raises what it raises.
+    `context_length` is awaited before each continuation; None ends the completion with its tokens so far. `send`
+    samples the one completion of a request. Raises what they raise.
     """
     rounds = 0
-    while partial.finish_reason is FinishReason.ABORT and may_continue():
+    while partial.finish_reason is FinishReason.ABORT and (max_model_len := await context_length()) is not None:
         rounds += 1
         rest_request = continuation(request, partial, rounds, max_model_len)
         if rest_request is None:
             return replace(partial, finish_reason=FinishReason.LENGTH)  # cut off at its last possible token
         rest = await send(rest_request)
-        restarts = len(rest.token_ids) > 0 and restarts_from_prompt(request)
+        is_nothing = not len(rest.token_ids) and rest.finish_reason is FinishReason.ABORT
+        restarts = restarts_from_prompt(request) and not is_nothing
         partial = replace(rest, index=partial.index) if restarts else join_completions(partial, rest)
     return partial
 

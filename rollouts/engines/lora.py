@@ -178,11 +178,13 @@ class LoRAEngine:
             result, interrupted = await self._sample(rest_request)
             return result.completions[0]
 
-        return await completed(request, partial, await self._max_length(), send, lambda: interrupted)
+        async def context_length() -> int | None:
+            capabilities = getattr(self._engine, "capabilities", None)
+            if not interrupted:
+                return None
+            return 2**31 if capabilities is None else int((await capabilities()).max_model_len)
 
-    async def _max_length(self) -> int:
-        capabilities = getattr(self._engine, "capabilities", None)
-        return 2**31 if capabilities is None else int((await capabilities()).max_model_len)
+        return await completed(request, partial, context_length, send)
 
     async def _abort(self, request_ids: list[str]) -> None:
         abort = getattr(self._engine, "abort", None)

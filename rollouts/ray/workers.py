@@ -108,10 +108,13 @@ class RayWorkers(WorkerPool, StartAndClose):
             if self._last_failure is not None:
                 raise self._last_failure from None
             free = {name: amount for name, amount in ray.available_resources().items() if ":" not in name}
+            wanted = {
+                name: self._options[name] for name in ("num_cpus", "num_gpus", "resources") if name in self._options
+            }
             raise RolloutsError(
                 f"worker {next(iter(self._keepers), '0'):.80} cannot be started: no worker has started after "
                 f"{self._start_seconds:g} s; the cluster has {free} free; add nodes that have what "
-                f"actor_options ask for ({self._options}), or ask for less"
+                f"actor_options ask for ({wanted}), or ask for less"
             ) from None
         if self._failure is not None:
             raise self._failure

@@ -10,8 +10,12 @@ from collections.abc import Callable, Sequence
 
 from rollouts.errors import ArgumentError
 from rollouts.trajectory.tree import Trajectory
+from rollouts.version_order import VersionOrder
 
 log = logging.getLogger("rollouts.runner")
+
+# So many versions that no token had are added to the order.
+_MOST_BETWEEN = 1000
 
 
 class VersionHistory:
@@ -19,7 +23,8 @@ class VersionHistory:
 
     `reported` returns the version that the engine reports. One that is not known is in use from when it is reported,
     with a warning unless it is `expected`: another process has set it. Where the engine reports none, an unknown
-    version of a token becomes the newest. Any other version that is not known was in use before this run.
+    version of a token becomes the newest. Any other version that is not known was in use before this run; where it and
+    the first version of this run are integers in decimal digits, their difference counts.
     """
 
     def __init__(self, first: str, reported: Callable[[], str] | None = None) -> None:
@@ -111,6 +116,14 @@ class VersionHistory:
             self.start_using(version)
 
     def _place_before_this_run(self, version: str) -> int:
+        numbers = VersionOrder()
+        first, number = numbers.place(self._first), numbers.place(version)
+        if first is not None and number is not None and number < first:
+            # Those between were in use too: `versions` has them all, so that places in it are as far apart.
+            for between in range(max(number + 1, first - _MOST_BETWEEN), first):
+                if between - first not in self._places.values():
+                    self._places.setdefault(str(between), between - first)
+            return number - first
         log.warning(
             "tokens of weights %.80r are from before this run, in which %.80r came first; their order is unknown, and "
             "they count as the oldest. Begin with an engine that has the version of the last checkpoint",

@@ -10,6 +10,7 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from renderers import RendererError
 from renderers.errors import MediaError, MessageError, PlaceholderCountError, TemplateError, TokenizerError
@@ -195,12 +196,32 @@ def answering_errors(handler: Handler) -> Handler:
     return answering
 
 
+# Responses for requests that no route takes: HTTP 404 for another path, 405 for another method.
+
+
 async def on_unrouted(request: Request, error: Exception) -> Response:
-    """Starlette's handler of the error with which its router refuses a path or a method."""
+    """Starlette's handler of the error with which its router refuses a request.
+
+    The response names the routes or methods that there are.
+    """
     assert isinstance(error, HTTPException)  # the only one that it is registered for
-    what = "this path takes another method" if error.status_code == 405 else "there is no such route"
-    routes = "POST /v1/chat/completions and GET /v1/models"
-    message = f"{request.method[:20]} {request.url.path[:200]}: {what}. The routes of OpenAI's API are {routes}"
-    response = error_response(RequestError(error.status_code, message, code="unknown_url"))
-    response.headers.update(error.headers or {})
+    methods = _methods(request) if error.status_code == 405 else []
+    if methods:
+        message = f"{_quoted(request)}: this path takes {' and '.join(methods)}"
+        response = error_response(RequestError(error.status_code, message, code="method_not_supported"))
+        response.headers["Allow"] = ", ".join(methods)
+    else:
+        routes = "POST /v1/chat/completions and GET /v1/models"
+        message = f"{_quoted(request)}: there is no such route. The routes of OpenAI's API are {routes}"
+        response = error_response(RequestError(error.status_code, message, code="unknown_url"))
     return response
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of all routes with the path of the request."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
+    return sorted({method for route in routes for method in route.methods or ()})
+
+
+def _quoted(request: Request) -> str:
+    return f"{request.method[:20]} {request.url.path[:200]}"

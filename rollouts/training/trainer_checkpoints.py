@@ -22,7 +22,7 @@ from rollouts.models.lora_modules import LoraOptions
 
 _FILE = "checkpoint.safetensors"
 
-_FORMAT = 1
+_FORMAT = 2
 
 #: What AdamW keeps for a parameter: the number of its steps, and the averages of its gradient and of its square.
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")

@@ -18,7 +18,6 @@ from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.http.running_requests import RunningRequests
 from rollouts.engines.protocol import (
     Completion,
-    FinishReason,
     GenerateRequest,
     GenerateResult,
     InFlight,
@@ -224,31 +223,31 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
         `root_id` is the id of the caller's request, which keeps the tokens so far where the caller ends it. `send`
         samples one completion. Raises `EngineError` after `ResumePolicy.rounds` aborts, and what `send` raises.
         """
-        if partial.finish_reason is not FinishReason.ABORT:
-            return partial
         rounds = 0
 
-        async def send_when_resumed(rest_request: GenerateRequest) -> Completion:
+        async def context_length() -> int | None:
             nonlocal rounds
-            rounds += 1
-            if rounds > self._resume.rounds:
+            if self._requests.is_aborted(root_id):
+                return None
+            if rounds == self._resume.rounds:
                 raise EngineError(
                     request.request_id,
-                    f"completion {partial.index} was aborted {self._resume.rounds} times without an end; "
+                    f"completion {partial.index} was aborted {rounds} times without an end; "
                     "pause the server less often, or raise ResumePolicy.rounds",
                 )
+            rounds += 1
             await self._wait_until_resumed(root_id)
+            if self._requests.is_aborted(root_id):
+                return None
+            capabilities: Any = await self._capabilities.get()
+            length: int = capabilities.max_model_len
+            return length
+
+        async def send_rest(rest_request: GenerateRequest) -> Completion:
             log.info("request %s was cut off, and is continued as %s", request.request_id, rest_request.request_id)
             return await send(rest_request)
 
-        capabilities: Any = await self._capabilities.get()
-        return await completed(
-            request,
-            partial,
-            capabilities.max_model_len,
-            send_when_resumed,
-            lambda: not self._requests.is_aborted(root_id),
-        )
+        return await completed(request, partial, context_length, send_rest)
 
     def _set_weight_version(self, version: str) -> None:
         self._weight_version = version

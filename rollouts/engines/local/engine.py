@@ -273,7 +273,10 @@ class LocalEngine:
             with self._registered(cut_off.request.request_id, running):
                 return (await self._queue.generate(running)).completions[0]
 
-        return await completed(cut_off.request, partial, self._max_length, send, lambda: not cut_off.is_aborted)
+        async def context_length() -> int | None:
+            return None if cut_off.is_aborted else self._max_length
+
+        return await completed(cut_off.request, partial, context_length, send)
 
     @contextmanager
     def _registered(self, request_id: str, running: RunningRequest) -> Iterator[None]:

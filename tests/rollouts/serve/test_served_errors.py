@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import json
 import threading
+import urllib.error
+import urllib.request
 
 import pytest
 from served_in_thread import ServedInThread
 
 from rollouts.serve import bodies as json_bodies
 from rollouts.serve.app import create_app
-from rollouts.serve.bodies import MAX_JSON_VALUES
+from rollouts.serve.bodies import MAX_JSON_VALUES, has_more_values
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "said"),
+    ("method", "path", "status", "code", "said"),
     [
-        (
-            "post",
-            "/v1/completions",
-            404,
-            "POST /v1/completions: there is no such route. The routes",
-        ),
-        ("get", "/sessions/s/nope", 404, "GET /sessions/s/nope"),
-        ("get", "/v1/chat/completions", 405, "this path takes another method"),
+        ("post", "/v1/nope", 404, "unknown_url", "POST /v1/nope: there is no such route"),
+        ("get", "/v1", 404, "unknown_url", "GET /v1/models"),
+        ("post", "/v1/completions", 404, "unknown_url", "POST /v1/chat/completions"),
+        ("get", "/sessions/s/nope", 404, "unknown_url", "GET /sessions/s/nope"),
+        ("get", "/nope", 404, "unknown_url", "GET /nope: there is no such route"),
+        ("post", "/inference/v1/generate", 404, "unknown_url", "POST /v1/chat/completions"),
+        ("get", "/v1/chat/completions", 405, "method_not_supported", "this path takes POST"),
+        ("post", "/v1/models", 405, "method_not_supported", "this path takes GET"),
+        ("get", "/sessions/s/reward", 405, "method_not_supported", "this path takes POST"),
     ],
 )
-def test_an_unknown_route_of_openais_api_is_told_in_its_form(open_server, method, path, status, said):
+def test_an_unknown_route_of_openais_api_is_told_in_its_form(open_server, method, path, status, code, said):
     answer = getattr(open_server, method)(path, *([{}] if method == "post" else []))
     assert answer.status == status
     error = answer.json["error"]
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "unknown_url")
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, code)
     assert said in error["message"]
+
+
+def test_all_methods_of_a_path_with_several_routes_are_allowed(open_server):
+    request = urllib.request.Request(f"{open_server.base_url}/sessions", method="PUT")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    with refused.value as error:
+        assert (error.status, error.headers["Allow"]) == (405, "GET, HEAD, POST")
+        assert "takes GET and HEAD and POST" in json.load(error)["error"]["message"]
 
 
 @pytest.mark.slow
@@ -67,6 +79,13 @@ def test_a_body_of_more_values_than_a_request_needs_is_refused_before_it_becomes
     monkeypatch.undo()
     assert (refused.status, parsed) == (400, [])
     assert "commas" in refused.json["error"]["message"]
+
+
+@pytest.mark.parametrize("length", [10, 2**20 - 1, 2**20, 2**20 + 1, 2**21 + 5])
+def test_the_values_of_a_text_are_counted_up_to_the_limit(length):
+    text = b"[" + b"1," * length + b"1]"
+    assert has_more_values(text, length)
+    assert not has_more_values(text, length + 1)
 
 
 def test_the_metrics_have_the_sessions_and_their_bytes(renderer):
