@@ -116,6 +116,7 @@ def project_files(name: str, template: Template, model: Model | None) -> dict[st
     if model is None:
         files["tiny_model.py"] = _common("tiny_model.py")
     files[".gitignore"] = _common("gitignore")
+    files["pytest.ini"] = "[pytest]\n"  # else pytest would take the configuration of a directory above
     files["README.md"] = _readme(name, template, has_tiny_model=model is None)
     return files
 

@@ -35,6 +35,7 @@ def rollouts(*arguments: str | Path) -> Result:
 def test_the_test_of_a_new_project_passes_and_its_run_runs(
     template: Template, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--no-such-option"\n')
     project = tmp_path / "a project"
     result = rollouts("init", project, "--template", template.value)
     assert result.exit_code == 0, result.output

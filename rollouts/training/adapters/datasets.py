@@ -15,8 +15,8 @@ from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
-from rollouts.errors import ArgumentError, short_repr
-from rollouts.training.adapters.arguments import checked_samples, trainer_module
+from rollouts.errors import ArgumentError, MissingExtraError, short_repr
+from rollouts.training.adapters.arguments import checked_samples
 from rollouts.training.adapters.errors import AdapterError
 from rollouts.training.adapters.image_files import image_file
 from rollouts.training.samples import TrainingSample
@@ -45,7 +45,7 @@ def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: Episod
     """
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Sequence) or not paths:
         raise ArgumentError("paths", paths, "pass a list of at least one path")
-    datasets = trainer_module("datasets")
+    datasets = _datasets()
     return datasets.IterableDataset.from_generator(
         _rows,
         features=row_features(),
@@ -55,7 +55,7 @@ def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: Episod
 
 def row_features() -> Any:
     """The `datasets.Features` of the rows. `images` and `sounds` are files, not decoded; cast a column to decode it."""
-    datasets = trainer_module("datasets")
+    datasets = _datasets()
     value, column = datasets.Value, datasets.List
     return datasets.Features(
         {
@@ -235,3 +235,11 @@ class _SourceItems:
         reference = self.references[source.digest]
         num_tokens = reference.placeholder.num_embeds
         return MediaItem(reference.modality, reference.mm_hash, source, {}, num_tokens, scale=None)
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtraError("a dataset of records", "trainers", "datasets") from error
+    return datasets

@@ -1,5 +1,7 @@
 """Rows of Hugging Face datasets: samples to Arrow and back, and record files as a stream."""
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from rollouts import Completion, TopLogprobs, Trajectory, WeightSpan
 from rollouts.engines.protocol import FinishReason
-from rollouts.errors import ArgumentError, PixelMismatchError
+from rollouts.errors import ArgumentError, MissingExtraError, PixelMismatchError
 from rollouts.training import (
     TokenScores,
     TrainingBatch,
@@ -139,3 +141,9 @@ def test_an_array_image_has_another_hash_after_a_row_and_the_same_pixels(rendere
     assert first != second
     again = sample_from_row(dataset_row(of_file), renderer.processors)  # a file stays the same file
     assert TrainingBatch.from_samples([again], pad_id=0) == first
+
+
+def test_without_datasets_the_error_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"a dataset of records needs datasets.*\[trainers\]"):
+        record_dataset(["episodes.mmr"])
