@@ -19,8 +19,8 @@ def completion(*ids: int, version: str = "0") -> Completion:
     )
 
 
-def image(name: bytes) -> MediaItem:
-    return MediaItem("image", f"hash-{name.decode()}", MediaSource.of(name), {}, 2, PixelScale())
+def image(name: bytes, tokens: int = 2) -> MediaItem:
+    return MediaItem("image", f"hash-{name.decode()}", MediaSource.of(name), {}, tokens, PixelScale())
 
 
 def media(*placed: tuple[MediaItem, int]) -> MultiModalData:
