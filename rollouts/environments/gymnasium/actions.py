@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 
 from rollouts.errors import RolloutsError
 
+# What texts have in place of the hyphen: three hyphens, figure dash, en dash, minus, and two compatibility forms.
+_MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 # A whole word: `(?>` keeps "1.5x" from being read as 1.
-# U+2212 is the minus sign that texts have in place of the hyphen.
-_NUMBER = re.compile(r"(?<![\w.])(?>[-+\u2212]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
+_NUMBER = re.compile(rf"(?<![\w.])(?>[-+{_MINUS}]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
+_NEGATIVE = re.compile(r"\b(?:minus|negative|neg)\Z", re.IGNORECASE)
 
 
 def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
@@ -47,7 +50,9 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
 
     A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
     action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
-    finite numbers as it has, within its bounds. Raises `ValueError`.
+    finite numbers as it has, within its bounds. A minus, of any Unicode form, belongs to the number that directly
+    follows it. No number is read where the text does not say which sign it has: "- 2", "minus 2", "1-2", "x-2". Raises
+    `ValueError`.
     """
     return _discrete_action(text, space, action_names) if kind_of(space) == "discrete" else _box_action(text, space)
 
@@ -87,21 +92,42 @@ def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
 
 def _outermost(text: str, action_names: Sequence[str]) -> Iterator[tuple[str, int | None]]:
     """The names in a text with their index, and the numbers with None, without those within a longer name."""
-    matches: list[tuple[re.Match[str], int | None]] = [(match, None) for match in _NUMBER.finditer(text)]
+    spans: list[tuple[int, int, int | None]] = [(*span, None) for span in _numbers(text)]
     for index, name in enumerate(action_names):
         pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
-        matches += [(match, index) for match in re.finditer(pattern, text, re.IGNORECASE)]
+        spans += [(*match.span(), index) for match in re.finditer(pattern, text, re.IGNORECASE)]
     # Of those that begin at one place the longest comes first, and of equally long ones the name.
-    matches.sort(key=lambda found: (found[0].start(), -found[0].end(), found[1] is None))
-    end = 0
-    for match, named in matches:
-        if match.end() > end:
-            end = match.end()
-            yield match.group(), named
+    spans.sort(key=lambda found: (found[0], -found[1], found[2] is None))
+    last = 0
+    for start, end, named in spans:
+        if end > last:
+            last = end
+            yield text[start:end], named
+
+
+def _numbers(text: str) -> Iterator[tuple[int, int]]:
+    """Where the numbers in a text start and end, with everything on their left that may be a sign of theirs."""
+    last = 0
+    for match in _NUMBER.finditer(text):
+        start, end = match.span()
+        # Between a sign and its number there is neither a word, nor the end of a line, of a tag or of an arrow.
+        *_, marks = re.split(r"[\w>\n]", text[last:start])
+        begin = start - len(marks)
+        dashes = [place for place, mark in enumerate(marks, begin) if _is_dash(mark)]
+        if word := _NEGATIVE.search(text, last, begin):
+            start = word.start()
+        elif dashes:  # with the word that it directly follows: "1-2"
+            start = dashes[0] - (dashes[0] == begin and text[begin - 1 : begin] not in "\n>")
+        yield start, end
+        last = end
+
+
+def _is_dash(mark: str) -> bool:
+    return any(word in unicodedata.name(mark, "") for word in ("HYPHEN", "MINUS", "DASH", "HORIZONTAL BAR"))
 
 
 def _box_action(text: str, space: Any) -> np.ndarray:
-    written = _NUMBER.findall(text)
+    written = [text[start:end] for start, end in _numbers(text)]
     numbers = [_value(number) for number in written]
     size = int(np.prod(space.shape))
     if len(numbers) != size:
@@ -149,7 +175,11 @@ def _check_names(space: Any, action_names: Sequence[str]) -> None:
 
 
 def _value(written: str) -> float:
-    return float(written.replace("\u2212", "-"))
+    try:
+        return float(written.translate(dict.fromkeys(map(ord, _MINUS), "-")))
+    except ValueError:
+        reason = f"it is not clear whether {_shortened(written)} is negative; write a minus directly before a number"
+        raise ValueError(reason) from None
 
 
 def _shortened(number: str) -> str:

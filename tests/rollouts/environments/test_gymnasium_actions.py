@@ -61,6 +61,38 @@ def test_a_text_without_one_action_is_refused(text, reason):
         parse_action(text, FOUR, NAMES)
 
 
+@pytest.mark.parametrize("minus", list("-\u2212\u2010\u2011\u2013\ufe63\uff0d"), ids=ascii)
+def test_a_minus_directly_before_a_number_is_its_sign(minus):
+    for before in ("", "I push with ", "Well...", "a = ", "a=", "(", "**", "$", "<action>", "--->\n", "=> "):
+        assert parse_action(f"{before}{minus}1", spaces.Discrete(3, start=-1)) == -1
+        numbers = parse_action(f"{before}{minus}0.5, {minus}.25 1e-1", spaces.Box(-1, 1, (3,), np.float64))
+        assert numbers.tolist() == [-0.5, -0.25, 0.1]
+
+
+@pytest.mark.parametrize(
+    "signs",
+    [
+        "- |\u2212 |-\t|-\u200b|\u2013\u00a0|- **|-$|-(|{-}",
+        "--|-+|- -|\u2014|\u00b1|\u00ad|\u207b|\u2796",
+        "minus |Minus: |negative |neg. |&minus;|\\minus ",
+        "x-|1-|1\u2013|1 - ",
+    ],
+    ids=["apart from the number", "another mark", "a word", "after another word"],
+)
+def test_a_number_whose_sign_is_not_clear_is_refused(signs):
+    for sign in signs.split("|"):
+        for space in (spaces.Discrete(3, start=-1), spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (2,))):
+            with pytest.raises(ValueError, match=r"not clear whether .*1 is negative; write a minus directly before"):
+                parse_action(f"{sign}1", space)
+
+
+@pytest.mark.parametrize(
+    "text", ["---\n\n2", "Action -> 2", "--> 2", "\u2014> 2", "left-handed: 2", "2 - as I said", "-\n2", "+2"]
+)
+def test_a_dash_that_is_no_sign_of_a_number_does_not_matter(text):
+    assert parse_action(text, FOUR) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -121,10 +153,10 @@ def test_other_spaces_are_not_described(space):
 
 
 @pytest.mark.parametrize(
-    ("text", "action"), [("left", 0), ("I turn left.", 1), ("TURN LEFT 2", 2), ("1", 1), ("turn left, turn left", 1)]
+    ("text", "action"), [("left", 0), ("I turn left.", 1), ("TURN LEFT-2", 2), ("1", 1), ("turn left, turn left", 1)]
 )
 def test_a_name_or_number_within_a_longer_name_is_no_action_of_its_own(text, action):
-    assert parse_action(text, spaces.Discrete(3), ["left", "turn left", "turn left 2"]) == action
+    assert parse_action(text, spaces.Discrete(3), ["left", "turn left", "turn left-2"]) == action
 
 
 def test_a_name_beside_a_longer_name_that_has_it_is_a_second_action():
