@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +29,8 @@ class Estimate:
     """A mean over tasks, its standard error, and the ends of its 95 % interval.
 
     `tasks` is the number of tasks that it is of. The last three are None for a single task, of which nothing is known
-    about the differences between tasks.
+    about the differences between tasks; the ends are None, too, where no task differs from another and nothing else
+    bounds the mean.
     """
 
     value: float
@@ -91,7 +92,8 @@ def _check_counts(samples: int, successes: int, k: int) -> None:
 def mean_of_tasks(values: np.ndarray) -> Estimate:
     """The mean of finite `values`, float64 (tasks,), with Student's t interval for tasks - 1 degrees of freedom.
 
-    Raises `ArgumentError` without values.
+    Equal values have no interval: it would have no width, as if the next task were known to have the same value. Raises
+    `ArgumentError` without values.
     """
     if not len(values) or not np.isfinite(values).all():
         raise ArgumentError("values", values, "pass a finite value for each of at least one task")
@@ -99,6 +101,8 @@ def mean_of_tasks(values: np.ndarray) -> Estimate:
     count = len(values)
     if count == 1:
         return Estimate(mean, 1)
+    if np.ptp(values) <= 1e-12 * np.abs(values).max():  # equal, but for rounding
+        return Estimate(mean, count, 0.0)
     error = spread / math.sqrt(count - 1)  # `spread` divides by the count
     half = _t_quantile(count - 1) * error
     return Estimate(mean, count, error, mean - half, mean + half)
@@ -134,8 +138,11 @@ def reward_of_tasks(values: np.ndarray) -> Estimate:
     Where all lie in 0 to 1, as those of most scoring functions do, it has the interval of `rate_of_tasks`, which lies
     there too; else that of `mean_of_tasks`. Raises `ArgumentError` without values.
     """
-    is_bounded = len(values) > 0 and values.min() >= 0 and values.max() <= 1
-    return rate_of_tasks(values) if is_bounded else mean_of_tasks(values)
+    return rate_of_tasks(values) if _is_bounded(values) else mean_of_tasks(values)
+
+
+def _is_bounded(values: np.ndarray) -> bool:
+    return len(values) > 0 and bool(values.min() >= 0 and values.max() <= 1)
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
@@ -143,16 +150,24 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
 
     The p-value is that of the paired permutation test: under the hypothesis that the runs do not differ, the sign of
     each task's difference is chance (`scipy.stats.permutation_test` with "samples": exact for few tasks, else from
-    9,999 permutations with a fixed seed; for more than 500 tasks that differ, that of the paired t-test). Raises
-    `ArgumentError` for rows of different lengths or without values.
+    9,999 permutations with a fixed seed; for more than 500 tasks that differ, that of the paired t-test). Of n tasks it
+    is at least 2 ** (1 - n).
+
+    Where all values lie in 0 to 1, the interval is Newcombe's hybrid score interval for pairs, of the intervals of
+    `rate_of_tasks` and the correlation of the two runs between tasks, less his continuity correction (method 10 of
+    R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired
+    data", 1998; G. Y. Zou and A. Donner, "Construction of confidence limits about effect measures: A general approach",
+    2008, for other estimates than proportions). It lies in -1 to 1 and has a width, also where all tasks agree. Other
+    values have the interval of `mean_of_tasks` of the differences. Raises `ArgumentError` for rows of different lengths
+    or without values.
     """
     if len(first) != len(second):
         raise ArgumentError("second", len(second), f"pass a value for each of the {len(first)} tasks of first")
-    differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-    estimate = mean_of_tasks(differences)
+    first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    estimate = mean_of_tasks(second - first)
     if estimate.tasks == 1:
         return Difference(estimate, None)
-    return Difference(estimate, _p_value(differences))
+    return Difference(_bounded(estimate, first, second, paired=True), _p_value(second - first))
 
 
 def unpaired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
@@ -160,21 +175,49 @@ def unpaired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
 
     The interval and the p-value are those of Welch's t-test (B. L. Welch, "The generalization of 'Student's' problem
     when several different population variances are involved", 1947): the variances of the two means are added, and are
-    those between the tasks of each run. Raises `ArgumentError` without values.
+    those between the tasks of each run; None where no two tasks of a run differ. Where all values lie in 0 to 1, the
+    interval is Newcombe's hybrid score interval of those of `rate_of_tasks`, which lies in -1 to 1 and has a width
+    (method 10 of "Interval estimation for the difference between independent proportions: comparison of eleven
+    methods", 1998). Raises `ArgumentError` without values.
     """
-    runs = [mean_of_tasks(np.asarray(values, np.float64)) for values in (first, second)]
+    first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    runs = [mean_of_tasks(values) for values in (first, second)]
     value, tasks = runs[1].value - runs[0].value, runs[0].tasks + runs[1].tasks
     errors = [run.standard_error for run in runs if run.standard_error is not None]
     if len(errors) < len(runs):
         return Difference(Estimate(value, tasks), None)
     error = math.hypot(*errors)
-    if not error:  # no two tasks of a run differ
-        return Difference(Estimate(value, tasks, 0.0, value, value), None)
+    if not error:
+        return Difference(_bounded(Estimate(value, tasks, 0.0), first, second, paired=False), None)
     shares = [(one / error) ** 4 / (run.tasks - 1) for one, run in zip(errors, runs, strict=True)]
     degrees = 1 / sum(shares)
     half = _t_quantile(degrees) * error
     p_value = 2 * float(_scipy_stats().t.sf(abs(value) / error, degrees))
-    return Difference(Estimate(value, tasks, error, value - half, value + half), p_value)
+    estimate = Estimate(value, tasks, error, value - half, value + half)
+    return Difference(_bounded(estimate, first, second, paired=False), p_value)
+
+
+def _bounded(mean: Estimate, first: np.ndarray, second: np.ndarray, *, paired: bool) -> Estimate:
+    """The mean difference with the hybrid score interval, where all values lie in 0 to 1; else as it is."""
+    if not _is_bounded(first) or not _is_bounded(second):
+        return mean
+    runs = [rate_of_tasks(values) for values in (first, second)]
+    deviations = math.prod(math.sqrt(run.value * (1 - run.value)) for run in runs)  # of single successes and failures
+    correlation = 0.0
+    if paired and deviations and runs[0].standard_error and runs[1].standard_error:
+        # Divided by their maxima, small values have squares.
+        correlation = float(np.corrcoef(first / first.max(), second / second.max())[0, 1])
+        if correlation > 0:
+            correlation = max(correlation - 1 / (2 * len(first) * deviations), 0.0)
+    (below, above), (own_below, own_above) = (
+        (run.value - (run.low or 0.0), (run.high or 0.0) - run.value) for run in runs
+    )
+
+    def half(one: float, other: float) -> float:
+        return math.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
+
+    low, high = mean.value - half(own_below, above), mean.value + half(own_above, below)
+    return replace(mean, low=max(low, -1.0), high=min(high, 1.0))
 
 
 def _p_value(differences: np.ndarray) -> float:

@@ -160,8 +160,8 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
 
 def trained(directory: Path) -> Path:
     """Three tasks in each of two steps, and one that is in both."""
-    early = [line(f"early {number}", [0, number % 2], oldest_version="0") for number in range(3)]
-    late = [line(f"late {number}", [1, number % 2], oldest_version="1") for number in range(3)]
+    early = [line(f"early {number}", [0, number % 2 * 2], oldest_version="0") for number in range(3)]
+    late = [line(f"late {number}", [2, number % 2 * 2], oldest_version="1") for number in range(3)]
     return write_run(directory, [*early, *late])
 
 
@@ -175,7 +175,7 @@ def test_two_steps_of_a_run_with_different_tasks_are_compared_unpaired_by_welch(
     against = comparison.against_baseline[0]
     assert against.notes[0].startswith("unpaired (their tasks are different): ")
     found = reward_of(against)
-    welch = stats.ttest_ind([0.5, 1, 0.5], [0, 0.5, 0], equal_var=False)
+    welch = stats.ttest_ind([1, 2, 1], [0, 1, 0], equal_var=False)
     interval = welch.confidence_interval(0.95)
     assert found.p_value == pytest.approx(welch.pvalue)
     assert (found.difference.low, found.difference.high) == pytest.approx((interval.low, interval.high))
