@@ -97,15 +97,17 @@ def print_table(groups):
     names = [reward.name for reward in (*REWARDS, *GROUP_REWARDS)]
     print(f"{'task':10}", *(f"{name:>7}" for name in [*names, "total"]), f"{'advantage':>10}  completion")
     for group in groups:
-        advantages = group_advantages(group.rewards, [group.task.task_id] * len(group))
-        for index, episode in enumerate(group.episodes):
+        for episode in group.episodes:
             if episode.error:
                 print(f"{group.task.task_id:10} failed: {episode.error}")
-                continue
+        finished = list(group.succeeded())
+        indices = [index for index, _ in finished]
+        advantages = group_advantages(group.rewards[indices], [group.task.task_id] * len(indices))
+        for (index, episode), advantage in zip(finished, advantages, strict=True):
             values = [*(group.reward_parts[name][index] for name in names), group.rewards[index]]
             text = episode.turns[-1].message["content"]
             numbers = " ".join(f"{value:7.2f}" for value in values)
-            print(f"{group.task.task_id:10} {numbers} {advantages[index]:10.2f}  {text!r:.60}")
+            print(f"{group.task.task_id:10} {numbers} {advantage:10.2f}  {text!r:.60}")
     print(f"mean total reward {np.mean([group.rewards for group in groups]):.2f}")
 
 

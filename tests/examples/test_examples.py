@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib.util
+import re
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -156,6 +158,19 @@ def test_a_dataset_reads_images_beside_its_file_and_no_others(tmp_path, capsys):
     failed = {group.task.task_id: group.num_failed for group in example.main(["--data", str(data)])}
     assert failed == {"dots-1": 0, "dots-2": 0, "dots-3": 0, "dots-4": example.GROUP_SIZE}
     assert capsys.readouterr().out.count("dots-4     failed: MediaPolicyError") == example.GROUP_SIZE
+
+
+def test_a_failed_completion_is_in_no_advantage_of_its_group(monkeypatch, capsys):
+    example = load("single_turn_scoring")
+    answers = defaultdict(lambda: iter(["1", TimeoutError("too slow"), "I see 2 dots.", "3"]))  # by prompt
+    monkeypatch.setattr(
+        example, "script", lambda request: next(answers[tuple(item.mm_hash for item, _ in request.media)])
+    )
+    assert [group.num_failed for group in example.main([])] == [1] * 4
+    rows = [line.split()[:6] for line in capsys.readouterr().out.splitlines() if re.match(r"dots-\d +\d", line)]
+    assert len(rows) == 4 * 3
+    for task in range(1, 5):
+        assert sum(float(row[5]) for row in rows if row[0] == f"dots-{task}") == pytest.approx(0, abs=0.02)
 
 
 @pytest.mark.slow

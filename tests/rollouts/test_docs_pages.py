@@ -14,13 +14,14 @@ import pytest
 import torch
 from evaluation.compared_runs import write_run
 
-from renderers import MediaPolicy, MediaStore
+from renderers import MediaPolicy, MediaStore, load_renderer
 from rollouts.engines import ChatEndpoint
 from rollouts.engines.request_limits import EngineLimits
 from rollouts.engines.vllm import HttpLimits
 from rollouts.environments import ToolEnvironment
 from rollouts.observability import METRICS
 from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.testing import ScriptedEngine
 from transport import DecodeLimits
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -166,6 +167,20 @@ def test_the_page_on_training():
     assert repr(names["sample_staleness"](names["samples"][0], current=3)).startswith(
         "Staleness(oldest='0', newest='0'"
     )
+
+
+def test_failed_episodes_are_in_no_baseline_of_the_page_on_training(tiny_model_dir):
+    first, *blocks = BLOCK.findall((DOCS / "training.md").read_text("utf-8"))
+    renderer = load_renderer(tiny_model_dir)
+    engine = ScriptedEngine([*["yes", TimeoutError("too slow"), "no, no", "perhaps"] * 2], renderer=renderer)
+    names = {"renderer": renderer, "engine": engine}
+    program = first[first.index("class ShortAnswers") :].replace("max_turns=1", "max_turns=1, concurrency=1")
+    used = [block for block in blocks if "group_advantages(" in block]
+    exec("\n".join(["from rollouts import *", "import asyncio", "import numpy as np", program, *used]), names)
+    assert [bool(trajectory.error) for trajectory in names["trajectories"]] == [False, True, False, False] * 2
+    for name in ("advantages", "grpo", "dr_grpo", "rloo"):
+        assert names[name].reshape(2, 3).sum(axis=1) == pytest.approx(0, abs=1e-5)
+    assert len(names["samples"]) == 6
 
 
 def test_the_page_on_migrating(tiny_model_dir):
