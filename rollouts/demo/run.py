@@ -336,9 +336,8 @@ class Demo:
         results.turns += sum(t.num_turns for t in trajectories)
         results.tokens += sum(len(node) for t in trajectories for node in t.nodes)
         results.sampled_tokens += sum(len(node.logprobs) for t in trajectories for node in t.nodes)
-        references = [reference for t in trajectories for reference in t.all_media()]
-        results.images += len(references)
-        self._seen_images.update(reference.mm_hash for reference in references)
+        results.images += sum(t.media_counts()["images"] for t in trajectories)
+        self._seen_images.update(reference.source.digest for t in trajectories for reference in t.all_media())
         results.distinct_images = len(self._seen_images)
         results.wire_bytes += sent
         results.full_step_bytes += full_step_bytes(trajectories, self._renderer.processors["image"])

@@ -15,7 +15,6 @@ from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import CommandFileError, NoJsonFormError
 from rollouts.runner.group import Group
 from rollouts.terminal.text import shortened
-from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.plain_json import plain
 from rollouts.trajectory.token_node import TEACHER_KL
 from rollouts.trajectory.tree import Trajectory
@@ -78,6 +77,7 @@ class GroupMetrics(BaseModel):
     def of(cls, group: Group) -> Self:
         """The figures of a finished group."""
         episodes = group.episodes
+        media = [episode.media_counts() for episode in episodes]
         teacher_kl = [finite_number(episode.metrics.get(TEACHER_KL)) for episode in episodes]
         return cls(
             task_id=group.task.task_id,
@@ -103,7 +103,8 @@ class GroupMetrics(BaseModel):
             + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
             sampled_tokens=sum(len(node.logprobs) for episode in episodes for node in episode.nodes)
             + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
-            **media_counts(medium.modality for episode in episodes for medium in episode.all_media()),
+            images=sum(counts["images"] for counts in media),
+            sounds=sum(counts["sounds"] for counts in media),
             oldest_version=group.oldest_version,
             teacher_kl=teacher_kl if any(value is not None for value in teacher_kl) else None,
         )

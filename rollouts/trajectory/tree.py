@@ -30,7 +30,7 @@ from rollouts.errors import (
     short_repr,
 )
 from rollouts.trajectory.added_nodes import completion_node, mask_of, media_of, prompt_node, with_sources
-from rollouts.trajectory.media_reference import MediaReference
+from rollouts.trajectory.media_reference import MediaReference, media_counts
 from rollouts.trajectory.prefixes import longest_prefixes
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.reported_extras import reported_extras
@@ -412,6 +412,20 @@ class Trajectory:
     def all_media(self) -> Iterator[MediaReference]:
         """Every medium of the episode, once per node that introduced it."""
         return (reference for node in self.nodes for reference in node.media)
+
+    def media_counts(self) -> dict[str, int]:
+        """The numbers `images` (videos too), `sounds`, `distinct_images` and `distinct_sounds`.
+
+        The first two count what the nodes show: a medium counts for each node that introduced it, so that one of a
+        prompt that was stored again after a fork counts again, as its tokens do. `distinct_` counts sources of
+        different bytes.
+        """
+        shown = [(reference.modality, reference.source.digest) for reference in self.all_media()]
+        distinct = media_counts(modality for modality, _ in set(shown))
+        return {
+            **media_counts(modality for modality, _ in shown),
+            **{f"distinct_{name}": count for name, count in distinct.items()},
+        }
 
     def _longest_prefix(
         self, prompt: np.ndarray, references: Sequence[MediaReference], agent: str, after: int | None

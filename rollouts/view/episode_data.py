@@ -35,7 +35,7 @@ def summary(
 
     `reward`, the environment reward, is None if the sum over the turns is not finite. `cut` counts `length_stops`.
     """
-    nodes = trajectory.nodes
+    nodes, media = trajectory.nodes, trajectory.media_counts()
     given = trainer_logprobs or {}
     differences = np.concatenate([np.empty(0), *(mismatch(node, given.get(i)) for i, node in enumerate(nodes))])
     versions = dict.fromkeys(span.version for node in nodes for span in node.weight_spans)
@@ -49,7 +49,7 @@ def summary(
         "branches": len(trajectory.leaves()),
         "tokens": sum(map(len, nodes)),
         "sampled": sum(len(node.logprobs) for node in nodes),
-        "media": sum(len(node.media) for node in nodes),
+        "media": media["images"] + media["sounds"],
         "mismatch": float(differences.max()) if differences.size else None,
         "versions": list(versions),
         "status": trajectory.status,

@@ -117,6 +117,6 @@ def test_the_page_says_that_the_features_are_equal_and_the_terminal_counts_sound
         ("audio", TOKENS, "equal")
     ] * 4
     path = file_of(tmp_path / "t.mmr", heard)
-    assert ", 0 images, 3 sounds, " in lines(run("show", path))[0]
+    assert ", 0 images, 4 sounds (3 distinct), " in lines(run("show", path))[0]
     (row,) = json.loads(run("ls", path, "--json").stdout)
-    assert (row["images"], row["sounds"]) == (0, 3)
+    assert (row["images"], row["sounds"], row["distinct_sounds"]) == (0, 4, 3)

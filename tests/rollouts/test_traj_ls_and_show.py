@@ -24,15 +24,32 @@ from trajectory_files import (
 )
 
 from rollouts import Trajectory
+from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.runner import Group, Task
+from rollouts.view.episode_data import summary
 
 
 def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", forked(), short("second"))
     header, first, second, footer = lines(run("ls", path))
     assert header == "# episode group turns branches tokens sampled images environment reward status"
-    assert first == "0 forked group-a 3 2 17 6 2 0.75 done"
+    assert first == "0 forked group-a 3 2 17 6 3 0.75 done"
     assert second == "1 second - 1 1 2 1 1 -1 truncated"
     assert footer.startswith("2 episodes")
+
+
+def test_an_image_that_two_nodes_introduce_counts_twice_everywhere_and_once_among_the_distinct_ones(
+    tmp_path: Path,
+) -> None:
+    path = file_of(tmp_path / "t.mmr", forked())
+    run("export", path, "--jsonl", tmp_path / "rows.jsonl")
+    listed = json.loads(run("ls", path, "--json").stdout)[0]
+    exported = json.loads((tmp_path / "rows.jsonl").read_text("utf-8"))
+    for row in (listed, exported, forked().media_counts()):
+        assert [row[name] for name in ("images", "distinct_images", "sounds", "distinct_sounds")] == [3, 2, 0, 0]
+    group = Group(Task("group-a", {}), (forked(), short("second")), (1, 1), np.zeros(2))
+    assert GroupMetrics.of(group).images == 4
+    assert summary(forked(), 0)["media"] == 3
 
 
 def test_a_reward_that_overflows_is_left_out_of_the_mean_and_is_null_in_json(tmp_path: Path) -> None:
@@ -53,7 +70,7 @@ def test_show_prints_roles_text_media_weight_versions_and_rewards(tmp_path: Path
     head, *tree = lines(run("show", path, "forked"))
     digests = [hashlib.sha256(png(level)).hexdigest()[:16] for level in (1, 2)]
     assert head == (
-        "episode forked of group group-a, seed 11: 3 turns, 2 branches, 17 tokens, 6 sampled, 2 images, "
+        "episode forked of group group-a, seed 11: 3 turns, 2 branches, 17 tokens, 6 sampled, 3 images (2 distinct), "
         "environment reward 0.75, done"
     )
     assert tree == [

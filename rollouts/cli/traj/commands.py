@@ -13,7 +13,7 @@ import typer
 from renderers.messages import Modality
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.traj.levels import FILE_COLUMNS, Level, write_jsonl, write_parquet
-from rollouts.cli.traj.printing import describe_episode, print_episodes, tree_lines
+from rollouts.cli.traj.printing import describe_episode, media_text, print_episodes, tree_lines
 from rollouts.errors import NoJsonFormError
 from rollouts.files import made_directory, new_file
 from rollouts.terminal.text import (
@@ -89,13 +89,11 @@ def show(
             exit_with_error(f"{found.name}: {found.violation}")
         described = describe_episode(found)
         name, group = printable_line(described["episode"]), printable_line(described["group"]) or "-"
-        sounds = f"{counted(described['sounds'], 'sound')}, " if described["sounds"] else ""
         print_line(
             f"episode {name} of group {group}, seed {found.trajectory.seed}: "
             f"{counted(described['turns'], 'turn')}, {counted(described['branches'], 'branch', 'branches')}, "
             f"{counted(described['tokens'], 'token')}, {described['sampled']:,} sampled, "
-            f"{counted(described['images'], 'image')}, {sounds}"
-            f"environment reward {described['environment_reward']:.4g}, {described['status']}"
+            f"{media_text(described)}, environment reward {described['environment_reward']:.4g}, {described['status']}"
         )
         if found.trajectory.error:
             print_line(f"error: {printable_line(found.trajectory.error)}")

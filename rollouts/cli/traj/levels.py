@@ -22,7 +22,6 @@ from rollouts.errors import ExportError, NoJsonFormError
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.report.run_files import RunFiles
 from rollouts.rewards import episode_reward_parts
-from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.plain_json import plain
 from rollouts.trajectory.token_node import TokenNode
@@ -140,7 +139,7 @@ def _episode_rows(found: Found, files: FileColumns) -> Iterator[dict[str, Any]]:
         "length_stops": trajectory.length_stops,
         "tokens": tokens,
         "sampled_tokens": sampled_tokens,
-        **media_counts(each.modality for each in trajectory.all_media()),
+        **trajectory.media_counts(),
         "done": trajectory.done,
         "truncated": trajectory.truncated,
         "truncation_reason": trajectory.truncation_reason or None,
@@ -355,7 +354,7 @@ def _schema(pyarrow: Any, level: Level, types: Mapping[str, ValueType], modaliti
             "metrics": free["metrics"],
             **dict.fromkeys(("turns", "length_stops"), int32),
             **dict.fromkeys(("tokens", "sampled_tokens"), int64),
-            **dict.fromkeys(("images", "sounds"), int32),
+            **dict.fromkeys(("images", "sounds", "distinct_images", "distinct_sounds"), int32),
             **dict.fromkeys(("done", "truncated"), pyarrow.bool_()),
             **dict.fromkeys(("truncation_reason", "error_kind", "error"), text),
             "started_at": pyarrow.timestamp("us", tz="UTC"),

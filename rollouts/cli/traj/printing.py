@@ -12,13 +12,12 @@ A tree has a line for each node, indented only after a fork or below several roo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import counted, print_line, printable_line
-from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory.turn import Turn
@@ -32,9 +31,7 @@ _COUNTS = {"turns": 4, "branches": 1, "tokens": 6, "sampled": 5, "images": 3, "s
 
 
 def describe_episode(episode: Episode) -> dict[str, Any]:
-    """Plain data. `tokens` counts each node once, however many branches share it; `images` (videos too) and
-    `sounds` are distinct sources.
-    """
+    """Plain data. `tokens` counts each node once, however many branches share it, and so do images and sounds."""
     trajectory = episode.trajectory
     return {
         "number": episode.number,
@@ -45,13 +42,21 @@ def describe_episode(episode: Episode) -> dict[str, Any]:
         "branches": len(trajectory.leaves()),
         "tokens": sum(map(len, trajectory.nodes)),
         "sampled": sum(len(node.logprobs) for node in trajectory.nodes),
-        **media_counts(
-            modality for modality, _ in {(each.modality, each.source.digest) for each in trajectory.all_media()}
-        ),
+        **trajectory.media_counts(),
         "environment_reward": trajectory.reward,
         "status": trajectory.status,
         "error": trajectory.error,
     }
+
+
+def media_text(described: Mapping[str, Any]) -> str:
+    """The counts of images, and of sounds where there are some: "3 images (2 distinct), 1 sound"."""
+    texts = []
+    for name in ("image", "sound"):
+        shown, distinct = described[f"{name}s"], described[f"distinct_{name}s"]
+        if shown or name == "image":
+            texts.append(counted(shown, name) + (f" ({distinct:,} distinct)" if distinct < shown else ""))
+    return ", ".join(texts)
 
 
 def print_episodes(described: Sequence[dict[str, Any]]) -> None:
