@@ -316,7 +316,7 @@ def test_verifiers_eval_runner_takes_the_client(renderer, tmp_path):
 
 def run_blocks(page, names):
     """The blocks of a page of the docs that need verifiers, run in order as one program."""
-    text = (Path(__file__).parents[2] / "docs" / page).read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs" / page).read_text("utf-8").replace('"my-taskset"', '"colours-v1"')
     for number, block in enumerate(re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)):
         exec(compile(block, f"{page}, block {number}", "exec"), names)
     return names
@@ -324,7 +324,7 @@ def run_blocks(page, names):
 
 def test_the_section_of_the_docs(renderer):
     given = {"asyncio": asyncio, "EpisodeSpec": EpisodeSpec, "SamplingParams": SamplingParams}
-    names = {"TASKSET": "colours-v1", "ScriptedEngine": ScriptedEngine, "renderer": renderer, **given}
+    names = {"ScriptedEngine": ScriptedEngine, "renderer": renderer, **given}
     run_blocks("environments.md", names)
     assert len(names["trajectories"]) == 4
     assert [trajectory.reward for trajectory in names["trajectories"]] == [pytest.approx(2 / 3)] * 4
@@ -333,8 +333,7 @@ def test_the_section_of_the_docs(renderer):
 
 
 def test_the_guide_for_users_of_verifiers(renderer):
-    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
-    given = {"TASKSET": "colours-v1", "engine": engine, "renderer": renderer}
+    given = {"ScriptedEngine": ScriptedEngine, "renderer": renderer}
     names = run_blocks("how-to/migrate-from-verifiers.md", given)
     assert [sample.name for sample in names["samples"]] == [
         f"{trajectory.episode_id}/{trajectory.leaves()[0]}" for trajectory in names["trajectories"]

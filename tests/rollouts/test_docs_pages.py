@@ -15,6 +15,7 @@ import torch
 from evaluation.compared_runs import write_run
 
 from renderers import MediaPolicy, MediaStore, load_renderer
+from renderers.base import load_tokenizer
 from rollouts.engines import ChatEndpoint
 from rollouts.engines.request_limits import EngineLimits
 from rollouts.engines.vllm import HttpLimits
@@ -28,12 +29,12 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def run_page(page, **given):
-    """Runs the page's blocks in order, as one program with the names `given`, and returns its global names."""
+def run_page(page):
+    """Runs the page's blocks in order, as one program, and returns its global names."""
     text = (DOCS / page).read_text("utf-8")
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count("```python")
-    names = {"__name__": page, **given}
+    names = {"__name__": page}
     for number, block in enumerate(blocks):
         exec(compile(block, f"{page}, block {number}", "exec"), names)
     return names
@@ -183,8 +184,9 @@ def test_failed_episodes_are_in_no_baseline_of_the_page_on_training(tiny_model_d
     assert len(names["samples"]) == 6
 
 
-def test_the_page_on_migrating(tiny_model_dir):
-    names = run_page("migrating-from-renderers.md", MODEL=str(tiny_model_dir))
+def test_the_page_on_migrating(tiny_model_dir, monkeypatch):
+    monkeypatch.setattr("renderers.base.load_tokenizer", lambda name: load_tokenizer(str(tiny_model_dir)))
+    names = run_page("migrating-from-renderers.md")
     assert names["renderer"].config.name == "default"
 
 

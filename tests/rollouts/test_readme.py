@@ -1,6 +1,10 @@
 """README: its code runs, and the commands, extras and files that it and the documentation name exist."""
 
+import ast
+import builtins
 import re
+import symtable
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -49,6 +53,23 @@ def missing_programs(text):
     return [name for name in PROGRAM.findall(text) if not (ROOT / name).is_file()]
 
 
+def undefined_names(text):
+    """Names that the Python of a page uses and does not define before, in functions: nowhere."""
+    code = re.findall(r"^ *```(?:python|py)\b.*\n((?:.*\n)*?) *```$", text, re.MULTILINE)
+    known, later, missing = {*dir(builtins), "__name__"}, set(), set()
+    for statement in ast.parse("\n".join(map(textwrap.dedent, code))).body:
+        top = symtable.symtable(ast.unparse(statement), "", "exec")
+        scopes = [top]
+        for scope in scopes:
+            scopes += scope.get_children()
+        bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+        used = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+        missing |= used - known - (set() if isinstance(statement, ast.Assign) else bound)
+        later |= {symbol.get_name() for scope in scopes[1:] for symbol in scope.get_symbols() if symbol.is_global()}
+        known |= bound
+    return missing | (later - known)
+
+
 def test_the_code_of_the_readme(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_page("../README.md")
@@ -84,6 +105,7 @@ def test_what_a_page_names_exists(page):
     assert broken_links(page, text) == []
     assert unknown_commands(text) == set()
     assert missing_programs(text) == []
+    assert undefined_names(text) == set()
 
 
 def test_names_that_do_not_exist_are_found():
@@ -92,6 +114,8 @@ def test_names_that_do_not_exist_are_found():
     assert broken_links(README, "[a](docs/absent.md#b) and [c](docs/run.md)") == ["docs/absent.md"]
     assert unknown_commands("    rollouts demo\n    KEY=1 rollouts enchant --now") == {"enchant"}
     assert missing_programs("`python benchmarks/absent.py`, `python benchmarks/fleet.py`") == ["benchmarks/absent.py"]
+    program = "```python\nimport a\ndef f(x):\n    return x, a, b, c\nrows = f(rows)\nb = [i for i in rows]\n```\n"
+    assert undefined_names(program + "```py\nawait f(d)\n```\n") == {"c", "d", "rows"}
 
 
 def missing_places(text):
