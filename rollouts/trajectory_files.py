@@ -191,6 +191,11 @@ def trajectory_file(path: Path) -> Path:
     return path / _IN_A_RUN
 
 
+def title_of_file(path: Path) -> str:
+    """The name of the run whose trajectory file this is, that of its directory; of another file its own name."""
+    return path.name if path.name != _IN_A_RUN else path.parent.resolve().name or path.name
+
+
 def is_run_directory(path: Path) -> bool:
     """Whether it is a directory with a trajectory file, as `rollouts run` and `rollouts demo` write it."""
     return (path / _IN_A_RUN).is_file()

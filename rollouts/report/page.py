@@ -73,10 +73,10 @@ Block: TypeAlias = Text | Heading | Facts | Items | Table | Charts
 Section: TypeAlias = tuple[str, Sequence[Block]]
 
 
-def charts_of(charts: Iterable[Chart], otherwise: str = "") -> list[Block]:
-    """The charts; where there are none, the sentence `otherwise`."""
+def charts_of(charts: Iterable[Chart]) -> list[Block]:
+    """The charts as one block; none where there are none."""
     drawings = [draw(chart) for chart in charts]
-    return [Charts(drawings)] if drawings else [Text(otherwise, "absent")] if otherwise else []
+    return [Charts(drawings)] if drawings else []
 
 
 def html_page(title: str, sections: Sequence[Section], link: Cell | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""The sections of a report. What a directory does not hold is said in a sentence in place of its charts."""
+"""The sections of a report. One for which the directory holds nothing is left out."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ from rollouts.values import mean_and_spread
 from transport import TransportError
 
 _OTHER: Final = "The text of the error and the episode show the cause."
-_NO_TRAINING: Final = (
-    "The directory has no training.jsonl: loss and accuracy of a trainer are in it if the trainer writes a TrainingLog."
-)
 _ROOTS: Final = (EpisodeError, RolloutsError, RendererError, TransportError)
 _MAX_PROBLEMS: Final = 20
 _EXAMPLE: Final = 600
 
-_STALENESS: Final = {"Staleness": {"staleness_mean": "mean", "staleness_max": "largest"}}
-_QUEUES: Final = {
+#: Charts of the runner's metrics: for each title, the label of each metric.
+_RUNNER: Final = {
+    "Staleness": {"staleness_mean": "mean", "staleness_max": "largest"},
     "Episodes and groups": {
         "episodes_running": "episodes that run",
         "groups_queued": "finished groups that wait for the trainer",
@@ -44,20 +42,19 @@ _QUEUES: Final = {
 
 
 def sections_of(collected: Collected, viewer: ViewerPage) -> list[Section]:
-    """The sections of the report of a run, or of an evaluation, which has no trainer."""
+    """The sections of the report of a run or an evaluation."""
     charts = [*episode_charts(collected.episodes, rewarded=collected.is_rewarded), *group_charts(collected.groups)]
-    curves = charts_of(charts, "No episode is written yet, so there are no curves of rewards and lengths.")
-    sections: list[Section] = [("Summary", _summary(collected))]
-    if collected.evaluation is not None:
-        sections += [("Evaluation", _evaluation(collected.evaluation)), ("Curves", curves)]
-    else:
-        sections += [
-            ("Curves", curves),
-            ("Training", charts_of(training_charts(collected.training), _NO_TRAINING)),
-            ("Mismatch", _mismatch(collected)),
-            ("Staleness and queues", _staleness(collected)),
-        ]
-    return [*sections, ("Errors", _errors(collected, viewer)), ("Episodes", _examples(collected, viewer))]
+    sections: list[Section] = [
+        ("Summary", _summary(collected)),
+        ("Evaluation", [] if collected.evaluation is None else _evaluation(collected.evaluation)),
+        ("Curves", charts_of(charts)),
+        ("Training", charts_of(training_charts(collected.training))),
+        ("Mismatch", _mismatch(collected)),
+        ("Staleness and queues", charts_of(runner_charts(collected.runner, _RUNNER))),
+        ("Errors", _errors(collected, viewer)),
+        ("Episodes", _examples(collected, viewer)),
+    ]
+    return [(name, blocks) for name, blocks in sections if blocks]
 
 
 def cure_of(kind: str) -> str:
@@ -184,11 +181,7 @@ def _evaluation(results: EvaluationResults) -> list[Block]:
 def _mismatch(collected: Collected) -> list[Block]:
     """Histograms of |log p(trainer) - log p(sampler)| by modality."""
     if not collected.mismatch:
-        reason = (
-            "The directory has no log-probabilities of a trainer, so the mismatch is not known. A TrainingLog writes "
-            "them (mismatch.mmr)."
-        )
-        return [Text(reason, "absent")]
+        return []
     tokens = sum(one.tokens for one in collected.mismatch.values())
     what = f"|log p(trainer) - log p(sampler)| in nats, of {tokens:,} sampled tokens, from mismatch.mmr"
     kinds = {
@@ -205,19 +198,6 @@ def _mismatch(collected: Collected) -> list[Block]:
     return [Text(what, "note"), *charts_of(charts), table]
 
 
-def _staleness(collected: Collected) -> list[Block]:
-    """Staleness of the delivered groups, and queues, from the readings of the runner's metrics."""
-    if not collected.runner:
-        reason = (
-            "The directory has no runner_metrics.jsonl, so staleness and queues over time are not known; "
-            "`rollouts run` writes it."
-        )
-        return [Text(reason, "absent")]
-    otherwise = "No group was delivered, so there is no staleness."
-    staleness = charts_of(runner_charts(collected.runner, _STALENESS), otherwise)
-    return [*staleness, *charts_of(runner_charts(collected.runner, _QUEUES))]
-
-
 def _errors(collected: Collected, viewer: ViewerPage) -> list[Block]:
     """The kinds of errors with an example, and the limits that ended episodes."""
     rows: list[list[str | Cell]] = [
@@ -229,11 +209,7 @@ def _errors(collected: Collected, viewer: ViewerPage) -> list[Block]:
         ]
         for kind, count, example in collected.error_kinds()
     ]
-    parts: list[Block] = [
-        Table("errors", ["error", "episodes", "example", "cure"], rows)
-        if rows
-        else Text("No episode failed." if collected.episodes else "There are no episodes.", "absent")
-    ]
+    parts: list[Block] = [Table("errors", ["error", "episodes", "example", "cure"], rows)] if rows else []
     truncated = [episode for episode in collected.episodes if episode.ending == "truncated"]
     limits = Counter(episode.truncation_reason or "reason not known" for episode in truncated)
     if limits:
@@ -246,7 +222,7 @@ def _examples(collected: Collected, viewer: ViewerPage) -> list[Block]:
     """The episodes with the largest and the smallest environment rewards."""
     succeeded = collected.succeeded
     if not succeeded:
-        return [Text("No episode ended without an error.", "absent")]
+        return []
     best, worst = best_and_worst(succeeded)
     if len({episode.environment_reward for episode in succeeded}) == 1:
         reward = f"the environment reward {number_text(succeeded[0].environment_reward)}"

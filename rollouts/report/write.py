@@ -61,7 +61,7 @@ def write_report(
     if viewer.places:
         count = "all" if len(viewer.places) == len(collected.episodes) else f"{len(viewer.places):,}"
         link = Cell(f"{count} episodes in the viewer", viewer.name)
-    page = html_page(f"Report of {collected.title}", sections_of(collected, viewer), link)
+    page = html_page(f"{collected.title}: report", sections_of(collected, viewer), link)
     with replaced_file(path) as file:
         file.write(page)
     written = viewer_path if viewer.places else None

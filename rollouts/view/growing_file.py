@@ -14,7 +14,7 @@ from renderers import MediaSource
 from renderers.messages import Modality
 from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
-from rollouts.trajectory_files import Episode, episodes_of_record, open_reader
+from rollouts.trajectory_files import Episode, episodes_of_record, open_reader, title_of_file
 from rollouts.view.episode_data import summary
 from rollouts.view.message_search import has_texts
 from transport import TransportError
@@ -39,7 +39,7 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.title = path.name
+        self.title = title_of_file(path)
         self._path = path
         self._reader = open_reader(path)
         self._places: list[tuple[int, int]] = []  # of each episode its record, and its position there

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from rollouts import Trajectory
 from rollouts.cli.main import app
 from rollouts.errors import RolloutsError, ServerTimeoutError
+from rollouts.observability import JsonLinesSink
 from rollouts.report import write_report
 from rollouts.report.charts import Chart, Line
 from rollouts.report.curves import episode_charts
@@ -87,6 +88,30 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
     assert page.all("script") == page.all("link") == page.all("iframe") == []
 
 
+def only_runner(directory: Path) -> Path:
+    directory.mkdir()
+    JsonLinesSink(directory / "runner_metrics.jsonl").write("runner", 0, {"groups_delivered": 0})
+    RecordWriter(directory / "trajectories.mmr").close()
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("make", "sections"),
+    [
+        (trained_run, ["Summary", "Curves", "Training", "Mismatch", "Staleness and queues", "Episodes"]),
+        (failing_run, ["Summary", "Curves", "Errors", "Episodes"]),
+        (only_runner, ["Summary"]),
+    ],
+)
+def test_a_report_has_the_name_of_its_run_and_no_section_without_anything_to_show(
+    tmp_path: Path, make, sections: list[str]
+) -> None:
+    write_report(make(tmp_path / "my-run"))
+    source = (tmp_path / "my-run" / "report.html").read_text("utf-8")
+    assert re.findall(r"<title>(.*?)</title>", source)[0] == "my-run: report"
+    assert re.findall(r'<h2 id="h\d+">(.*?)</h2>', source) == sections
+
+
 def test_the_viewer_has_the_mismatch_that_the_trainer_wrote(tmp_path: Path) -> None:
     directory = trained_run(tmp_path / "run")
     write_report(directory)
@@ -133,7 +158,6 @@ def test_a_directory_of_a_trainer_alone_has_a_report_without_a_viewer(tmp_path: 
     written = write_report(directory)
     assert (written.viewer, written.episodes) == (None, 0)
     page = read(directory / "report.html")
-    assert "No episode is written yet" in page.text
     assert "values: loss" in page.text
     assert not (directory / "viewer.html").exists()
 

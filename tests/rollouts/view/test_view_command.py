@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 from viewer_episodes import drifted, failed, read_page
 
 from rollouts.cli.main import app
+from rollouts.view.growing_file import GrowingFile
 from transport import RecordWriter
 
 
@@ -28,6 +29,18 @@ def test_with_the_model_the_page_has_texts_and_drift(renderer, tiny_model_dir, t
     _, [(header, columns)] = read_page(tmp_path / "page.html")
     assert len(header["drift"][0]["differences"]) == 1
     assert "textBytes" in columns
+
+
+def test_a_page_has_the_name_of_the_run_or_of_another_file(tmp_path, monkeypatch):
+    (tmp_path / "my-run").mkdir()
+    monkeypatch.chdir(tmp_path / "my-run")
+    for name, title in (("trajectories.mmr", "my-run"), ("episodes.mmr", "episodes.mmr")):
+        file = file_of(Path(name), failed())
+        assert run(file).exit_code == 0
+        index, _ = read_page(Path(f"{name}.html"))
+        growing = GrowingFile(file)
+        growing.close()
+        assert index["title"] == growing.title == title
 
 
 def test_a_record_without_an_episode_is_named_on_the_page_and_in_the_terminal(tmp_path):
