@@ -61,11 +61,6 @@ def of_common_files(stock: Mapping[str, str], ours: Mapping[str, str]) -> tuple[
     return here, there
 
 
-def without(figures: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
-    """The figures of the tests whose id has none of these beginnings."""
-    return {test: outcome for test, outcome in figures.items() if not test.startswith(beginnings)}
-
-
 def lost(stock: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     """The tests that pass with PyPI's package and not with this project, be it that they cannot be collected."""
     return sorted(test for test, outcome in stock.items() if outcome == "passed" and ours.get(test) != "passed")

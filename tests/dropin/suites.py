@@ -27,7 +27,7 @@ class Suite:
     program: row of sources.toml whose environment runs them.
     files: what of the unpacked distribution is put where the tests run: never its package.
     tests, options: for pytest.
-    left_out: beginnings of test ids that are not run with this project, nor compared.
+    left_out: beginnings of test ids that are not run.
     is_consumer: a program that uses renderers. Its tests have time limits: the few that fail are repeated.
     """
 
@@ -154,10 +154,13 @@ def portions(suite: Suite) -> list[list[str]]:
     return [[f"tests/{file.name}"] for file in sorted((fetch(suite.name) / "tests").glob("test_*.py"))]
 
 
-def run(suite: Suite, package: Package, tests: Sequence[str] = (), *, explain: bool = False) -> Run:
+def run(
+    suite: Suite, package: Package, tests: Sequence[str] = (), *, without: Sequence[str] = (), explain: bool = False
+) -> Run:
     """Run a suite, or only the given files or ids of it, with one of the packages, offline.
 
-    `explain`: write why tests failed.
+    without: beginnings of ids that are not run.
+    explain: write why tests failed.
     """
     environment = Environment(suite.program, package)
     environment.prepare()
@@ -173,8 +176,8 @@ def run(suite: Suite, package: Package, tests: Sequence[str] = (), *, explain: b
             shutil.copy2(file, place / name)
     started = time.monotonic()
     explained = ("--tb=short", "--assert=rewrite") if explain else ()
-    left_out = [f"--deselect={beginning}" for beginning in suite.left_out if package == "ours"]
-    outcomes = _pytest(environment, place, *(tests or suite.tests), *suite.options, *explained, *left_out)
+    deselected = [f"--deselect={beginning}" for beginning in without]
+    outcomes = _pytest(environment, place, *(tests or suite.tests), *suite.options, *explained, *deselected)
     again = [test for test, outcome in outcomes.items() if outcome in ("failed", "error")]
     if suite.is_consumer and 0 < len(again) <= _MOST_REPEATED:
         # Theirs have time limits, which a busy machine exceeds.
