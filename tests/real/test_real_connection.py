@@ -148,8 +148,7 @@ async def test_a_cancelled_call_disconnects_and_the_server_aborts_the_request(vl
     sampling = {"max_tokens": 3500, "ignore_eos": True, "logprobs": 0}
     content = {"request_id": uuid.uuid4().hex, "token_ids": [5, 6, 7], "sampling_params": sampling}
 
-    call = asyncio.create_task(exchange(connection, "POST", GENERATE, content))
-    await vllm_server.until(lambda metrics: metrics.running > 0, during=call)
+    call = await vllm_server.in_flight(lambda: exchange(connection, "POST", GENERATE, content))
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

@@ -14,7 +14,7 @@ from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
 from rollouts.errors import ServerUnreachableError, WeightUpdateError
 
-LONG = 1500  # tokens: several seconds
+LONG = 3500  # tokens: several seconds, more than the server takes for the call that follows
 _made = iter(range(10**6))
 
 
@@ -220,10 +220,7 @@ def reference_logprobs(ids, rendered, completion, model_dir):
 
 async def in_flight(server, engine, request):
     """Start a call and return it once the server has generated some of its tokens."""
-    before = await server.metrics()
-    call = asyncio.ensure_future(engine.generate(request))
-    await server.until_generating(call, before, request.sampling.n)
-    return call
+    return await server.in_flight(lambda: engine.generate(request), request.sampling.n)
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -22,7 +22,7 @@ from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.errors import EngineError, ServerError, ServerUnreachableError
 
-LONG = 1200  # tokens: seconds
+LONG = 2000  # tokens: seconds
 HITS = "vllm:prefix_cache_hits_total"
 MODES = ("abort", "wait", "keep")
 _made = iter(range(10**6))
@@ -72,8 +72,7 @@ async def cached_prompt(engine: VLLMEngine, server: VLLMServer) -> RenderedToken
 async def in_flight(server: VLLMServer, call: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
     """Start a call and return it once its prompt was found in the prefix cache and tokens were generated."""
     before = await server.metrics()
-    task = asyncio.ensure_future(call())
-    await server.until_generating(task, before)
+    task = await server.in_flight(call)
     assert (await server.metrics()).total(HITS) > before.total(HITS)
     return task
 

@@ -180,11 +180,8 @@ async def test_an_image_that_makes_the_request_too_large_names_the_limit(vllm_se
 
 async def started(server, engine, request):
     """Start a call and return it once the server has reported a token of each sample."""
-    tokens = (await server.metrics()).total(GENERATED) + request.sampling.n
-    call = asyncio.ensure_future(engine.generate(request))
     # Its frontend counts the tokens that it receives: after the first one, all others at the end.
-    await server.until(lambda now: now.running >= request.sampling.n and now.total(GENERATED) >= tokens, during=call)
-    return call
+    return await server.in_flight(lambda: engine.generate(request), request.sampling.n, tokens_each=1)
 
 
 @ANY_RUST

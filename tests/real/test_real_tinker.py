@@ -177,14 +177,12 @@ async def test_sequences_of_the_base_model_end_where_requests_say(vllm_server):
 async def test_servers_sleep_during_training_steps_and_wake_up_for_the_next_request(vllm_server):
     sampler = VLLMSampler([vllm_server.base_url], vllm_server.model_dir, sleep=True)
     (prompt, *_) = prompts(vllm_server.model_dir)
-    request = SampleRequest(prompt, max_tokens=300, seed=1, stop=())
+    request = SampleRequest(prompt, max_tokens=1500, seed=1, stop=())
 
     def is_asleep():
         return vllm_server.http.get("/is_sleeping").json()["is_sleeping"]
 
-    before = await vllm_server.metrics()
-    running = asyncio.ensure_future(sampler.sample(None, request))
-    await vllm_server.until_generating(running, before)
+    running = await vllm_server.in_flight(lambda: sampler.sample(None, request))
     async with sampler.asleep():
         assert running.done(), "what runs ends first"
         assert await asyncio.to_thread(is_asleep)

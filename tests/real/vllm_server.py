@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -278,9 +278,27 @@ class VLLMServer:
 
     async def until_generating(self, call: asyncio.Future[Any], before: ServerMetrics, requests: int = 1) -> None:
         """Wait until the server runs the requests of `call` and has generated some tokens since `before`."""
-        tokens = before.total(GENERATED) + 10 * requests
-        await self.until(lambda now: now.running >= requests and now.total(GENERATED) >= tokens, during=call)
-        assert not call.done()
+        assert await self._sees_generating(call, before.total(GENERATED) + 10 * requests, requests)
+
+    async def in_flight(
+        self, start: Callable[[], Coroutine[Any, Any, Any]], requests: int = 1, *, tokens_each: int = 10
+    ) -> asyncio.Task[Any]:
+        """Start a call of some requests and return it once the server has generated some tokens of each.
+
+        On a busy machine it may end before that is seen: then it is started again.
+        """
+        for _ in range(10):
+            before = await self.metrics()
+            call = asyncio.ensure_future(start())
+            if await self._sees_generating(call, before.total(GENERATED) + tokens_each * requests, requests):
+                return call
+            await call
+        raise AssertionError("ten calls ended before the server was seen to generate their tokens")
+
+    async def _sees_generating(self, call: asyncio.Future[Any], tokens: float, requests: int) -> bool:
+        """Wait until the server runs the requests and has generated `tokens`; False where the call ends first."""
+        await self.until(lambda now: call.done() or (now.running >= requests and now.total(GENERATED) >= tokens))
+        return not call.done()
 
     async def generates_nothing(self, *waiting: asyncio.Future[Any]) -> None:
         """Check that a paused engine generates no token, and that calls wait, during 100 rounds of the engine's loop.
