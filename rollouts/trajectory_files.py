@@ -28,12 +28,12 @@ MAX_VALUES: Final = 1 << 24
 MAX_BITS: Final = 1 << 13  # Python refuses to print an integer of more than about 14,000 bits
 
 
-def limit_violation(value: Any) -> str | None:
+def limit_violation(value: Any, sizes: dict[int, tuple[int, int] | None]) -> str | None:
     """Why `value` cannot be walked in bounded time and recursion, or None: too deep, too many parts, an endless int.
 
-    A part counts as often as it is found, and is looked at once.
+    A part counts as often as it is found, and is looked at once: `sizes` has the number of parts and the depth of what
+    was looked at, by id, None while those are not known.
     """
-    sizes: dict[int, tuple[int, int] | None] = {}  # by id: parts and depth; None while those are not known
     waiting = [(value, False)]
     while waiting:
         part, counted = waiting.pop()
@@ -163,9 +163,14 @@ def _unbounded_value(trajectory: Trajectory) -> str | None:
         parts[f"node {index}: messages or extras"] = node.messages, dict(node.extras)
     for index, turn in enumerate(trajectory.turns):
         parts[f"turn {index}: message or info"] = turn.message, turn.info
+    sizes: dict[int, tuple[int, int] | None] = {}
+    total = 0
     for name, value in parts.items():
-        if (reason := limit_violation(value)) is not None:
+        if (reason := limit_violation(value, sizes)) is not None:
             return f"{name} hold {reason}"
+        total += (sizes.get(id(value)) or (1, 1))[0]
+        if total > MAX_VALUES:
+            return f"{name}, with all before, hold more than {MAX_VALUES:,} values"
     return None
 
 

@@ -238,10 +238,11 @@ def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_
 
 def _without_tags(data: bytes) -> bytes:
     """The file without its ID3v2 tags: libsndfile would read any format that follows them."""
-    while data.startswith(b"ID3"):
-        size = sum((byte & 0x7F) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
-        data = data[10 + size :]
-    return data
+    start = 0
+    while data.startswith(b"ID3", start):
+        size = data[start + 6 : start + 10]
+        start += 10 + sum((byte & 0x7F) << shift for byte, shift in zip(size, (21, 14, 7, 0), strict=False))
+    return data[start:]
 
 
 @contextmanager

@@ -207,6 +207,9 @@ _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 # pixels nor bytes bound its time. Inside the data of a scan, 0xFF is followed by 0.
 _MAX_SCANS = 32
 _START_OF_SCAN = re.compile(rb"\xff\xda")
+# Segments of Exif data in a JPEG, which Pillow joins one by one; cameras write one.
+_MAX_EXIF_SEGMENTS = 64
+_EXIF = re.compile(rb"\xff\xe1..Exif\0\0", re.DOTALL)
 _ICON_HEAD = 6 + 16 * 65535
 
 _QUICK_FORMATS = {"image": "a baseline JPEG or PNG", "video": "H.264 in MP4", "sound": "WAV"}
@@ -226,6 +229,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     deadline = Deadline(policy.timeout)
     with decode_errors(source, policy, deadline):
         _check_icon(source, policy)
+        _check_exif(source)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             policy.check_size(*image.size, digest=source.digest)
             check_tiles(image, source, policy)
@@ -308,6 +312,14 @@ def _check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) -
             f"{_MAX_SCANS} at max_pixels={policy.max_pixels}; re-encode it as a baseline JPEG or PNG",
             digest=source.digest,
         )
+
+
+def _check_exif(source: MediaSource) -> None:
+    """Raise `MediaLimitError` for a JPEG of so many segments of Exif data that joining them would take minutes."""
+    count = len(_EXIF.findall(source.data)) if bytes(source.data[:2]) == b"\xff\xd8" else 0
+    if count > _MAX_EXIF_SEGMENTS:
+        reason = f"has {count} segments of Exif data, more than {_MAX_EXIF_SEGMENTS}; re-encode it without them"
+        raise MediaLimitError(f"image {source.digest[:12]} {reason}", digest=source.digest)
 
 
 def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:

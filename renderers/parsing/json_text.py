@@ -11,6 +11,8 @@ from renderers.errors import RendererError
 MAX_DEPTH = 64
 
 _DECODER = json.JSONDecoder()
+_FIRST_PIECE = 4096  # characters
+_LONGEST_WORD = len("-Infinity")
 
 
 class InvalidJsonError(RendererError, ValueError):
@@ -61,10 +63,21 @@ def parse_json(text: str) -> Any:
 
 def end_of_json(text: str, start: int) -> int | None:
     """The end of the JSON value that begins at `start`; None if there is none."""
-    try:
-        return _DECODER.raw_decode(text, start)[1]
-    except (ValueError, RecursionError):
-        return None
+    length = _FIRST_PIECE
+    while True:  # an error counts the lines before it, so that it must not have all of the text
+        piece = text[start : start + length]
+        is_rest = start + length >= len(text)
+        try:
+            end = _DECODER.raw_decode(piece)[1]
+            if is_rest or end < length:
+                return start + end
+        except json.JSONDecodeError as error:
+            is_cut = error.msg.startswith("Unterminated") or error.pos > length - _LONGEST_WORD
+            if is_rest or not is_cut:
+                return None
+        except (ValueError, RecursionError):
+            return None
+        length *= 2
 
 
 def is_deeper_than(value: Any, levels: int) -> bool:

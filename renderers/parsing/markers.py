@@ -12,6 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
+from operator import itemgetter
 
 from renderers.tokens.decoding import Decoded, TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -150,9 +151,10 @@ class Lexer:
         begun_before = self._begun[last - 1] if last else 0
         if last < len(self._begun) and (last in self._inside or begun_before < end):
             last += 1  # that token also holds the end of this character
-        for run_start, run_end in self._whole:
-            if first < run_end and run_start < last:
-                first, last = min(first, run_start), max(last, run_end)
+        at = bisect_right(self._whole, first, key=itemgetter(1))
+        while at < len(self._whole) and self._whole[at][0] < last:
+            first, last = min(first, self._whole[at][0]), max(last, self._whole[at][1])
+            at += 1
         return first, last
 
     def _add(self, decoded: Decoded) -> str:

@@ -104,7 +104,7 @@ class MessageTurnParser(TurnParser):
         self._recipient = _recipient(header)
         if self._recipient:
             self._begin_body(_Channel.CALL)
-            self._body = OpenBlock(self._grammar.values, body_at)
+            self._body = OpenBlock(self._values(), body_at)
             self._out.add_call_text(header)
         else:
             words = _words_in(header)
@@ -136,6 +136,7 @@ class MessageTurnParser(TurnParser):
             self._out.add_call_text(body[passed:])
         elif passed is not None:
             body, self._again, closed = body[:passed], body[passed:] + marker, self._body.passed_closes
+            self._rereads += 1
             attempt = self._call(header, body, closed=closed)
         self._out.end_block(header + body, self._message_at, [attempt], closed=closed)
         self._header, self._message_at = [], self._body.at + len(body)

@@ -118,7 +118,7 @@ class TaggedTurnParser(TurnParser):
         elif role is Role.BARE_CALL_START:
             self._flush_leading()
             self._state = _State.BARE_CALL
-            self._block = OpenBlock(self._grammar.values, at, marker)
+            self._block = OpenBlock(self._values(), at, marker)
         elif role is Role.BLOCK_START and self._state is _State.REASONING and self._grammar.calls_end_reasoning:
             self._undecided = [marker]
         elif role is Role.BLOCK_START:
@@ -266,7 +266,7 @@ class TaggedTurnParser(TurnParser):
             self._draft = self._draft or _Draft()
         self._flush_leading()
         self._state = _State.BLOCK
-        self._block = OpenBlock(self._grammar.values, at, marker, self._grammar.stray)
+        self._block = OpenBlock(self._values(), at, marker, self._grammar.stray)
         self._show(marker)
 
     def _extend_block(self, text: str) -> None:
@@ -298,6 +298,7 @@ class TaggedTurnParser(TurnParser):
                 self._show(text[passed:])
             else:
                 text, self._again, closed = text[:passed], text[passed:], True
+                self._rereads += 1
         if self._draft is None:
             self._state = _State.CONTENT
             self._decode(text, self._block.at, closed=closed)

@@ -83,6 +83,7 @@ class Transcript:
         self.reasoning = TextBuffer(strip_leading=self._strips_reasoning)
         self.content = TextBuffer.of_content(format)
         self.calls: list[ParsedToolCall] = []
+        self._has_call = False  # a well-formed one
         self.reasoned = False  # whether reasoning was opened, even if it is empty
         self.reasoning_open = False
         self._deltas: list[Delta] = []
@@ -138,8 +139,9 @@ class Transcript:
 
     def _status(self, status: ToolCallParseStatus | None) -> ToolCallParseStatus:
         assert status is not None
-        if self._one_call and status.is_well_formed and any(call.status.is_well_formed for call in self.calls):
+        if self._one_call and status.is_well_formed and self._has_call:
             return ToolCallParseStatus.SURPLUS_CALL
+        self._has_call = self._has_call or status.is_well_formed
         if status is ToolCallParseStatus.NONCANONICAL and not self._reports_noncanonical:
             return ToolCallParseStatus.OK
         return status

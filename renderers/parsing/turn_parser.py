@@ -9,6 +9,7 @@ from renderers.parsing.grammar import Grammar
 from renderers.parsing.markers import MarkerSearch, Role
 from renderers.parsing.syntaxes.syntax import Attempt
 from renderers.parsing.transcript import Transcript
+from renderers.parsing.values import MAX_REREADS, Value
 
 
 class TurnParser(ABC):
@@ -20,6 +21,7 @@ class TurnParser(ABC):
         self._pending = ""  # the end of the text so far, if it may be the beginning of a marker
         self._pending_at = 0
         self._again = ""  # text directly before the current position, to be read once more
+        self._rereads = 0  # how often a block was cut at a marker inside a value that has lost its end
 
     def feed(self, text: str) -> None:
         text = self._pending + text
@@ -38,9 +40,11 @@ class TurnParser(ABC):
                 position = found.end()
                 role = markers.roles[found.group()]
                 self._handle_marker(found.group(), role, self._pending_at + found.start())
-            if self._again:
-                self._pending_at += position - len(self._again)
-                text, position, self._again = self._again + text[position:], 0, ""
+            position -= len(self._again)
+            if position < 0:  # some of it came with an earlier piece
+                self._pending_at += position
+                text, position = self._again[:-position] + text, 0
+            self._again = ""
         self._pending = text[end:]
         self._pending_at += end
 
@@ -64,6 +68,10 @@ class TurnParser(ABC):
 
     def _is_well_formed(self, attempts: Sequence[Attempt]) -> bool:
         return bool(attempts) and all(a.status is not None and a.status.is_well_formed for a in attempts)
+
+    def _values(self) -> tuple[Value, ...]:
+        """Where values begin and end in the next block."""
+        return self._grammar.values if self._rereads < MAX_REREADS else ()
 
     @abstractmethod
     def _markers(self) -> MarkerSearch:

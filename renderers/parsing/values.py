@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 _NEVER = r"(?!)"
+#: How often text is read again because a value, or what seemed one, has lost its end. Later delimiters count wherever
+#: they are, so that the work is proportional to the length of the text.
+MAX_REREADS = 16
 
 
 class Value(NamedTuple):
@@ -35,7 +39,7 @@ def readings(values: tuple[Value, ...]) -> tuple[tuple[Value, ...], ...]:
     In the results, `holds_json` says that the value is JSON, whose strings are `skipped`.
     """
     plain = tuple(value._replace(holds_json=False) for value in values)
-    string = r'"(?:[^"\\]|\\.)*"'
+    string = r'"(?:[^"\\]|\\.?)*+(?:"|\Z)'
     json_values = tuple(
         value._replace(begin=rf"{value.begin}(?=\s*[{{\[])", skipped=string) for value in values if value.holds_json
     )
@@ -43,16 +47,39 @@ def readings(values: tuple[Value, ...]) -> tuple[tuple[Value, ...], ...]:
 
 
 @lru_cache(maxsize=256)
-def outside_values(values: tuple[Value, ...], delimiters: str) -> re.Pattern[str]:
-    """A pattern that matches each whole value, and each of `delimiters` (group 1) outside of them."""
-    whole = [f"(?:{v.begin})(?:{v.skipped}|(?!{v.end}|{v.broken}).)*+(?:{v.end})" for v in values]
-    return re.compile("|".join([*whole, f"({delimiters})"]), re.DOTALL)
+def _delimited(values: tuple[Value, ...], delimiters: str) -> tuple[re.Pattern[str], list[re.Pattern[str]]]:
+    """A pattern that finds the begin of a value or one of `delimiters` (group 1), and one of each whole value.
+
+    That of a value matches up to its end (group 1), up to what tells that it has none, or up to the end of the text.
+    """
+    begin = "|".join([*(f"(?:{value.begin})" for value in values), f"({delimiters})"])
+    whole = [f"(?:{v.begin})(?:{v.skipped}|(?!{v.end}|{v.broken}).)*+({v.end})?" for v in values]
+    return re.compile(begin, re.DOTALL), [re.compile(pattern, re.DOTALL) for pattern in whole]
 
 
-def find_outside(text: str, start: int, end: int, values: tuple[Value, ...], delimiters: str) -> re.Match[str] | None:
-    """The first of `delimiters` that is not inside a value."""
-    found = outside_values(values, delimiters).finditer(text, start, end)
-    return next((match for match in found if match[1] is not None), None)
+class DelimiterSearch:
+    """Finds those of `delimiters` that are not inside a value. Behind a value without its end, all count.
+
+    `rereads` counts such values, and, by the caller, texts up to a delimiter that were read in vain.
+    """
+
+    def __init__(self, values: tuple[Value, ...], delimiters: str) -> None:
+        self._begin, self._kinds = _delimited(values, delimiters)
+        self.rereads = 0
+
+    def finditer(self, text: str, start: int, end: int) -> Iterator[re.Match[str]]:
+        """The delimiters in `text[start:end]`, from left to right."""
+        while (found := self._begin.search(text, start, end)) is not None:
+            start = found.end()
+            if found[1] is not None:
+                yield found
+                continue
+            for kind in self._kinds if self.rereads < MAX_REREADS else ():
+                whole = kind.match(text, found.start(), end)
+                if whole is not None and whole[1] is not None:
+                    start = whole.end()
+                    break
+                self.rereads += whole is not None
 
 
 class _Scan:

@@ -337,7 +337,8 @@ def traced_join(separator: str, parts: Iterable[Any]) -> str:
     return TracedStr(text, spans) if spans else text
 
 
-_PERCENT = re.compile(r"%(?:\(([^)]*)\))?(%|s|[^%s]*?[a-zA-Z])")
+#: A conversion, or a key without its end, which `%` refuses: no other key behind it has one.
+_PERCENT = re.compile(r"%\([^)]*+\Z|%(?:\(([^)]*+)\))?(%|s|[^%s]*?[a-zA-Z])")
 
 
 def traced_percent(template: str, values: Any) -> str:
@@ -346,7 +347,7 @@ def traced_percent(template: str, values: Any) -> str:
     for value in arguments:
         spend_on_text_of(value)
     for match in _PERCENT.finditer(plain(template)):
-        if len(match[2]) > 1:
+        if len(match[2] or "") > 1:
             spend_on_width(match[2])
             if "*" in match[2]:
                 spend(sum(abs(value) for value in arguments if isinstance(value, int)))

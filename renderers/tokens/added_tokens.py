@@ -12,6 +12,7 @@ from renderers.errors import LoadError, short_repr
 # Tokenizers also add tokens that are ordinary text: letters (DeepSeek), runs of white space, HTML tags (Gemma).
 # \uff5c is DeepSeek's bar.
 _MARKUP = re.compile(r"[<>\[\]{}|\uff5c/]")
+_NO_SPACE = re.compile(r"\S")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair is not Unicode text
 #: All ids are smaller; engines and arrays store them in 32 bits.
 TOKEN_ID_LIMIT = 2**31
@@ -116,7 +117,8 @@ class ControlPattern:
         if flags.get("lstrip"):
             first = start + len(text[start:first].rstrip())
         if flags.get("rstrip"):
-            last = end - len(text[last:end].lstrip())
+            behind = _NO_SPACE.search(text, last, end)
+            last = end if behind is None else behind.start()
         return ControlMatch(first, last, self.id_of[found.group()], found.span())
 
 

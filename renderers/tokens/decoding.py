@@ -16,6 +16,9 @@ from tokenizers import Tokenizer
 
 from renderers.tokens.tokenizer import TemplateTokenizer
 
+# UTF-8 is decoded in pieces of so many bytes: the error of a decoder copies all that it was given.
+_WINDOW = 1024
+
 
 class Decoded(NamedTuple):
     """Decoded text, and the positions of its tokens in it.
@@ -193,19 +196,22 @@ def split_utf8(data: bytes) -> tuple[str, np.ndarray, int]:
     """
     begins = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
     view, position, pieces = memoryview(data), 0, []
-    while True:
+    while position < len(data):
+        window = view[position : position + _WINDOW]
+        is_last = position + len(window) == len(data)
         try:
-            pieces.append(str(view[position:], "utf-8"))
+            pieces.append(str(window, "utf-8"))
+            position += len(window)
         except UnicodeDecodeError as error:
-            bad = position + error.start
-            pieces.append(str(view[position:bad], "utf-8"))
-            if error.reason == "unexpected end of data":
-                return "".join(pieces), begins, bad
-            pieces.append("\ufffd")
-            begins[bad] = True
-            position += error.end
-        else:
-            return "".join(pieces), begins, len(data)
+            pieces.append(str(window[: error.start], "utf-8"))
+            position += error.start
+            if error.reason != "unexpected end of data":
+                pieces.append("\ufffd")
+                begins[position] = True
+                position += error.end - error.start
+            elif is_last:  # else the window has cut a character in two
+                break
+    return "".join(pieces), begins, position
 
 
 class _ByteFallbackRun:

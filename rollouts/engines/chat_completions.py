@@ -369,14 +369,15 @@ class Overflow(NamedTuple):
 
 _OVERFLOW_CODES: Final = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI and this project; llama.cpp
 _OVERFLOW = re.compile(r"(?i)context (length|size|window)|leaves no room within the model|max_model_len=\d")
+# A number is of at most 15 digits: more are no length, and a search must not begin at each of them.
 _LIMIT = re.compile(
-    r"(?i)context length (?:is|of|\()\s*(?:only )?(\d+)|limit of (\d+)|within the model's (\d+)|size \((\d+)"
-    r"|max_model_len=(\d+)"
+    r"(?i)(?:context length (?:is|of|\()\s*(?:only )?|limit of |within the model's |size \(|max_model_len=)"
+    r"(\d{1,15})(?!\d)"
 )
 #: "at least": vLLM has not counted the whole prompt.
 _PROMPT = re.compile(
-    r"(?i)(?<!at least )\b(\d+) input tokens|(\d+) in the messages|resulted in (\d+) tokens|prompt of (\d+) tokens"
-    r"|(\d+) tokens from the input|input \((\d+) tokens"
+    r"(?i)(?<!at least )\b(\d{1,15}) input tokens|\b(\d{1,15}) in the messages|resulted in (\d{1,15}) tokens"
+    r"|prompt of (\d{1,15}) tokens|\b(\d{1,15}) tokens from the input|input \((\d{1,15}) tokens"
 )
 
 

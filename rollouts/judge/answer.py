@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 #: How the number is read from an answer (`Judge`).
 Parse: TypeAlias = "Mapping[str, float] | str | re.Pattern[str] | type[BaseModel] | Callable[[str], Any]"
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 def answer_reader(parse: Parse, bounds: tuple[float, float] | None) -> Callable[[str], float]:
@@ -82,6 +81,9 @@ def _matched(pattern: re.Pattern[str], text: str) -> float:
 
 
 def _validated(model: type[BaseModel], text: str) -> Any:
-    fenced = _FENCED.fullmatch(text.strip())
-    read: Any = model.model_validate_json(text.strip() if fenced is None else fenced[1])
+    text = text.strip()
+    first, _, fenced = text.partition("\n")
+    if first.strip() in ("```", "```json") and fenced.endswith("```"):
+        text = fenced.removesuffix("```")
+    read: Any = model.model_validate_json(text)
     return read.score

@@ -13,14 +13,13 @@ from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
 from renderers.parsing.tool_schemas import ToolSchemas
-from renderers.parsing.values import JSON_STRING, Value, find_outside
+from renderers.parsing.values import JSON_STRING, DelimiterSearch, Value
 
 _FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n```\s*", re.DOTALL)
 _FUNCTOOLS = re.compile(r"functools(?=\[\s*\{)")
 _LIST_OF_OBJECTS = re.compile(r"\s*\[\s*[{\]]")
 _KIMI_ID = re.compile(r"functions\.(.*):\d+", re.DOTALL)
 _KIMI_PREFIXES = ("functions.", "functions_", "functions", "")
-_KIMI_NUMBER = re.compile(r"[:._]?\d+\Z")
 # Keys of a call object beside its name and arguments.
 _OTHER_KEYS = {"id", "tool_call_id", "type"}
 
@@ -118,7 +117,9 @@ class KimiCalls(ToolCallSyntax):
 
 def _named_by(call_id: str, tools: ToolSchemas) -> str | None:
     """The name in an id that is not of Kimi's form; None if it may be that of several tools."""
-    numbered = _KIMI_NUMBER.sub("", call_id)
+    numbered = call_id.rstrip("0123456789")
+    if numbered != call_id and numbered.endswith((":", ".", "_")):
+        numbered = numbered[:-1]
     names = {text.removeprefix(prefix) for prefix in _KIMI_PREFIXES for text in (call_id, numbered)}
     offered = [name for name in names if tools.offers(name)]
     if len(offered) > 1:
@@ -143,17 +144,20 @@ class MistralCalls(ToolCallSyntax):
 
     def attempts(self, block: CallText) -> Iterator[Attempt]:
         opening = block.encoding[self.start_markers[0]]
+        search = DelimiterSearch(block.values, re.escape(opening))
         start = 0
         while start < block.end:
             inside = start + len(opening)
-            outside = find_outside(block.text, inside, block.end, block.values, re.escape(opening))
-            first = block.text.find(opening, inside)
-            for following in (block.end if outside is None else outside.start(), block.end if first < 0 else first):
+            outside = next(search.finditer(block.text, inside, block.end), None)
+            nearest = block.text.find(opening, inside)
+            ends = [block.end if outside is None else outside.start(), block.end if nearest < 0 else nearest]
+            for following in dict.fromkeys(ends):
                 is_last = following == block.end
                 part = block._replace(start=start, end=following, body=(inside, following), closed=not is_last)
                 calls = self._calls(part if not is_last else part._replace(closed=block.closed))
                 if all(call.status is not None and call.status.is_well_formed for call in calls):
                     break
+                search.rereads += 1
             yield from calls
             start = following
 

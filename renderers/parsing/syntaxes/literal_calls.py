@@ -12,7 +12,7 @@ from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.json_calls import json_calls, object_attempt, skip
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
-from renderers.parsing.values import JSON_STRING, PYTHON_STRINGS, Value, outside_values
+from renderers.parsing.values import JSON_STRING, PYTHON_STRINGS, DelimiterSearch, Value
 
 _LOOKS_LIKE_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
 _LOOKS_LIKE_CALLS = re.compile(r"\s*\[\s*[^\W\d][\w.]*\(\s*(?:[^\W\d]\w*\s*=|\)\s*[\],])")
@@ -90,10 +90,8 @@ class LlamaCalls(ToolCallSyntax):
     def _parts(self, block: CallText) -> list[CallText]:
         """The texts between the tags that are outside of strings."""
         start, end = block.body
-        tags = outside_values(block.values, re.escape(block.encoding[self.start_markers[0]]))
-        edges = [
-            (found.start(), found.end()) for found in tags.finditer(block.text, start, end) if found[1] is not None
-        ]
+        tag = re.escape(block.encoding[self.start_markers[0]])
+        edges = [found.span() for found in DelimiterSearch(block.values, tag).finditer(block.text, start, end)]
         starts, ends = [start, *(edge[1] for edge in edges)], [*(edge[0] for edge in edges), end]
         parts = [block._replace(start=a, end=b, body=(a, b)) for a, b in zip(starts, ends, strict=True)]
         return [part for part in parts if part.body_text.strip()]

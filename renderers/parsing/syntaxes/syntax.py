@@ -12,7 +12,7 @@ from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_t
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.tool_schemas import ToolSchemas
-from renderers.parsing.values import Value, find_outside, readings
+from renderers.parsing.values import DelimiterSearch, Value, readings
 
 _NOT_IN_A_NAME = re.compile(r"[<>(){}\[\]\"\r\n]")
 
@@ -65,7 +65,7 @@ class CallText(NamedTuple):
         """
         text, (position, end) = self.text, self.body
         delimiters = f"{re.escape(opening)}|{re.escape(closing)}"
-        first_of = re.compile(delimiters)
+        searches = [DelimiterSearch(values, delimiters) for values in (*readings(self.values), ())]
         while position < end:
             begin = text.find(opening, position, end)
             if begin < 0:
@@ -75,9 +75,9 @@ class CallText(NamedTuple):
             if begin == end:
                 return
             inner = begin + len(opening)
-            outside = [find_outside(text, inner, end, values, delimiters) for values in readings(self.values)]
             tried: set[int | None] = set()
-            for delimiter in (*outside, first_of.search(text, inner, end)):
+            for search in searches:
+                delimiter = next(search.finditer(text, inner, end), None)
                 at = None if delimiter is None else delimiter.start()
                 if at in tried:
                     continue
@@ -86,6 +86,7 @@ class CallText(NamedTuple):
                 attempt = read(call)
                 if attempt.status is not None and attempt.status.is_well_formed:
                     break
+                search.rereads += 1
             position = call.end
             yield attempt
 

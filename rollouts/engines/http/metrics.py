@@ -12,8 +12,9 @@ from rollouts.errors import CapabilityError, MalformedResultError
 _CALL_NAME = "metrics"
 
 # name{label="value",...} value timestamp. Source: the Prometheus text exposition format, version 0.0.4.
-_LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
-_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+# The repeats are possessive, so that a line is read in a time proportional to its length.
+_LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*+)(?:\s*+\{(.*)\})?\s++(\S++)(?:\s++-?\d++)?\s*+")
+_LABEL = re.compile(r'\s*+([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+"((?:[^"\\]|\\.)*+)"\s*+(?:,|$)')
 _ESCAPE = re.compile(r'\\([\\"n])')
 
 
@@ -35,12 +36,13 @@ class Metrics(dict[str, list[Sample]]):
             if not line.strip() or line.startswith("#"):
                 continue
             match = _LINE.fullmatch(line)
-            if match is None or _LABEL.sub("", match[2] or ""):
+            written, position = (match and match[2]) or "", 0
+            labels: dict[str, str] = {}
+            while (label := _LABEL.match(written, position)) is not None:
+                labels[label[1]] = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], label[2])
+                position = label.end()
+            if match is None or position < len(written):
                 raise MalformedResultError(_CALL_NAME, f"not a name, labels and a value: {redacted(line)[:200]!r}")
-            labels = {
-                name: _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], value)
-                for name, value in _LABEL.findall(match[2] or "")
-            }
             try:
                 metrics.setdefault(match[1], []).append(Sample(labels, float(match[3])))
             except ValueError as error:
