@@ -309,7 +309,7 @@ class NoServerError(ServerUnreachableError):
     """
 
     def __init__(self, request_id: str, reasons: Mapping[str, object]) -> None:
-        self.reasons = {name: str(reason) for name, reason in reasons.items()}
+        self.reasons = {name: str(getattr(reason, "reason", reason)) for name, reason in reasons.items()}
         listed = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
         super().__init__(
             request_id,

@@ -138,7 +138,7 @@ def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
     if isinstance(arguments, str):
         try:
             parsed = json.loads(plain(arguments))
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"arguments": arguments}
         arguments = traced_value(parsed, index, path)
     if not isinstance(arguments, Mapping):

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,7 +22,7 @@ from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts.engines.http.responses import excerpt
 from rollouts.engines.http.source_files import SourceFile
 from rollouts.engines.protocol import ChatAnswer, ChatTokens, FinishReason
-from rollouts.engines.token_checks import logprobs_error, token_ids_error
+from rollouts.engines.token_checks import float32_array, logprobs_error, token_ids_error
 from rollouts.errors import (
     EngineError,
     GenerationInterruptedError,
@@ -229,15 +229,18 @@ class _Logprobs(_Read):
     content: list[_Logprob]
 
 
+_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
 class _ChoiceOfTokens(_Read):
-    token_ids: list[int]
+    token_ids: list[_Int64]
     logprobs: _Logprobs
 
 
 class _Tokens(_Read):
     """What a response has in addition where token ids were requested."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[_Int64]
     choices: list[_ChoiceOfTokens]
 
 
@@ -303,7 +306,7 @@ def _tokens(request_id: str, content: bytes) -> ChatTokens:
         ) from None
     choice = response.choices[0]
     ids = [np.array(values, np.int64) for values in (response.prompt_token_ids, choice.token_ids)]
-    logprobs = np.array([each.logprob for each in choice.logprobs.content], np.float32)
+    logprobs = float32_array([each.logprob for each in choice.logprobs.content])
     for name, values in zip(("prompt_token_ids", "token_ids"), ids, strict=True):
         if (wrong := token_ids_error(values) or (None if len(values) else "no token")) is not None:
             raise MalformedResultError(request_id, f"{name} of the answer: {wrong}")

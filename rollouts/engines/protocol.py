@@ -61,14 +61,15 @@ class SamplingParams:
         for name in ("temperature", "top_p"):
             value = getattr(self, name)
             self._set(name, None if isinstance(value, bool) else finite_number(value), "a finite number")
-        self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
+        kind = "a sequence of token ids, each from 0 to 2**31 - 1"
+        self._set("stop_token_ids", _token_ids(self.stop_token_ids), kind)
         object.__setattr__(self, "extra", dict(self.extra))
         for name, is_allowed, allowed in (
-            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("max_tokens", 1 <= self.max_tokens < 2**31, "at least 1, below 2**31"),
             ("temperature", self.temperature >= 0, "0 (greedy) or more"),
             ("top_p", 0 < self.top_p <= 1, "a number above 0, up to 1"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
-            ("n", self.n >= 1, "at least 1"),
+            ("top_k", 0 <= self.top_k < 2**31, "0 (off) or more, below 2**31: no vocabulary is larger"),
+            ("n", 1 <= self.n < 2**31, "at least 1, below 2**31"),
             ("top_logprobs", self.top_logprobs >= 0, "0 (none) or more"),
         ):
             if not is_allowed:
@@ -88,8 +89,8 @@ def _token_ids(values: object) -> tuple[int, ...] | None:
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Sequence | Set):
         return None
-    ids = [whole_number(value) for value in values]
-    return None if None in ids else tuple(number for number in ids if number is not None)
+    ids = tuple(number for value in values if (number := whole_number(value)) is not None and 0 <= number < 2**31)
+    return ids if len(ids) == len(values) else None
 
 
 @dataclass(frozen=True, slots=True)

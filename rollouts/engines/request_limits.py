@@ -60,10 +60,8 @@ def check_prompt(request: GenerateRequest, max_length: int, vocab_size: int | No
         raise InvalidRequestError(name, "the prompt is empty")
     if len(prompt) >= max_length:
         raise OverlongPromptError(name, len(prompt), max_length)
-    if isinstance(prompt, np.ndarray):
-        ids = prompt.astype(np.int64, copy=False)
-    else:
-        ids = np.frombuffer(array("q", prompt), dtype=np.int64)  # twice as fast as numpy with a list
+    # For a list, twice as fast as numpy.
+    ids = prompt if isinstance(prompt, np.ndarray) else np.frombuffer(array("q", prompt), dtype=np.int64)
     limit = 2**63 - 1 if vocab_size is None else vocab_size
     if ids.min() < 0 or ids.max() >= limit:
         position = int(np.argmax((ids < 0) | (ids >= limit)))
@@ -71,4 +69,4 @@ def check_prompt(request: GenerateRequest, max_length: int, vocab_size: int | No
         raise InvalidRequestError(
             name, f"token {position} of the prompt is {ids[position]}, which is not in the vocabulary{size}"
         )
-    return ids
+    return ids.astype(np.int64, copy=False)

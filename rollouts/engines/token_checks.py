@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from rollouts.errors import short_repr
 
@@ -52,6 +53,12 @@ def prompt_error(token_ids: object) -> str | None:
 
 def _is_int64(value: object) -> bool:
     return hasattr(type(value), "__index__") and -(2**63) <= operator.index(value) < 2**63  # type: ignore[arg-type]
+
+
+def float32_array(values: npt.ArrayLike) -> np.ndarray:
+    """The numbers as float32; one beyond float32 is infinite. Raises `TypeError`, `ValueError`."""
+    with np.errstate(over="ignore"):  # numpy would warn
+        return np.array(values, np.float64).astype(np.float32)
 
 
 def logprobs_error(logprobs: object, count: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from rollouts.run_config.errors import ConfigProblem, KeyPath, RunConfigError, k
 from rollouts.run_config.invalid_values import config_problems, unsafe_values
 from rollouts.run_config.sections import RendererSection, RunConfig
 from transport import TransportError
+
+#: What Python's limit of 4,300 digits refuses.
+_LONG_INTEGER = re.compile(r"\b[0-9][0-9_]{4299,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,11 @@ def read_config(path: Path, changes: Mapping[KeyPath, Any] = MappingProxyType({}
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RunConfigError(path, [ConfigProblem("", f"not TOML: {error}")]) from None
+    except ValueError as error:  # of Python: the integer has more digits than it reads
+        number = _LONG_INTEGER.search(text)
+        line = text.count("\n", 0, 0 if number is None else number.start()) + 1
+        reason = f"line {line}: an integer of too many digits; write one from {-(2**63)} to below {2**63}"
+        raise RunConfigError(path, [ConfigProblem("", reason)]) from error
     except RecursionError as error:
         problem = ConfigProblem("", "nested too deep; write fewer arrays in arrays")
         raise RunConfigError(path, [problem]) from error

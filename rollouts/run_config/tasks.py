@@ -166,7 +166,7 @@ def _toml_rows(path: Path) -> list[Any]:
     with open_readable(path) as content:
         try:
             rows = tomllib.loads(content.read().decode("utf-8-sig")).get("tasks")
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # also of integers with thousands of digits
             raise TaskFileError(path, None, f"not TOML: {error}") from error
     if not isinstance(rows, list):
         raise TaskFileError(path, None, "it has no array of tables `tasks`; begin each task with [[tasks]]")

@@ -44,7 +44,7 @@ class Teacher:
             cure += ", or sglang serve --enable-lora --lora-paths NAME=DIRECTORY"
             tried.append(("adapter", {"adapter": self.adapter}, cure))
         if self.top_k:
-            cure = f"{self.top_k} is too large: use a smaller one, or start a vLLM server with --max-logprobs"
+            cure = f"{self.top_k} is too large: use a smaller one"
             tried.append(("top_k", {"prompt_top_logprobs": self.top_k}, cure))
         request = GenerateRequest(row, SamplingParams(max_tokens=1), prompt_logprobs=True)
         for key, option, cure in tried:  # one option more each time, so that the one that fails is known

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from renderers.placement import PlacedItem, item_placement_error
+from rollouts.engines.token_checks import float32_array
 from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import TokenSequence, padded_rows
@@ -127,7 +128,7 @@ def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, 
         shape = (count, *values.shape[1:2]) if key in CANDIDATES and isinstance(values, np.ndarray) else (count,)
         if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind not in "fiub":
             raise SampleError(name, f"{key} is {_described(values)}; pass numbers {shape}, one for each target")
-        if len(wrong := np.argwhere(~np.isfinite(values.astype(np.float32)))):
+        if len(wrong := np.argwhere(~np.isfinite(float32_array(values)))):
             place = tuple(wrong[0].tolist())
             raise SampleError(name, f"{key}[{', '.join(map(str, place))}] is {values[place]}; pass finite numbers")
     if "sequence_ratio_mask" in inputs:

@@ -59,7 +59,16 @@ def test_a_missing_or_invented_logprob_is_an_error_and_never_zero(logprobs, word
         for value in ("5", 5.0, True, np.float32(5), np.bool_(True), [5], b"5", float("nan"), object())
     ]
     + [(field, None) for field in ("max_tokens", "n", "top_k", "temperature", "top_p", "stop_token_ids")]
-    + [("max_tokens", 0), ("n", 0), ("top_k", -1), ("top_logprobs", -1), ("temperature", -1)]
+    + [
+        ("max_tokens", 0),
+        ("max_tokens", 2**31),
+        ("n", 0),
+        ("top_k", -1),
+        ("top_k", 2**31),
+        ("stop_token_ids", [2**70]),
+        ("top_logprobs", -1),
+        ("temperature", -1),
+    ]
     + [("top_p", 0.0), ("top_p", 1.5)]
     + [(field, value) for field in ("temperature", "top_p") for value in ("1", True, float("nan"), 1j, [1.0], 10**400)]
     + [("stop_token_ids", value) for value in ("12", 5, (1.5,), ("x",), (True,), b"ab", {"a": 1})],

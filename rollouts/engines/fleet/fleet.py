@@ -339,7 +339,8 @@ class EngineFleet(ClosedAtEnd):
         except FleetMismatchError as error:
             if member.compared is None:
                 raise
-            raise ServerUnreachableError(request.request_id, f"it was started as another server: {error}") from error
+            reason = f"it was started as another server: {error.reason}"
+            raise ServerUnreachableError(request.request_id, reason) from error
 
     async def _follow(
         self, servers: RayServerNames, make_engines: Callable[[Sequence[str]], Mapping[str, Engine]]

@@ -10,6 +10,14 @@ from rollouts.engines.http.address import redacted
 from rollouts.errors import MalformedResultError, ServerError
 
 _EXCERPT_CHARACTERS = 2000
+#: Texts in messages of vLLM.
+_CURES: Mapping[str, str] = {
+    "EngineCore encountered an issue": (
+        "the server's engine has died and the server ends; its log has the cause. Start it again"
+    ),
+    "greater than max allowed": "ask for fewer likeliest tokens, or start the server with a larger --max-logprobs",
+    "may be provided in one prompt": "put fewer into a prompt, or start the server with more in --limit-mm-per-prompt",
+}
 
 
 class HttpResponse(NamedTuple):
@@ -47,9 +55,8 @@ def response_error(name: str, response: HttpResponse, action: str) -> ServerErro
 
 
 def server_error(name: str, action: str, status: int, message: str) -> ServerError:
-    """The error for a server's message, with the cure if its engine has died."""
-    if "EngineCore encountered an issue" in message:  # of vLLM while it shuts down
-        action += " (the server's engine has died and the server ends; its log has the cause. Start it again)"
+    """The error for a server's message, with its cure where the message is a known one."""
+    action += "".join(f" ({cure})" for text, cure in _CURES.items() if text in message)
     return ServerError(name, action, status=status, body=message)
 
 

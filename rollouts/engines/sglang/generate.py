@@ -26,7 +26,7 @@ from rollouts.engines.protocol import (
     TopLogprobs,
 )
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
-from rollouts.engines.token_checks import logprobs_error
+from rollouts.engines.token_checks import float32_array, logprobs_error
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError, ServerError
 
 #: Most parts of a stream of a server that repeats in each part what the earlier ones had.
@@ -174,9 +174,9 @@ class Generation:
         expected = np.asarray(self._request.prompt_ids)
         entries = self._meta.get("input_token_logprobs")
         try:
-            values = np.array([0.0, *(entry[0] for entry in entries[1:])], np.float32)  # type: ignore[index]
+            values = float32_array([0.0, *(entry[0] for entry in entries[1:])])  # type: ignore[index]
             ids = _integers([entry[1] for entry in entries])  # type: ignore[union-attr]
-        except (TypeError, ValueError, LookupError) as error:
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise MissingLogProbsError(
                 self._name, f"no log-probability for each of {len(expected)} tokens of the prompt: {error!r}"
             ) from error
@@ -205,11 +205,11 @@ class Generation:
             # The first token of a prompt has no row: nothing predicts it.
             entries = [[(math.nan, NO_TOKEN)] * k if row is None else [entry[:2] for entry in row[:k]] for row in rows]
             table = np.array(entries, np.float64).reshape(count, k, 2)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise MissingLogProbsError(
                 self._name, f"`{name}` has not {k} tokens in each of {count} places ({error})"
             ) from error
-        return TopLogprobs(table[:, :, 1].astype(np.int32), table[:, :, 0].astype(np.float32))
+        return TopLogprobs(table[:, :, 1].astype(np.int32), float32_array(table[:, :, 0]))
 
     def _ids(self) -> np.ndarray:
         try:
@@ -227,8 +227,8 @@ class Generation:
             raise MissingLogProbsError(self._name, f"the response has {len(ids)} tokens and {count} log-probabilities")
         try:
             named = _integers([entry[1] for entry in entries])
-            values = np.array([entry[0] for entry in entries], np.float32)
-        except (TypeError, ValueError, LookupError) as error:
+            values = float32_array([entry[0] for entry in entries])
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise MissingLogProbsError(self._name, f"log-probabilities cannot be read ({error!r})") from error
         if (wrong := named != ids).any():
             at = int(wrong.argmax())

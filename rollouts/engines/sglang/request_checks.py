@@ -80,9 +80,9 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
         yield f"temperature is {sampling.temperature}, which SGLang replaces by 0; use 0 or at least {_MIN_TEMPERATURE}"
-    for name, value in (("seed", sampling.seed), ("top_k", sampling.top_k)):
-        if value is not None and not -(2**63) <= value < 2**63 - sampling.n:
-            yield f"{name} is {value}, not an int of 64 bits"
+    seed = sampling.seed
+    if seed is not None and not -(2**63) <= seed < 2**63 - sampling.n:
+        yield f"seed is {seed}, not an int of 64 bits"
     top = max(sampling.top_logprobs, request.prompt_top_logprobs)
     if vocab_size is not None and top > vocab_size:
         yield f"top_logprobs is {top}, which is more than the vocabulary has: {vocab_size}; this would end the server"

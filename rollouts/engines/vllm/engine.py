@@ -290,9 +290,9 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 asked = request.sampling.top_logprobs
                 if error.status == 400 and asked and capabilities.cuts_likeliest and "logprobs" in str(error):
                     rule = (
-                        f"{error}. vLLM up to 0.32 has the sampled token in the place of one of the {asked} likeliest, "
-                        f"so that one more is requested: ask for fewer, start the server with --max-logprobs "
-                        f"{asked + 1}, or take vLLM 0.33"
+                        f"{error.reason}. vLLM up to 0.32 has the sampled token in the place of one of the {asked} "
+                        f"likeliest, so that one more is requested: ask for fewer, start the server with "
+                        f"--max-logprobs {asked + 1}, or take vLLM 0.33"
                     )
                     raise InvalidRequestError(request.request_id, rule) from error
                 if error.status == 404 and request.adapter is not None:

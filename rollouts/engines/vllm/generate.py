@@ -17,6 +17,7 @@ from rollouts.engines.http.exchange import Body
 from rollouts.engines.http.responses import server_error
 from rollouts.engines.http.weight_versions import reported_spans
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TopLogprobs
+from rollouts.engines.token_checks import float32_array
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 
 #: Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the prompt and
@@ -181,8 +182,8 @@ class Generation:
         entries, count = self._prompt_logprobs, len(prompt_ids)
         try:
             given = [entry[str(token)]["logprob"] for entry, token in zip(entries[1:], prompt_ids[1:], strict=True)]
-            values = np.array([0.0, *given], dtype=np.float32)
-        except (KeyError, TypeError, ValueError) as error:
+            values = float32_array([0.0, *given])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise MissingLogProbsError(
                 self._name, f"no log-probability for each of {count} tokens: {error!r}"
             ) from error
@@ -217,7 +218,7 @@ class Generation:
             ordered = [sorted(row, key=_order)[:k] for row in rows]
             flat = [entry for row in ordered for entry in row]
             ids = self._int32(what, [int(token) for _, token, _ in flat]).reshape(-1, k)
-            values = np.array([value for _, _, value in flat], np.float32).reshape(-1, k)
+            values = float32_array([value for _, _, value in flat]).reshape(-1, k)
             ranks = np.array([np.nan if rank is None else rank for rank, _, _ in flat], np.float64).reshape(-1, k)
         except (TypeError, ValueError, OverflowError) as error:
             text = f"{what}: the {k} likeliest tokens in the place of each cannot be read ({error!r})"
@@ -260,7 +261,7 @@ class Generation:
         choice.sampling_mask += part.get("sampling_mask") or []
         if part.get("routed_experts"):
             choice.routed_experts.append(part["routed_experts"])
-        return TokenDelta(index, self._int32(f"choice {index}", ids), np.array(logprobs, dtype=np.float32), top)
+        return TokenDelta(index, self._int32(f"choice {index}", ids), float32_array(logprobs), top)
 
     def _logprobs(self, index: int, ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> list[float]:
         """The log-probabilities of new tokens, from either of the two shapes that servers use."""
@@ -308,7 +309,7 @@ class Generation:
         return Completion(
             index=index,
             token_ids=ids,
-            logprobs=np.array(choice.logprobs, dtype=np.float32),
+            logprobs=float32_array(choice.logprobs),
             finish_reason=reason,
             stop_token_id=self._stop_token(reason, choice.stop_reason, choice.token_ids),
             weight_spans=reported_spans(self._name, choice.weight_versions or unreported, len(ids)),

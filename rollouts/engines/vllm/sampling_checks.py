@@ -58,9 +58,6 @@ _REFUSED: Mapping[str, str] = {
 def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
     """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked types."""
     sampling = request.sampling
-    for name in ("max_tokens", "n", "top_k"):
-        if not -(2**63) <= (value := getattr(sampling, name)) < 2**63:
-            yield f"{name} is {value}, not an int of 64 bits"
     if sampling.temperature == 0 and sampling.n > 1:
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
     if 0 < sampling.temperature < _MIN_TEMPERATURE:

@@ -184,5 +184,5 @@ def _decoded(arguments: Any) -> Any:
         return {} if arguments is None else arguments
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

@@ -176,6 +176,12 @@ async def test_an_episode_with_token_ids_has_the_tokens_of_the_engine_behind_the
         ),
         (with_tokens(prompt=[-1]), MalformedResultError, "prompt_token_ids of the answer: token 0 has id -1"),
         (with_tokens(ids=[]), MalformedResultError, "token_ids of the answer: no token"),
+        (
+            with_tokens(ids=[8, 2**70]),
+            MalformedResultError,
+            r"choices\.0\.token_ids\.1 of the answer: .*less than 9223",
+        ),
+        (with_tokens(logprobs=[-0.5, -1e39]), MissingLogProbsError, "token 1 has log-probability -inf"),
         (with_tokens(logprobs=[-0.5]), MissingLogProbsError, "2 tokens and 1 log-probabilities"),
         (with_tokens(logprobs=[-0.5, -9999.0]), MissingLogProbsError, "token 1 has log-probability -9999"),
     ],

@@ -305,14 +305,20 @@ def test_further_sampling_options_reach_the_endpoint(tasks: Path, server: ChatSe
     assert (server.bodies[0]["top_p"], server.bodies[0]["reasoning_effort"]) == (0.5, "low")
 
 
-def test_pictures_are_read_from_directories_that_are_named_and_from_no_other(tasks: Path, server: ChatServer) -> None:
+@pytest.mark.parametrize("in_column", [False, True])
+def test_pictures_are_read_from_directories_that_are_named_and_from_no_other(
+    tasks: Path, server: ChatServer, in_column: bool
+) -> None:
     picture = tasks.parent / "picture.png"
     Image.new("RGB", (8, 8), "red").save(picture)
     content = [{"type": "image", "image": str(picture)}, {"type": "text", "text": "2 + 2?"}]
-    tasks.write_text(json.dumps({"prompt": [{"role": "user", "content": content}], "answer": "4"}) + "\n")
+    column = {"prompt": "2 + 2?", "image": str(picture)}
+    row = column if in_column else {"prompt": [{"role": "user", "content": content}]}
+    tasks.write_text(json.dumps({**row, "answer": "4"}) + "\n")
     refused = evaluate(*options(tasks, server))
     assert refused.exit_code == 1
     assert "1 of 1 episode failed" in refused.stdout
+    assert "in a command with --media-dir" in " ".join(refused.output.split())
     assert not server.bodies
     read = evaluate(*options(tasks, server, "--media-dir", tasks.parent, "--out", "read"))
     assert read.exit_code == 0, read.output

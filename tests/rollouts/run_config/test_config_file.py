@@ -128,6 +128,13 @@ def test_a_file_of_another_encoding_is_named_with_the_line_of_its_first_foreign_
     assert "UTF-8" in problem.reason
 
 
+@pytest.mark.parametrize("digits", ["9" * 5000, "9_9" * 2500])
+def test_an_integer_of_thousands_of_digits_is_named_with_its_line(path: Path, digits: str) -> None:
+    text, line = changed("seed = 3", f"seed = {digits}")
+    (problem,) = problems_of(path, text)
+    assert problem.reason.startswith(f"line {line}: an integer of too many digits; write one from -")
+
+
 def test_arrays_nested_too_deep_are_an_error(path: Path) -> None:
     (problem,) = problems_of(path, "a = " + "[" * 100_000 + "]" * 100_000)
     assert "nested too deep" in problem.reason

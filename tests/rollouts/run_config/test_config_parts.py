@@ -257,6 +257,7 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path: Path, name: str) -> None:
     [
         ("toml", b"x = 1", r"begin each task with \[\[tasks\]\]"),
         ("toml", b"x", "not TOML"),
+        ("toml", b"x = " + b"9" * 5000, "not TOML: Exceeds the limit"),
         ("parquet", b"nothing", "cannot be read as Parquet"),
         ("jsonl", b'{"name": "caf\xe9"}', "is not UTF-8"),
     ],

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_inputs import expected, generate_one, held, image, request
+from fake_responses import failing
 from fake_server import GENERATE
 
 from rollouts.engines.vllm import VLLMEngine
@@ -31,6 +32,37 @@ async def test_what_no_server_takes_is_refused_before_sending(engine, server, as
     with pytest.raises(error, match=words):
         await anext(engine.stream(asked))
     assert server.generations == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "cure"),
+    [
+        (
+            request(prompt_top_logprobs=21),
+            "Requested prompt logprobs of 21, which is greater than max allowed: 20",
+            "start the server with a larger --max-logprobs",
+        ),
+        (
+            request(sampling={"top_logprobs": 20}),
+            "Requested sample logprobs of 21, which is greater than max allowed: 20",
+            "start the server with --max-logprobs 21",
+        ),
+        (
+            request(),
+            "At most 1 audio(s) may be provided in one prompt.",
+            "start the server with more in --limit-mm-per-prompt",
+        ),
+    ],
+    ids=["of the prompt", "of the completion", "sounds"],
+)
+async def test_a_limit_of_the_server_is_named_with_its_option(engine, server, asked, message, cure):
+    await generate_one(engine, request())  # which asks the server what it is
+    server.script[GENERATE] = [failing(400, message)]
+    with pytest.raises(EngineError) as caught:
+        await engine.generate(asked)
+    assert message in str(caught.value)
+    assert cure in str(caught.value)
+    assert str(caught.value).count("request ") == 1
 
 
 async def test_two_requests_of_one_id_at_once_are_refused(engine, server):

@@ -172,7 +172,6 @@ REFUSED = {
     "a temperature above vLLM's": (sampled(temperature=2.5), ["2.5"]),
     "a seed that means none": (sampled(seed=-1), ["-1"]),
     "a seed past 64 bits": (sampled(seed=2**63), [2**63]),
-    "max_tokens past 64 bits": (sampled(max_tokens=2**63), ["max_tokens", 2**63]),
     "a stop token past the vocabulary": (sampled(stop_token_ids=(448,)), [448]),
     "an option that vLLM would ignore": (sampled(extra={"top_q": 1}), ["top_q", "min_p"]),
     "an option that is a field": (sampled(extra={"temperature": 1}), ["temperature", "field of SamplingParams"]),
