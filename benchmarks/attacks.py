@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -90,13 +91,14 @@ def sound(piece: bytes, before: bytes = b"") -> Callable[[int], Call]:
     return prepare
 
 
-def image(format: str, at: int, piece: bytes) -> Callable[[int], Call]:
-    """An image file with the pieces at one position."""
+def image(format: str, behind: bytes, shift: int, piece: bytes) -> Callable[[int], Call]:
+    """An image file with the pieces `shift` bytes before the first `behind`."""
 
     def prepare(size: int) -> Call:
         buffer = io.BytesIO()
         Image.new("RGB", (8, 8)).save(buffer, format)
         data = buffer.getvalue()
+        at = data.index(behind) - shift
         source = MediaSource.of(data[:at] + repeated(piece, size) + data[at:])
         return refused(lambda: decode_image(source, _POLICY))
 
@@ -178,12 +180,12 @@ _K = 1000
 ATTACKS: dict[str, Attack] = {
     "MP3 of empty tags": Attack(300 * _K, sound(b"ID3\4\0\0\0\0\0\0")),
     "Ogg of empty pages": Attack(2000 * _K, sound(b"OggS\0\4" + bytes(21))),
-    "WAV of empty chunks": Attack(400 * _K, sound(b"abcd\0\0\0\0", b"RIFF\0\0\0\1WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16))),
+    "WAV of empty chunks": Attack(400 * _K, sound(b"abcd\0\0\0\0", b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16))),
     "MP4 of empty boxes": Attack(200 * _K, sound(b"\0\0\0\x08free", b"\0\0\0\x10ftypM4A \0\0\0\0")),
-    "JPEG of Exif segments": Attack(1000 * _K, image("JPEG", 2, b"\xff\xe1\0\x1aExif\0\0" + bytes(18))),
-    "JPEG of comments": Attack(50 * _K, image("JPEG", 2, b"\xff\xfe\0\x02")),
-    "PNG of texts": Attack(100 * _K, image("PNG", 33, b"\0\0\0\3tEXta\0b\x9b\xf4\x05\x15")),
-    "WebP of empty chunks": Attack(400 * _K, image("WEBP", 12, b"abcd\0\0\0\0")),
+    "JPEG of Exif segments": Attack(1000 * _K, image("JPEG", b"\xff\xe0", 0, b"\xff\xe1\0\x1aExif\0\0" + bytes(18))),
+    "JPEG of comments": Attack(50 * _K, image("JPEG", b"\xff\xe0", 0, b"\xff\xfe\0\x02")),
+    "PNG of texts": Attack(100 * _K, image("PNG", b"IDAT", 4, b"\0\0\0\3tEXta\0b" + struct.pack(">I", zlib.crc32(b"tEXta\0b")))),
+    "GIF of comments": Attack(20 * _K, image("GIF", b",", 0, b"!\xfe\1a\0")),
     "judge: line breaks": Attack(2 * _K, answer),
     "Kimi: digits": Attack(10 * _K, completion("kimi-k2", "1", "<|tool_calls_section_begin|><|tool_call_begin|>", "x<|tool_call_argument_begin|>")),
     "Kimi: escaped quotes": Attack(20 * _K, completion("kimi-k2", r"\"", '<|tool_calls_section_begin|><|tool_call_begin|>"')),
