@@ -228,3 +228,22 @@ def test_phi_writes_calls_as_functools_at_the_beginning_of_a_turn() -> None:
         assert (phi(text).content, phi(text).tool_calls) == (text, [])
     parsed = phi(f"functools.<|tool_call|>[{one}]<|/tool_call|>")
     assert (parsed.content, [call.status for call in parsed.tool_calls]) == ("functools.", [OK])
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "whole"),
+    [
+        ("qwen3", r'<tool_call>"\"</tool_call>', '<tool_call>{"name": "look", "arguments": {"q": "a"}}</tool_call>'),
+        (
+            "qwen3.5",
+            r'<tool_call><function=f><parameter=q>{"\"</tool_call>',
+            "<tool_call><function=look><parameter=q>\na\n</parameter></function></tool_call>",
+        ),
+        ("mistral", r'[TOOL_CALLS]f[ARGS]{"\"', '[TOOL_CALLS]look[ARGS]{"q": "a"}'),
+    ],
+)
+def test_a_call_behind_many_whose_values_have_lost_their_ends_is_read(name: str, broken: str, whole: str) -> None:
+    *lost, last = parse(name, broken * 40 + whole).tool_calls
+    assert len(lost) == 40
+    assert not any(call.status.is_well_formed for call in lost)
+    assert (last.name, last.arguments, last.status) == ("look", {"q": "a"}, OK)
