@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import tinker.types as types
@@ -20,7 +22,7 @@ from starlette.types import ASGIApp
 
 from rollouts.errors import RolloutsError
 from rollouts.serve.access import BodyLimitMiddleware, BrowserMiddleware
-from rollouts.serve.bodies import read_body, read_model, read_object
+from rollouts.serve.bodies import MAX_JSON_VALUES, has_more_values, read_body, read_model, read_object
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.access import KeyDispatch
 from rollouts.tinker.futures import failure
@@ -151,17 +153,19 @@ class _Routes:
         """The route that calls `call` with the body, which is of a type of the client."""
 
         async def route(request: Request) -> Response:
-            body = await read_model(request, kind)
+            body: Any = None
             try:
+                body = await read_model(request, kind)
                 answer = call(body)
             except RequestError as error:
+                body = body or await read_body(request, _numbered, only_json=False)
                 answer = self._refused(body, error)
             return JSONResponse(await answer if asyncio.iscoroutine(answer) else answer)
 
         return route
 
     def _refused(self, body: Any, error: RequestError) -> dict[str, object]:
-        """The answer to a request that cannot be done: one of a model has its turn and fails then.
+        """The answer to a request that cannot be done, or read: one of a model has its turn and fails then.
 
         The client has counted it, and later ones would wait for it. Raises the error for others.
         """
@@ -265,6 +269,16 @@ class _Routes:
 
     async def _cancel(self, request: Request) -> Response:
         return JSONResponse(self._service.sampling.cancel(_request_id(await read_object(request))))
+
+
+def _numbered(data: bytes) -> Any:
+    """The `model_id` of a refused body and its number there, `seq_id`; None where it does not say them."""
+    try:
+        fields = {} if has_more_values(data, MAX_JSON_VALUES) else json.loads(data)
+        found = SimpleNamespace(model_id=fields["model_id"], seq_id=fields["seq_id"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return found if isinstance(found.model_id, str) and type(found.seq_id) is int else None
 
 
 def _request_id(body: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from rollouts.tinker.mismatch import mismatch
 from rollouts.tinker.run_directory import uri_of
 from rollouts.tinker.sessions import Json, Model, metadata_texts
 from rollouts.tinker.training_records import TrainingRecords
+from rollouts.tinker.turns import GAP_SECONDS
 from rollouts.tinker.wire import Row, TrainRequest, train_result
 from rollouts.training.datums import Datum
 from rollouts.training.trainer import AdamParams, LossResult
@@ -172,7 +173,8 @@ class ModelRequests:
         if request_id in self._futures:
             return answer
         if not model.turns.accept(seq_id):
-            raise RequestError(400, f"request {seq_id} of the model was done, and its result is no longer kept")
+            text = f"request {seq_id} of the model was done, and its result is gone; or those after it have waited"
+            raise RequestError(400, f"{text} {GAP_SECONDS:g} s for it, and it is skipped: send it as a new request")
 
         async def in_turn() -> Json | bytes:
             try:

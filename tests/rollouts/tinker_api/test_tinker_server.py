@@ -438,12 +438,69 @@ async def test_turns_are_taken_in_the_order_of_their_numbers():
     assert not turns.accept(5)
 
 
-async def test_a_turn_does_not_wait_for_ever_for_one_that_never_comes(monkeypatch):
+async def test_numbers_that_never_come_are_skipped_after_the_wait_and_the_order_stays(monkeypatch):
     monkeypatch.setattr(turns_module, "GAP_SECONDS", 0.01)
-    turns = Turns()
-    turns.accept(2)
-    with pytest.raises(RequestError, match="request 2 of the model waited"):
-        await turns.take(2)
+    turns, ran = Turns(), []
+
+    async def run(number):
+        await turns.take(number)
+        ran.append(number)
+        await asyncio.sleep(0.05)  # longer than the wait: one that runs is not skipped
+        turns.end(number)
+
+    numbers = [9, 4, 5, 2]
+    assert all(turns.accept(number) for number in numbers)
+    await asyncio.gather(*map(run, numbers))
+    assert ran == [2, 4, 5, 9]
+    assert not turns.accept(3)  # it comes too late, and its sender is told
+
+
+def _fails_in_the_client(training):
+    with pytest.raises(ValueError, match="path"):
+        training.save_state(120).result()
+
+
+def _fails_in_the_client_twice(training):
+    with pytest.raises(ValueError, match="ttl_seconds"):
+        training.save_weights_for_sampler("a", ttl_seconds="soon").result()
+    _fails_in_the_client(training)
+
+
+def _is_too_large(training):
+    with pytest.raises(tinker.APIStatusError, match="65536"):
+        training.forward_backward([row([*IDS] * 400)], "cross_entropy").result()
+
+
+@pytest.mark.parametrize("mistake", [_fails_in_the_client, _fails_in_the_client_twice, _is_too_large])
+def test_a_model_is_saved_after_a_request_that_the_client_counted_and_the_server_never_read(
+    training, monkeypatch, mistake
+):
+    monkeypatch.setattr(turns_module, "GAP_SECONDS", 0.05)
+    training.forward_backward([row()], "cross_entropy").result()
+    mistake(training)
+    assert training.optim_step(STEP).result().metrics["grad_norm"] > 0
+    assert training.save_state("after").result().path.endswith("/after")
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("save_weights", {"field_of_a_later_client": 1}),
+        ("save_weights_for_sampler", {"ttl_seconds": "soon"}),
+        ("optim_step", {"adam_params": {"learning_rate": float("nan")}}),  # which is no JSON
+        ("load_weights", {"path": None}),
+    ],
+)
+def test_a_refused_body_has_the_turn_that_the_client_has_counted(server, training, path, wrong):
+    answer = server.post(f"/api/v1/{path}", {"model_id": training.model_id, "seq_id": 1} | wrong)
+    assert result_of(server, answer).json["category"] == "user"
+    answer = send(server, body_of(training, 2, [row()]).SerializeToString())
+    assert result_of(server, answer).headers["content-type"] == PROTOBUF
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"model_id": 1, "seq_id": 1}', b'{"model_id": "a", "seq_id": "x"}'])
+def test_a_refused_body_without_a_model_and_a_number_is_refused_at_once(server, body):
+    assert server.post("/api/v1/save_weights", body).status == 400
 
 
 def test_errors_are_json_with_the_reason(server):
