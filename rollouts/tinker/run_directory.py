@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +38,9 @@ log = logging.getLogger("rollouts.tinker")
 Record = TypeVar("Record")
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 
+#: How long a server runs after it has found that a checkpoint has expired, before it deletes it: a machine may start
+#: with a wrong clock, which is set meanwhile.
+EXPIRED_SECONDS: Final = 3600.0
 #: What clients accept as the longest time until a checkpoint expires.
 MAX_TTL_SECONDS: Final = 10 * 366 * 24 * 3600
 _SCHEME: Final = "tinker://"
@@ -79,22 +83,29 @@ def uri_of(model_id: str, kind: str, name: str) -> str:
 
 
 class RunDirectory:
-    """Threads may share one. Checkpoints that have expired are deleted when it is made, and when they are met.
+    """Threads may share one. A checkpoint that has expired is not found; it is deleted by `tidy`, or when it is met, if
+    it still has expired `EXPIRED_SECONDS` after it was first met so. `clock` counts those, `now` is the time of day.
 
     Raises `RequestError` (404) for runs and checkpoints that do not exist, and `ArgumentError` for wrong values.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory = self.directory.resolve()
         self._now = now
+        self._clock = clock
+        self._expired: dict[Path, float] = {}  # when they were first met as such
+        self._tidied = -EXPIRED_SECONDS
         self._lock = threading.RLock()
         self._being_saved: set[Path] = set()
         self._owned = ExitStack()
-        self.all_checkpoints()
 
     def own(self) -> None:
         """Keep other servers out until `release`, and remove what an earlier one left without a name.
@@ -175,7 +186,7 @@ class RunDirectory:
                 cure = ", or overwrite=True" if kind == "weights" else ""
                 raise ArgumentError("name", name, f"{model_id} has {kind} of this name; pass another one{cure}")
             if not replaces:
-                _remove(path)
+                self._delete(path)
             for partial in path.parent.glob(f".{name}.*.partial"):
                 if partial.name[len(name) + 2 : -len(".partial")].isdecimal():  # of `replaced_path`
                     _remove(partial)
@@ -234,10 +245,18 @@ class RunDirectory:
         return _files(self.path(checkpoint))
 
     def delete(self, checkpoint: Checkpoint) -> None:
-        path = self.path(checkpoint)
         with self._lock:
-            _about(path).unlink(missing_ok=True)
-            _remove(path)
+            self._delete(self.path(checkpoint))
+
+    def tidy(self) -> None:
+        """Meet every checkpoint, unless that was done within the last `EXPIRED_SECONDS`."""
+        if self._clock() - self._tidied < EXPIRED_SECONDS:
+            return
+        self._tidied = self._clock()
+        self.all_checkpoints()
+        if self._expired:
+            text = "%d checkpoints have expired by the clock of this machine, %s, and are deleted in about an hour"
+            log.warning(text, len(self._expired), self._now().isoformat(timespec="minutes"))
 
     def set_ttl(self, checkpoint: Checkpoint, ttl_seconds: int | None) -> Checkpoint:
         """Let it expire after these seconds from now; None: never."""
@@ -334,10 +353,17 @@ class RunDirectory:
             found = _read_record(_about(path), checkpoint)
             if found is None or not path.is_dir():
                 return None
-            if found.expires_at is not None and found.expires_at <= self._now() and path not in self._being_saved:
-                self.delete(found)
-                return None
-        return found
+            if found.expires_at is None or found.expires_at > self._now() or path in self._being_saved:
+                self._expired.pop(path, None)
+                return found
+            if self._clock() - self._expired.setdefault(path, self._clock()) >= EXPIRED_SECONDS:
+                self._delete(path)
+        return None
+
+    def _delete(self, path: Path) -> None:
+        _about(path).unlink(missing_ok=True)
+        _remove(path)
+        self._expired.pop(path, None)
 
 
 def _is_name(name: str) -> bool:

@@ -112,12 +112,13 @@ class Service:
             self._samples.ended(session_id)
 
     async def tidy(self) -> None:
-        """End sessions that have sent nothing for long, and write what they have sampled."""
+        """End sessions that have sent nothing for long, write what they have sampled, delete what has expired."""
         oldest = time.monotonic() - self.limits.session_seconds
         for session_id in [each.session_id for each in self._sessions.values() if each.last_seen < oldest]:
             await self.end_session(session_id)
         if self._samples is not None:
             await asyncio.to_thread(self._samples.write_idle)
+        await asyncio.to_thread(self.directory.tidy)
 
     # Models.
 
