@@ -22,7 +22,14 @@ from starlette.types import ASGIApp
 
 from rollouts.errors import RolloutsError
 from rollouts.serve.access import BodyLimitMiddleware, BrowserMiddleware
-from rollouts.serve.bodies import MAX_JSON_VALUES, has_more_values, read_body, read_model, read_object
+from rollouts.serve.bodies import (
+    MAX_JSON_VALUES,
+    has_more_values,
+    read_body,
+    read_model,
+    read_object,
+    unless_disconnected,
+)
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.access import KeyDispatch
 from rollouts.tinker.futures import failure
@@ -34,7 +41,7 @@ log = logging.getLogger("rollouts.tinker")
 Body = TypeVar("Body", bound=BaseModel)
 #: How long a request for a result is held while there is none. The client waits for 45 s.
 _HOLD_SECONDS: Final = 20.0
-_TIDY_SECONDS: Final = 30.0
+_TIDY_SECONDS: Final = 10.0
 #: Chunks of rows as large as the client makes them have 5 MB, unless one row is larger.
 DEFAULT_MAX_BODY_BYTES: Final = 256 * 2**20
 
@@ -259,7 +266,7 @@ class _Routes:
 
     async def _retrieve(self, request: Request) -> Response:
         request_id = _request_id(await read_object(request))
-        outcome = await self._service.futures.result(request_id, _HOLD_SECONDS)
+        outcome = await unless_disconnected(request, self._service.futures.result(request_id, _HOLD_SECONDS))
         if outcome is None:
             body = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
             return JSONResponse(body, 408)
@@ -268,7 +275,8 @@ class _Routes:
         return JSONResponse(outcome)
 
     async def _cancel(self, request: Request) -> Response:
-        return JSONResponse(self._service.sampling.cancel(_request_id(await read_object(request))))
+        self._service.futures.cancel(_request_id(await read_object(request)))  # training runs to its end
+        return JSONResponse({})
 
 
 def _numbered(data: bytes) -> Any:

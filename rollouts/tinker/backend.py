@@ -21,8 +21,8 @@ T = TypeVar("T")
 class Limits:
     """How much clients may hold.
 
-    `pending`: sampling requests whose results were not fetched; `samples`: of one request; `session_seconds`: a session
-    that sends nothing for as long ends.
+    `pending`: sampling requests whose results were not fetched, of all sessions of a user; one session may have half of
+    what the others leave. `samples`: of one request; `session_seconds`: a session that sends nothing for as long ends.
     """
 
     sessions: int = 64

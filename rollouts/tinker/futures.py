@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from renderers import RendererError
@@ -26,6 +29,9 @@ log = logging.getLogger("rollouts.tinker")
 KEPT_BYTES: Final = 256 * 2**20
 #: As many results, of any size.
 KEPT_RESULTS: Final = 50_000
+#: A request that can be cancelled is forgotten once nobody has asked for its result for as long: clients ask all the
+#: time, and send it again where it was.
+UNASKED_SECONDS: Final = 60.0
 
 _USER_ERRORS: Final = (
     ArgumentError, CapabilityError, InvalidRequestError, RendererError, RequestError, SampleError,
@@ -47,33 +53,48 @@ def failure(error: BaseException) -> dict[str, object]:
     return {"error": text, "category": "user" if by_user else "server"}
 
 
+@dataclass(slots=True)
+class _Accepted:
+    """`asked`: until when somebody waited for its result."""
+
+    task: asyncio.Task[Outcome]
+    can_end: bool
+    asked: float = field(default_factory=time.monotonic)
+
+
 class Futures:
     """Accepted requests by id. A request that is sent twice runs once."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[Outcome]] = {}
+        self._accepted: dict[str, _Accepted] = {}
         self._fetched: OrderedDict[str, int] = OrderedDict()
         self._fetched_bytes = 0
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._tasks
+        return request_id in self._accepted
 
-    @property
-    def unfetched(self) -> int:
-        """How many run, or have results that no client has fetched."""
-        return len(self._tasks) - len(self._fetched)
+    def unfetched(self, prefix: str = "") -> int:
+        """How many run, or have results that no client has fetched, of those whose ids begin with `prefix`."""
+        return sum(each.startswith(prefix) for each in self._accepted.keys() - self._fetched.keys())
 
-    def submit(self, request_id: str, work: Callable[[], Awaitable[Outcome]]) -> None:
-        """Start a request, unless one of this id was accepted before."""
-        if request_id not in self._tasks:
-            self._tasks[request_id] = asyncio.create_task(_outcome(work))
+    def submit(self, request_id: str, work: Callable[[], Awaitable[Outcome]], *, can_end: bool = False) -> None:
+        """Start a request, unless one of this id was accepted before.
+
+        `can_end`: it may be cancelled, and is forgotten where nobody asks for its result.
+        """
+        if request_id not in self._accepted:
+            self._accepted[request_id] = _Accepted(asyncio.create_task(_outcome(work)), can_end)
 
     async def result(self, request_id: str, seconds: float) -> Outcome | None:
         """The outcome; None while there is none after `seconds`. Raises `RequestError` 410 for an id that is gone."""
-        task = self._tasks.get(request_id)
-        if task is None:
+        accepted = self._accepted.get(request_id)
+        if accepted is None:
             raise RequestError(410, f"there is no request {request_id!r} here; send it again")
-        await asyncio.wait([task], timeout=seconds)
+        task, accepted.asked = accepted.task, math.inf
+        try:
+            await asyncio.wait([task], timeout=seconds)
+        finally:
+            accepted.asked = time.monotonic()
         if not task.done():
             return None
         outcome = failure(asyncio.CancelledError()) if task.cancelled() else task.result()
@@ -81,25 +102,37 @@ class Futures:
         return outcome
 
     def cancel(self, request_id: str) -> None:
-        """End a request that runs; one that is unknown or has ended stays as it is."""
-        if (task := self._tasks.get(request_id)) is not None:
-            task.cancel()
+        """End a request that runs and can be cancelled; another one stays as it is."""
+        accepted = self._accepted.get(request_id)
+        if accepted is not None and accepted.can_end:
+            accepted.task.cancel()
 
     def forget(self, prefix: str, *, only_done: bool = False) -> None:
         """End and forget the requests whose ids begin with `prefix`; `only_done`: those that run go on."""
-        for request_id in [each for each in self._tasks if each.startswith(prefix)]:
-            if not only_done or self._tasks[request_id].done():
-                self._tasks.pop(request_id).cancel()
-                self._fetched_bytes -= self._fetched.pop(request_id, 0)
+        for request_id, accepted in [*self._accepted.items()]:
+            if request_id.startswith(prefix) and (accepted.task.done() or not only_done):
+                self._forget(request_id)
+
+    def forget_unasked(self) -> None:
+        """End and forget those that can be cancelled and whose results nobody has asked for in `UNASKED_SECONDS`."""
+        before = time.monotonic() - UNASKED_SECONDS
+        for request_id, accepted in [*self._accepted.items()]:
+            if accepted.can_end and accepted.asked < before:
+                self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._accepted.pop(request_id).task.cancel()
+        self._fetched_bytes -= self._fetched.pop(request_id, 0)
 
     async def close(self) -> None:
-        for task in self._tasks.values():
+        tasks = [each.task for each in self._accepted.values()]
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _note_fetched(self, request_id: str, outcome: Outcome) -> None:
-        if request_id not in self._tasks or request_id in self._fetched:
+        if request_id not in self._accepted or request_id in self._fetched:
             return
         size = len(outcome) if isinstance(outcome, bytes) else 1000
         self._fetched[request_id] = size
@@ -107,7 +140,7 @@ class Futures:
         while self._fetched_bytes > KEPT_BYTES or len(self._fetched) > KEPT_RESULTS:
             oldest, size = self._fetched.popitem(last=False)
             self._fetched_bytes -= size
-            del self._tasks[oldest]
+            del self._accepted[oldest]
 
 
 async def _outcome(work: Callable[[], Awaitable[Outcome]]) -> Outcome:

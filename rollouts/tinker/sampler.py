@@ -42,8 +42,10 @@ _ADAPTER, _MODEL = "adapter_config.json", "config.json"
 class Sampler(Protocol):
     """Samples with weights that `Trainer.save_for_sampler` has written, and with those of the base model."""
 
-    async def sample(self, weights: Path | None, request: SampleRequest) -> SampleResult:
+    async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
         """Sample `num_samples` sequences with the weights of a directory; None: those of the base model.
+
+        Requests of one `share`, such as a session, do not keep those of another waiting.
 
         Sampled log-probabilities, and those of the prompt, are those of `Trainer.forward` with the same weights. The
         files of a directory must stay as they are. A sequence ends with the token that completes its stop text. Equal

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from rollouts.tinker.wire import chunks_of_json, sample_result
 
 if TYPE_CHECKING:
     from rollouts.tinker.service import Service
+
+
+#: Of ids of sampling requests without a session.
+_DIRECT: Final = "direct-"
 
 
 class Sampling:
@@ -56,10 +60,8 @@ class Sampling:
         limits = self._backend.limits
         if not 1 <= body.num_samples <= limits.samples:
             raise RequestError(400, f"num_samples is {body.num_samples}; pass 1 to {limits.samples}")
-        if self._futures.unfetched >= limits.pending:
-            raise RequestError(429, f"{limits.pending} requests are waiting; fetch results, or send it later")
         if body.sampling_session_id is None:
-            sampling_id, session_id, version = f"direct-{uuid.uuid4().hex}", None, ""
+            sampling_id, session_id, version = f"{_DIRECT}{uuid.uuid4().hex}", None, ""
             _, weights = self._weights(body.base_model, body.model_path)
         else:
             if (sampling := self.session(body.sampling_session_id)) is None:
@@ -67,6 +69,9 @@ class Sampling:
                 raise RequestError(404, f"there is no sampling session {found}; create one")
             sampling_id, session_id, weights = body.sampling_session_id, sampling.session.session_id, sampling.weights
             version = sampling.model_path or sampling.base_model
+        own = self._futures.unfetched(f"{session_id}:sample:" if session_id else _DIRECT)
+        if own >= limits.pending - self._futures.unfetched():  # at most half of what the others leave
+            raise RequestError(429, f"{own} requests of this session are waiting; fetch results, or send it later")
         chunks = chunks_of_json("prompt.chunks", body.prompt.chunks)
 
         async def work() -> bytes:
@@ -76,23 +81,17 @@ class Sampling:
                     "prompt_logprobs_last_n", scored, f"pass 1 to {len(prompt.token_ids) - 1}, those that are predicted"
                 )
             request = _sample_request(body, prompt)
-            result = await self._backend.sampler.sample(weights, request)
+            result = await self._backend.sampler.sample(weights, request, share=session_id or "")
             if self._samples is not None and session_id is not None:
                 self._samples.sampled(session_id, request, result, version)
             return sample_result(result if scored is None else _of_last(result, scored))
 
         request_id = f"{sampling_id}/{body.seq_id if body.seq_id is not None else uuid.uuid4().hex}"
-        self._futures.submit(request_id, work)
+        self._futures.submit(request_id, work, can_end=True)
         return {
             "request_id": request_id,
             "sample_sequence_ids": [f"{request_id}:{index}" for index in range(body.num_samples)],
         }
-
-    def cancel(self, request_id: str) -> Json:
-        """End a sampling request. Those of training run to their end, in their order."""
-        if ":sample:" in request_id or request_id.startswith("direct-"):
-            self._futures.cancel(request_id)
-        return {}
 
     def _weights(self, base_model: str | None, uri: str | None) -> tuple[str, Path | None]:
         if uri is None:

@@ -112,7 +112,8 @@ class Service:
             self._samples.ended(session_id)
 
     async def tidy(self) -> None:
-        """End sessions that have sent nothing for long, write what they have sampled, delete what has expired."""
+        """End sessions and sampling that nobody waits for, write what was sampled, and delete what has expired."""
+        self.futures.forget_unasked()
         oldest = time.monotonic() - self.limits.session_seconds
         for session_id in [each.session_id for each in self._sessions.values() if each.last_seen < oldest]:
             await self.end_session(session_id)

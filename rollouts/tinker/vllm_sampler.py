@@ -55,8 +55,8 @@ class VLLMSampler:
         self._rest = SleepingServers(self._call_of_servers) if sleep else None
         self._closed = False
 
-    async def sample(self, weights: Path | None, request: SampleRequest) -> SampleResult:
-        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model."""
+    async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
+        """As in `Sampler`, but `share`: the servers batch all requests. Raises `ArgumentError` for a whole model."""
         if self._closed:
             raise EngineClosedError("sample", "the sampler is closed")
         saved = None if weights is None else SavedWeights.at(weights)

@@ -6,9 +6,10 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -69,8 +70,9 @@ class LocalEngine:
 
     `max_batch_rows` bounds how many completions are sampled at once, `request_limits` the size of one request. `lock`
     is held while the model runs and while its weights change, for a model that something else uses as well:
-    `LocalEngine(trainer.model, lock=trainer.lock)`. Raises `UnsupportedModelError` for a model whose hidden states or
-    output layer are not accessible (see `token_logprobs`).
+    `LocalEngine(trainer.model, lock=trainer.lock)`. `is_wanted` is asked after each token: True lets others have the
+    lock before the next one, where they do not change the weights. Raises `UnsupportedModelError` for a model whose
+    hidden states or output layer are not accessible (see `token_logprobs`).
     """
 
     def __init__(
@@ -81,10 +83,12 @@ class LocalEngine:
         max_batch_rows: int = 512,
         request_limits: EngineLimits | None = None,
         lock: AbstractContextManager[Any] | None = None,
+        is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
         check_integer("max_batch_rows", max_batch_rows)
         check_version("weight_version", weight_version)
         self._lock = lock or nullcontext()
+        self._is_wanted = is_wanted
         try:
             with self._lock:
                 self._forward = ForwardPass(model)
@@ -100,13 +104,17 @@ class LocalEngine:
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)
         self._vocab_size = int(text_config.vocab_size)
+        self._max_batch_rows = max_batch_rows
+        self._begin()
+
+    def _begin(self) -> None:
+        """The engine has no requests."""
         self._closed = threading.Event()
         # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
         self._interrupting: deque[str] = deque()  # the versions of updates that wait for the running batch to stop
-        self._max_batch_rows = max_batch_rows
         self._loop = EngineLoop()
-        self._queue = RequestQueue(self._run, self._worker, self._closed, max_batch_rows)
+        self._queue = RequestQueue(self._run, self._worker, self._closed, self._max_batch_rows)
         # Request id -> the requests that run for it: itself, or the continuations of its completions.
         self._running: dict[str, list[RunningRequest]] = {}
 
@@ -116,6 +124,15 @@ class LocalEngine:
     ) -> Self:
         """Load a checkpoint directory in float32. Raises `ArgumentError` where there is none."""
         return cls(load_model(directory, attn_implementation=attn_implementation), **options)
+
+    def beside(self) -> Self:
+        """An engine with batches of its own over the same model and adapters, while the weights stay as they are.
+
+        Its batches and those of this engine take turns as `lock` and `is_wanted` say.
+        """
+        other = copy(self)
+        other._begin()
+        return other
 
     def __repr__(self) -> str:
         model, place = type(self._model).__name__, f"{self.dtype} on {self._model.device}"
@@ -320,14 +337,25 @@ class LocalEngine:
     def _run(self, requests: Sequence[RunningRequest]) -> list[GenerateResult]:
         adapter = requests[0].adapter  # that of all of them
 
-        with self._lock, torch.inference_mode(), inserted(() if adapter is None else adapter.replacements):
+        with torch.inference_mode(), ExitStack() as turn:
+
+            def take_turn() -> None:
+                turn.enter_context(self._lock)
+                turn.enter_context(inserted(() if adapter is None else adapter.replacements))
+
+            def is_interrupted() -> bool:
+                if self._is_wanted():
+                    turn.close()
+                    take_turn()
+                return bool(self._interrupting)
+
+            take_turn()
             version = self._weight_version
 
             def encode(items: Sequence[Any]) -> list[VisionFeatures]:
                 return self._encode_images(items, adapter, version)
 
-            batch = Batch(self._forward, requests, encode, self._max_length, lambda: bool(self._interrupting))
-            return batch.run(version)
+            return Batch(self._forward, requests, encode, self._max_length, is_interrupted).run(version)
 
     def _encode_images(self, items: Sequence[Any], adapter: LocalAdapter | None, version: str) -> list[VisionFeatures]:
         """Features of images; those that the current weights have encoded before come from the cache."""

@@ -13,7 +13,10 @@ from trainer_checks import random_weights, with_nonzero_adapter
 
 from rollouts.engines.local.batch import Batch
 from rollouts.errors import ArgumentError, EngineClosedError, WeightUpdateError
+from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.lora_modules import LoraOptions
+from rollouts.tinker import device_turns
+from rollouts.tinker.device_turns import DeviceTurns
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.requests import ModelInput, SampleRequest
 from rollouts.training.trainer import AdamParams, Datum, Trainer
@@ -144,11 +147,12 @@ async def test_no_batch_begins_before_the_training_step_has_ended_and_one_goes_o
     trainer = Trainer.from_pretrained(loaded_family("qwen3_vl").directory, device="cpu")
     sampler = LocalSampler(trainer)
     began, asked = threading.Event(), threading.Event()
-    run, wait = Batch.run, sampler._steps.wait
-    request = SampleRequest(TEXT, max_tokens=2)
+    run, enter = Batch.run, DeviceTurns.__enter__
+    request = SampleRequest(TEXT, max_tokens=1)
     await sampler.sample(None, request)
     monkeypatch.setattr(Batch, "run", lambda self, version: (began.set(), run(self, version))[1])
-    monkeypatch.setattr(sampler._steps, "wait", lambda: (asked.set(), wait()))
+    monkeypatch.setattr(DeviceTurns, "__enter__", lambda self: (asked.set(), enter(self))[1])
+    sampler._turns._until = 0.0
     async with sampler.asleep():  # a second step that is there already when the first one ends
         async with sampler.asleep():
             sampling = asyncio.ensure_future(sampler.sample(None, request))
@@ -156,6 +160,78 @@ async def test_no_batch_begins_before_the_training_step_has_ended_and_one_goes_o
             assert await asyncio.to_thread(lambda: trainer.models() == {}), "the trainer does not wait for the sampler"
             assert not began.is_set()
         assert (await asyncio.wait_for(sampling, 60)).sequences
+    await sampler.close()
+
+
+class Steps:
+    """Which share each decoding step computes for, by the number of its rows."""
+
+    def __init__(self, monkeypatch):
+        self.rows = []
+        self.first = threading.Event()
+        step = ForwardPass.next_hidden_states
+
+        def noted(forward, ids, *args):
+            self.rows.append(len(ids))
+            self.first.set()
+            return step(forward, ids, *args)
+
+        monkeypatch.setattr(ForwardPass, "next_hidden_states", noted)
+
+
+async def test_a_short_request_of_another_share_has_its_turn_beside_a_long_one(trainer, monkeypatch):
+    monkeypatch.setattr(device_turns, "SLICE_SECONDS", 0.0)
+    sampler, steps = LocalSampler(trainer), Steps(monkeypatch)
+    long = asyncio.ensure_future(
+        sampler.sample(None, SampleRequest(TEXT, num_samples=8, max_tokens=400, stop=()), share="killed")
+    )
+    assert await asyncio.to_thread(steps.first.wait, 60)
+    short = SampleRequest(TEXT, max_tokens=8, stop=())
+    await asyncio.gather(*(sampler.sample(None, short, share=share) for share in "abc"))
+    assert not long.done()
+    last = len(steps.rows) - steps.rows[::-1].index(1)
+    between = steps.rows[steps.rows.index(1) : last]
+    assert between.count(1) == 3 * 7
+    assert between.count(8) <= 3 * 7 + 1, "a token of the long one for each of theirs at most"
+    long.cancel()
+    await asyncio.wait([long])
+    await sampler.close()
+    assert steps.rows.count(8) < 399, "what nobody waits for ends"
+
+
+@pytest.mark.slow
+async def test_shares_that_take_turns_beside_training_get_what_each_gets_alone(data, trainer, tmp_path, monkeypatch):
+    for name in "ab":
+        with_nonzero_adapter(trainer, name, data, LoraOptions(rank=4, alpha=8, seed=ord(name)))
+        trainer.save_for_sampler(name, tmp_path / name)
+    asked = [
+        (weights, SampleRequest(prompt, num_samples=2, max_tokens=24, seed=seed, stop=(), prompt_logprobs=True))
+        for seed, prompt in enumerate(prompts(loaded_family("qwen3_vl")))
+        for weights in (None, tmp_path / "a", tmp_path / "b")
+    ]
+    sampler = LocalSampler(trainer)
+    alone = [await sampler.sample(weights, request) for weights, request in asked]
+    monkeypatch.setattr(device_turns, "SLICE_SECONDS", 0.0)
+    steps, trained = Steps(monkeypatch), 0
+
+    async def train():
+        nonlocal trained
+        while not sampling.done():
+            async with sampler.asleep():
+                await asyncio.to_thread(trainer.forward_backward, "a", data, "cross_entropy")
+            trained += 1
+
+    sampling = asyncio.gather(
+        *(sampler.sample(weights, request, share=str(number)) for number, (weights, request) in enumerate(asked))
+    )
+    await asyncio.wait_for(asyncio.gather(sampling, train()), 120)
+    assert trained > 2
+    assert len(steps.rows) == 23 * len(asked), "a batch for each, none of which was computed again"
+    for one, other in zip(alone, sampling.result(), strict=True):
+        np.testing.assert_array_equal(one.prompt_logprobs, other.prompt_logprobs)
+        for ours, theirs in zip(one.sequences, other.sequences, strict=True):
+            np.testing.assert_array_equal(ours.token_ids, theirs.token_ids)
+            np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
     await sampler.close()
 
 

@@ -16,13 +16,16 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as messages
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
+from rollouts.engines.local.batch import Batch
 from rollouts.errors import CommandFileError
 from rollouts.serve.errors import RequestError
+from rollouts.tinker import app as app_module
 from rollouts.tinker import futures as futures_module
 from rollouts.tinker import turns as turns_module
 from rollouts.tinker.access import read_keys
 from rollouts.tinker.backend import Limits
 from rollouts.tinker.futures import Futures
+from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.model_app import model_app
 from rollouts.tinker.turns import Turns
 from rollouts.training.trainer import Trainer
@@ -394,16 +397,109 @@ async def test_a_result_is_waited_for_and_can_be_fetched_again():
     assert await futures.result("a", 60.0) == {"done": True}
 
 
-async def test_a_cancelled_request_has_a_result():
+async def test_a_cancelled_request_has_a_result_and_one_that_may_not_be_cancelled_goes_on():
     futures = Futures()
-    futures.submit("a", lambda: asyncio.sleep(1000))
-    futures.submit("b", lambda: asyncio.sleep(1000))
-    futures.cancel("a")  # before it began
+    for name in "ab":
+        futures.submit(name, lambda: asyncio.sleep(1000), can_end=True)
+    futures.submit("trains", lambda: asyncio.sleep(0, {"done": True}))
+    for name in ("a", "trains"):
+        futures.cancel(name)  # before it began
     await asyncio.sleep(0)
     futures.cancel("b")
     futures.cancel("unknown")
     for request_id in "ab":
         assert (await futures.result(request_id, 60.0))["category"] == "user"
+    assert await futures.result("trains", 60.0) == {"done": True}
+
+
+async def test_a_request_ends_that_nobody_has_asked_for_long_and_is_sent_again_by_who_comes_back(monkeypatch):
+    futures, ended = Futures(), []
+
+    async def work(name):
+        try:
+            await asyncio.sleep(0 if name == "done" else 1000)
+        finally:
+            ended.append(name)
+
+    for name in ("asked", "held", "lost", "done"):
+        futures.submit(name, lambda name=name: work(name), can_end=True)
+    futures.submit("trains", lambda: work("trains"))
+    await asyncio.sleep(0)
+    holding = asyncio.ensure_future(futures.result("held", 60.0))
+    gone = asyncio.ensure_future(futures.result("lost", 60.0))
+    await asyncio.sleep(0)
+    gone.cancel()  # its connection
+    await asyncio.wait([gone])
+    monkeypatch.setattr(futures_module, "UNASKED_SECONDS", 30.0)
+    futures.forget_unasked()
+    assert ended == ["done"]
+    await asyncio.sleep(0.01)
+    monkeypatch.setattr(futures_module, "UNASKED_SECONDS", 0.005)
+    assert await futures.result("asked", 0.0) is None
+    futures.forget_unasked()
+    await asyncio.sleep(0)
+    assert ended == ["done", "lost"]
+    for name in ("lost", "done"):
+        with pytest.raises(RequestError, match="send it again"):
+            await futures.result(name, 0.0)
+    assert await futures.result("trains", 0.0) is None
+    holding.cancel()
+    await futures.close()
+
+
+@pytest.mark.slow
+def test_a_client_that_was_killed_keeps_nobody_waiting_and_its_samples_end(app_of, monkeypatch):
+    monkeypatch.setattr(app_module, "_TIDY_SECONDS", 0.05)
+    server, began, ended = app_of(), threading.Event(), threading.Event()
+    client, run, sizes = client_of(server), Batch.run, []
+
+    def noted(self, version):
+        if len(self._samples) == 64:
+            began.set()
+        results = run(self, version)
+        if len(self._samples) == 64:
+            sizes.extend(len(each.token_ids) for result in results for each in result.completions)
+            ended.set()
+        return results
+
+    monkeypatch.setattr(Batch, "run", noted)
+    session = server.post("/api/v1/create_session", SESSION).json["session_id"]
+    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampling_id = server.post("/api/v1/create_sampling_session", body).json["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": IDS}]}
+    body = {"sampling_session_id": sampling_id, "seq_id": 0, "num_samples": 64, "prompt": prompt}
+    request_id = server.post("/api/v1/asample", body | {"sampling_params": {"max_tokens": 4000}}).json["request_id"]
+    asked = json.dumps({"request_id": request_id}).encode()
+    head = f"POST /api/v1/retrieve_future HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(asked)}\r\n"
+    killed = socket.create_connection(("127.0.0.1", int(server.base_url.rpartition(":")[2])))
+    killed.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + asked)
+    assert began.wait(60)
+    sampling = client.create_sampling_client(base_model="tiny").result()
+    params = types.SamplingParams(max_tokens=2)
+    assert len(sampling.sample(types.ModelInput.from_ints(IDS), 1, params).result().sequences[0].tokens) == 2
+    assert not ended.is_set()
+    monkeypatch.setattr(futures_module, "UNASKED_SECONDS", 0.5)
+    assert not ended.wait(1.0), "it asks for its result"
+    killed.close()
+    assert ended.wait(60)
+    assert max(sizes) < 4000
+    assert sampling.sample(types.ModelInput.from_ints(IDS), 1, params).result().sequences
+    client.close("success").result()
+
+
+def test_a_session_with_many_requests_leaves_room_for_another(app_of, monkeypatch):
+    server, go_on = app_of(limits=Limits(pending=8)), asyncio.Event()
+    monkeypatch.setattr(LocalSampler, "sample", lambda *args, **options: go_on.wait())
+    accepted = []
+    for _ in range(2):
+        session = server.post("/api/v1/create_session", SESSION).json["session_id"]
+        body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+        sampling_id = server.post("/api/v1/create_sampling_session", body).json["sampling_session_id"]
+        body = {"sampling_session_id": sampling_id, "prompt": {"chunks": []}, "sampling_params": {}}
+        statuses = [server.post("/api/v1/asample", body | {"seq_id": number}).status for number in range(8)]
+        accepted.append(statuses.index(429))
+        assert {*statuses[accepted[-1] :]} == {429}
+    assert accepted == [4, 2]
 
 
 async def test_results_that_were_fetched_are_kept_within_a_bound(monkeypatch):
