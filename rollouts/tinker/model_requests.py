@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.serve.errors import RequestError
+from rollouts.tinker.downloads import save_for_download
 from rollouts.tinker.mismatch import mismatch
 from rollouts.tinker.run_directory import uri_of
 from rollouts.tinker.sessions import Json, Model, metadata_texts
@@ -128,11 +130,13 @@ class ModelRequests:
     ) -> Json:  # fmt: skip
         """Save what can be sampled from, or downloaded, as a checkpoint."""
         model = self._service.model(model_id)
+        request, save = "save_weights_for_sampler", self._trainer.save_for_sampler
+        if kind == "external_weights":
+            request, save = "save_weights_external", partial(save_for_download, self._trainer)
 
         async def work() -> Json:
             with self._directory.saving(model_id, kind, name, **_checked(options)) as path:
-                await self._backend.train(self._trainer.save_for_sampler, model_id, path)
-            request = "save_weights_external" if kind == "external_weights" else "save_weights_for_sampler"
+                await self._backend.train(save, model_id, path)
             return {"type": request, "path": uri_of(model_id, kind, name)}
 
         return self._in_turn(model, seq_id, work)
