@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollouts.errors import CommandFileError
 from rollouts.serve.server import is_key, read_key_file
-from rollouts.tinker.rest_routes import FILES_PATH
+from rollouts.tinker.rest_routes import FILES_PATH, HEALTH_PATH
 from rollouts.tinker.service import Service
 
 #: Clients of `tinker` take no other keys.
@@ -37,7 +37,8 @@ def read_keys(path: Path) -> tuple[str, ...]:
 class KeyDispatch:
     """Hands a request to the application of its `X-API-Key`; status 401 without a known one.
 
-    Signed URLs of files need no key: they go to the application whose directory has the model.
+    Signed URLs of files need no key: they go to the application whose directory has the model. Nor does the health
+    check, which any of them answers.
     """
 
     def __init__(self, apps: Mapping[str, tuple[Service, ASGIApp]]) -> None:
@@ -48,6 +49,8 @@ class KeyDispatch:
         if scope["path"].startswith(FILES_PATH):
             model_id = scope["path"].removeprefix(FILES_PATH).partition("/")[0]
             app = next((app for service, app in self._apps.values() if service.directory.has_run(model_id)), None)
+        elif scope["path"] == HEALTH_PATH:
+            app = next(app for _, app in self._apps.values())
         sent = Headers(scope=scope).get("x-api-key", "").encode("latin-1")
         for key, (_, own) in self._apps.items():  # all of them: the time says nothing
             if hmac.compare_digest(sent, key):

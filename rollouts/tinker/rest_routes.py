@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _API: Final = "/api/v1"
 #: Requests below this path need no key: their URLs are signed.
 FILES_PATH: Final = f"{_API}/checkpoint_files/"
+#: Programs that wait for a server ask for it without a key.
+HEALTH_PATH: Final = f"{_API}/healthz"
 _URL_LIFETIME: Final = timedelta(hours=1)
 _TYPES: Final[Mapping[Kind, str]] = {
     "weights": "training",

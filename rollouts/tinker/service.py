@@ -69,7 +69,7 @@ class Service:
         texts, named = metadata_texts(metadata), metadata_texts({"display_name": display_name or ""})
         await self.tidy()
         if len(self._sessions) >= self.limits.sessions:
-            raise RequestError(429, f"{self.limits.sessions} sessions are open; end one, or wait until one is idle")
+            raise RequestError(429, f"{self.limits.sessions} sessions are open; {self._cure('--max-sessions')}")
         session = Session(uuid.uuid4().hex, texts, named["display_name"] or None)
         self._sessions[session.session_id] = session
         return {"type": "create_session", "session_id": session.session_id}
@@ -181,7 +181,8 @@ class Service:
     ) -> Model:
         def begin() -> None:  # one at a time, so that those that begin together are counted
             if len(self.trainer.models()) >= self.limits.models:
-                raise RequestError(429, f"{self.limits.models} models are being trained; unload one")
+                text = f"{self.limits.models} models are being trained, and they end with their sessions"
+                raise RequestError(429, f"{text}; {self._cure('--max-models')}")
             self.trainer.create_model(model_id, lora=lora)
 
         await self.backend.train(begin)
@@ -198,6 +199,13 @@ class Service:
             await self._unload(model)
             raise
         return model
+
+    def _cure(self, option: str) -> str:
+        minutes = self.limits.session_seconds / 60
+        ends = (
+            f"end a session whose weights are saved (ServiceClient.close), or wait for one that is idle {minutes:g} min"
+        )
+        return f"{ends}; the server takes more with {option}"
 
     def _lora_options(self, rank: int, **options: Any) -> LoraOptions:
         if rank > self.limits.rank:

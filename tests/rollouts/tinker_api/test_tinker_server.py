@@ -315,7 +315,8 @@ def test_weights_of_a_sampler_are_no_state_of_training(client, training):
 @pytest.mark.slow
 def test_users_see_only_their_own_models_and_checkpoints(app_of, tmp_path):
     server = app_of(tmp_path, keys=("tml-one", "tml-two"))
-    assert server.get("/api/v1/healthz").status == 401
+    assert server.get("/api/v1/get_server_capabilities").status == 401
+    assert server.get("/api/v1/healthz").json == {"status": "ok"}  # of programs that wait for a server
     one, two = client_of(server, "tml-one"), client_of(server, "tml-two")
     training = one.create_lora_training_client("tiny", rank=4).result()
     path = training.save_state("mine").result().path
@@ -368,9 +369,15 @@ def test_sessions_and_models_are_limited(app_of):
     server = app_of(limits=Limits(sessions=1, models=1))
     client = client_of(server)
     client.create_lora_training_client("tiny", rank=4).result()
-    assert server.post("/api/v1/create_session", SESSION).status == 429
-    with pytest.raises(tinker.RequestFailedError, match="1 models are being trained"):
+    refused = server.post("/api/v1/create_session", SESSION)
+    assert refused.status == 429
+    for text in ("ServiceClient.close", "idle 15 min", "--max-sessions"):
+        assert text in refused.json["detail"]
+    with pytest.raises(tinker.RequestFailedError, match=r"1 models are .*ServiceClient\.close.*--max-models"):
         client.create_lora_training_client("tiny", rank=4).result()
+    client.close("success").result()
+    client = client_of(server)  # what the error says helps
+    client.create_lora_training_client("tiny", rank=4).result()
     client.close("success").result()
 
 
