@@ -85,6 +85,8 @@ def tinker(
     Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host, and then
     every request needs a key of --api-key-file.
     """
+    if missing := [file for file in ("config.json", "tokenizer.json") if not (model / file).is_file()]:
+        exit_with_error(f"--model: {model} has no {missing[0]}; pass the directory of a checkpoint of transformers")
     from rollouts.serve.server import base_url as address
     from rollouts.serve.server import bound_socket, check_protection, run_server
     from rollouts.tinker.access import read_keys

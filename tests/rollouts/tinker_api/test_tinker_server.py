@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -336,6 +338,18 @@ def test_users_see_only_their_own_models_and_checkpoints(app_of, tmp_path):
         key: rest_of(restarted, key).list_training_runs().result().training_runs for key in ("tml-three", "tml-one")
     }
     assert [len(each) for each in runs.values()] == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [[], ["config.json"], ["tokenizer.json"]])
+def test_a_directory_without_a_model_is_an_error_before_torch_is_imported(tmp_path, files):
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    code = "import sys; sys.modules['torch'] = None; from rollouts.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "tinker", "--model", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    assert f"error: --model: {tmp_path} has no " in ran.stderr
 
 
 @pytest.mark.parametrize("content", ["", "tml-a b", "secret", "tml-a\ntml-a\n"])
