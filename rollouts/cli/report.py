@@ -76,7 +76,10 @@ def report(
         for problem in written.problems[:5]:
             print_error(f"not in the report: {problem}")
         viewer = f", {written.viewer.name}" if written.viewer else ""
-        print_line(f"{counted(written.episodes, 'episode')} in {written.path}{viewer}; open it in a browser")
+        counts = [counted(written.steps, "training step")] if written.steps else []
+        if written.episodes or not counts:
+            counts.insert(0, counted(written.episodes, "episode"))
+        print_line(f"{' and '.join(counts)} in {written.path}{viewer}; open it in a browser")
 
 
 def write_report_at_the_end(

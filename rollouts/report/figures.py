@@ -151,6 +151,13 @@ class Collected:
         """Whether there are rewards: `rollouts tinker` records samples whose rewards its clients alone know."""
         return bool(self.groups) or any(episode.environment_reward for episode in self.episodes)
 
+    @property
+    def training_steps(self) -> int:
+        """How many steps have figures of more than an evaluation, whose names begin with `forward_`."""
+        return len(
+            {row["step"] for row in self.training if any(not key.startswith("forward_") for key in row["metrics"])}
+        )
+
     def error_kinds(self) -> list[tuple[str, int, EpisodeFigures]]:
         """The classes of errors with the number of episodes that have one, and the first of these; at most 20."""
         counts: Counter[str] = Counter()

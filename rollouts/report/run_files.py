@@ -118,9 +118,11 @@ class RunFiles:
 def run_directories(path: Path) -> list[Path]:
     """The directory itself, if it has files of a run or there is nothing else; those of models in it, by name.
 
-    A directory of `rollouts tinker` has one for each model, and itself the recorded samples.
+    A directory of `rollouts tinker` has one for each model, and itself the recorded samples; with keys both are in a
+    folder for each of them.
     """
-    models = sorted(found.parent for found in path.glob(f"*/{TRAINING_FILE}"))
+    places = (f"*/{TRAINING_FILE}", f"user-*/*/{TRAINING_FILE}", f"user-*/{TRAJECTORIES_FILE}")
+    models = sorted({found.parent for place in places for found in path.glob(place)})
     return [path, *models] if not models or any((path / name).exists() for name in _FILES) else models
 
 

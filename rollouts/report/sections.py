@@ -111,7 +111,7 @@ def _summary(collected: Collected) -> list[Block]:
         if scored := [episode.metrics[TEACHER_KL] for episode in episodes if TEACHER_KL in episode.metrics]:
             facts.append(("mean teacher_kl", f"{number_text(mean_and_spread(scored).mean)} nats a token"))
     if collected.training:
-        facts.append(("training steps", f"{len({row['step'] for row in collected.training}):,}"))
+        facts.append(("training steps", f"{collected.training_steps:,}"))
     if collected.mismatch:
         largest = max(counted.max_abs for counted in collected.mismatch.values())
         facts.append(("largest mismatch", f"{largest:.2e} nats"))

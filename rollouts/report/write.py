@@ -22,12 +22,16 @@ REPORT_FILE: Final = "report.html"
 
 @dataclass(frozen=True, slots=True)
 class WrittenReport:
-    """What was written. `viewer` is None for a directory without episodes; `problems` name what cannot be read."""
+    """What was written. `viewer` is None for a directory without episodes; `problems` name what cannot be read.
+
+    `steps`: how many training steps it shows.
+    """
 
     path: Path
     viewer: Path | None
     episodes: int
     problems: tuple[str, ...]
+    steps: int
 
 
 def write_report(
@@ -65,4 +69,5 @@ def write_report(
     with replaced_file(path) as file:
         file.write(page)
     written = viewer_path if viewer.places else None
-    return WrittenReport(path, written, len(collected.episodes), tuple(collected.problems))
+    problems = tuple(collected.problems)
+    return WrittenReport(path, written, len(collected.episodes), problems, collected.training_steps)

@@ -166,7 +166,7 @@ def test_a_report_shows_the_curves_of_a_model_and_of_all_models_of_a_directory(t
     result = report(tmp_path)
     assert result.exit_code == 0, result.output
     assert sorted(path.parent.name for path in tmp_path.rglob("report.html")) == ["a", "b"]
-    assert result.output.count("report.html") == 2
+    assert result.output.count("2 training steps in") == 2
     refused = report(tmp_path, "--out", tmp_path / "x.html")
     assert refused.exit_code != 0
     assert "2 models" in refused.output
@@ -179,6 +179,22 @@ def test_a_report_shows_the_curves_of_a_model_and_of_all_models_of_a_directory(t
     assert "1 episode in" in result.output
     assert report(tmp_path, "--out", tmp_path / "x.html").exit_code == 0
     assert (tmp_path / "x.html").exists()
+
+
+def test_the_report_of_a_server_with_keys_is_that_of_each_user(tmp_path):
+    for user in ("user-1", "user-2"):
+        records = TrainingRecords(tmp_path / user)
+        for model_id in ("a", "b"):
+            trained(records, -1, model_id)
+            records.stepped(model_id, 1, **STEP)
+        records.close()
+    with RecordWriter(tmp_path / "user-2" / "trajectories.mmr") as writer:
+        writer.append(short("recorded"))
+    (tmp_path / "user-3").mkdir()  # of a key that has done nothing
+    result = report(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("1 training step in") == 4
+    assert result.output.count("1 episode in") == 1
 
 
 # The mismatch.
