@@ -29,8 +29,8 @@ log = logging.getLogger("rollouts.tinker")
 KEPT_BYTES: Final = 256 * 2**20
 #: As many results, of any size.
 KEPT_RESULTS: Final = 50_000
-#: A request that can be cancelled is forgotten once nobody has asked for its result for as long: clients ask all the
-#: time, and send it again where it was.
+#: A request that can be cancelled and runs is forgotten once nobody has asked for its result for as long: clients ask
+#: all the time, and send it again where it was.
 UNASKED_SECONDS: Final = 60.0
 
 _USER_ERRORS: Final = (
@@ -80,7 +80,7 @@ class Futures:
     def submit(self, request_id: str, work: Callable[[], Awaitable[Outcome]], *, can_end: bool = False) -> None:
         """Start a request, unless one of this id was accepted before.
 
-        `can_end`: it may be cancelled, and is forgotten where nobody asks for its result.
+        `can_end`: it may be cancelled, and ends where nobody asks for its result.
         """
         if request_id not in self._accepted:
             self._accepted[request_id] = _Accepted(asyncio.create_task(_outcome(work)), can_end)
@@ -114,10 +114,10 @@ class Futures:
                 self._forget(request_id)
 
     def forget_unasked(self) -> None:
-        """End and forget those that can be cancelled and whose results nobody has asked for in `UNASKED_SECONDS`."""
+        """End and forget those that can be cancelled and run, and that nobody has asked for in `UNASKED_SECONDS`."""
         before = time.monotonic() - UNASKED_SECONDS
         for request_id, accepted in [*self._accepted.items()]:
-            if accepted.can_end and accepted.asked < before:
+            if accepted.can_end and accepted.asked < before and not accepted.task.done():
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:

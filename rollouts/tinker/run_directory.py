@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -83,8 +84,10 @@ def uri_of(model_id: str, kind: str, name: str) -> str:
 
 
 class RunDirectory:
-    """Threads may share one. A checkpoint that has expired is not found; it is deleted by `tidy`, or when it is met, if
-    it still has expired `EXPIRED_SECONDS` after it was first met so. `clock` counts those, `now` is the time of day.
+    """Threads may share one. A checkpoint that has expired is not found.
+
+    It is deleted by `tidy`, or when it is met, if it still has expired `EXPIRED_SECONDS` after it was first met so.
+    `clock` counts those, `now` is the time of day; the time to live of one that was written here has to pass on both.
 
     Raises `RequestError` (404) for runs and checkpoints that do not exist, and `ArgumentError` for wrong values.
     """
@@ -101,6 +104,7 @@ class RunDirectory:
         self.directory = self.directory.resolve()
         self._now = now
         self._clock = clock
+        self._kept: dict[Path, float] = {}  # until when those are that this object has written
         self._expired: dict[Path, float] = {}  # when they were first met as such
         self._tidied = -EXPIRED_SECONDS
         self._lock = threading.RLock()
@@ -196,7 +200,7 @@ class RunDirectory:
             yield path
             size = sum(each.stat().st_size for each in _files(path).values())
             checkpoint = Checkpoint(model_id, kind, name, self._now(), size, user_metadata, expires_at)
-            _write(_about(path), checkpoint)
+            self._write_checkpoint(path, checkpoint, ttl_seconds)
         except BaseException:
             if not replaces:
                 _remove(path)
@@ -263,7 +267,7 @@ class RunDirectory:
         with self._lock:
             current = self.checkpoint(checkpoint.model_id, checkpoint.kind, checkpoint.name)
             changed = replace(current, expires_at=self._expiry(ttl_seconds))
-            _write(_about(self.path(changed)), changed)
+            self._write_checkpoint(self.path(changed), changed, ttl_seconds)
         return changed
 
     # Weights that no client can name.
@@ -353,17 +357,23 @@ class RunDirectory:
             found = _read_record(_about(path), checkpoint)
             if found is None or not path.is_dir():
                 return None
-            if found.expires_at is None or found.expires_at > self._now() or path in self._being_saved:
+            is_kept = path in self._being_saved or self._clock() < self._kept.get(path, -math.inf)
+            if is_kept or found.expires_at is None or found.expires_at > self._now():
                 self._expired.pop(path, None)
                 return found
             if self._clock() - self._expired.setdefault(path, self._clock()) >= EXPIRED_SECONDS:
                 self._delete(path)
         return None
 
+    def _write_checkpoint(self, path: Path, checkpoint: Checkpoint, ttl_seconds: int | None) -> None:
+        _write(_about(path), checkpoint)
+        self._kept[path] = self._clock() + (ttl_seconds or 0)
+
     def _delete(self, path: Path) -> None:
         _about(path).unlink(missing_ok=True)
         _remove(path)
         self._expired.pop(path, None)
+        self._kept.pop(path, None)
 
 
 def _is_name(name: str) -> bool:

@@ -32,6 +32,11 @@ class Clock:
     def __call__(self):
         return self.time
 
+    def advance(self, **duration):
+        """Both clocks, as usual."""
+        self.time += timedelta(**duration)
+        self.seconds += timedelta(**duration).total_seconds()
+
 
 @pytest.fixture
 def clock():
@@ -154,11 +159,11 @@ def test_what_a_killed_process_left_is_no_checkpoint_and_does_not_block_its_name
 def test_expired_checkpoints_are_not_found_and_deleted_an_hour_after_that_was_noticed(directory, clock):
     saved = [save(directory, name, ttl_seconds=10) for name in "abc"]
     kept = save(directory, "d")
-    clock.time += timedelta(seconds=9)
+    clock.advance(seconds=9)
     assert directory.find(saved[0].uri) == saved[0]
     changed = directory.set_ttl(saved[2], 100)
     assert changed.expires_at == START + timedelta(seconds=109)
-    clock.time += timedelta(seconds=1)
+    clock.advance(seconds=1)
     with pytest.raises(RequestError, match="has expired"):
         path_of(directory, saved[0].uri)
     clock.seconds += EXPIRED_SECONDS
@@ -170,7 +175,7 @@ def test_expired_checkpoints_are_not_found_and_deleted_an_hour_after_that_was_no
     assert not directory.path(saved[1]).exists()
     assert {each.name for each in directory.all_checkpoints()} == {"c", "d"}
     assert directory.set_ttl(changed, None).expires_at is None
-    clock.time += timedelta(days=10_000)
+    clock.advance(days=10_000)
     assert {each.name for each in directory.all_checkpoints()} == {"c", kept.name}
 
 
@@ -198,9 +203,22 @@ def test_a_server_that_starts_with_a_wrong_clock_deletes_nothing_before_it_is_se
     assert all(again.path(each).exists() for each in saved), "the time before the clock was set does not count"
 
 
+def test_a_clock_that_is_set_while_the_server_runs_changes_no_time_to_live(directory, clock):
+    saved = save(directory, "a", ttl_seconds=3600)
+    clock.time += timedelta(days=4000)
+    changed = save(directory, "b")
+    directory.set_ttl(changed, 3600)
+    clock.advance(seconds=3599)
+    assert directory.find(saved.uri) == saved
+    clock.time += timedelta(days=4000)
+    assert len(directory.all_checkpoints()) == 2
+    clock.advance(seconds=1)
+    assert directory.all_checkpoints() == []
+
+
 def test_a_save_under_the_name_of_an_expired_checkpoint_is_none_of_it_before_it_ends(directory, clock):
     save(directory, "a", ttl_seconds=10)
-    clock.time += timedelta(seconds=10)
+    clock.advance(seconds=10)
     with directory.saving(RUN.model_id, "weights", "a") as path:
         path.mkdir()
         assert not path.with_name("a.json").exists()  # of the old one, if this process is killed here
