@@ -26,8 +26,9 @@ class _Entry(Generic[T]):
 class BoundedPool(Generic[K, T]):
     """At most `limit` things by key. `make` makes one, `end` ends the one that was not used for the longest time.
 
-    One that is used is not ended: where all are, a further one is waited for. `make` and `end` run one at a time, and
-    to their ends, also where their callers are cancelled. A `make` that raises is tried again by the next user.
+    One that is used is not ended: where all are, a further one is waited for, also by those that come later. `make` and
+    `end` run one at a time, and to their ends, also where their callers are cancelled. A `make` that raises is tried
+    again by the next user.
     """
 
     def __init__(self, limit: int, make: Callable[[K], Awaitable[T]], end: Callable[[K, T], Awaitable[None]]) -> None:
@@ -37,25 +38,27 @@ class BoundedPool(Generic[K, T]):
         self._entries: dict[K, _Entry[T]] = {}  # the last used one at the end
         self._changed = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
+        self._in_order = asyncio.Lock()  # otherwise one that always has users would keep a further one waiting for ever
 
     @asynccontextmanager
     async def using(self, key: K) -> AsyncIterator[T]:
         """The thing of a key, which is not ended inside the block. Raises what `make` raises."""
-        while (entry := self._entries.pop(key, None)) is None:
-            idle = next((other for other, each in self._entries.items() if not each.users), None)
-            if len(self._entries) < self._limit:
-                entry = _Entry(asyncio.create_task(self._made(key, None)))
-            elif idle is not None:
-                old = self._entries.pop(idle)
-                entry = _Entry(asyncio.create_task(self._made(key, (idle, old.made))))
-            else:
-                self._changed.clear()
-                await self._changed.wait()
-                continue
-            entry.made.add_done_callback(lambda made: made.cancelled() or made.exception())
-            break
-        self._entries[key] = entry
-        entry.users += 1
+        async with self._in_order:
+            while (entry := self._entries.pop(key, None)) is None:
+                idle = next((other for other, each in self._entries.items() if not each.users), None)
+                if len(self._entries) < self._limit:
+                    entry = _Entry(asyncio.create_task(self._made(key, None)))
+                elif idle is not None:
+                    old = self._entries.pop(idle)
+                    entry = _Entry(asyncio.create_task(self._made(key, (idle, old.made))))
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                entry.made.add_done_callback(lambda made: made.cancelled() or made.exception())
+                break
+            self._entries[key] = entry
+            entry.users += 1
         try:
             yield await asyncio.shield(entry.made)
         finally:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rollouts.engines.fleet import EngineFleet
-from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm import HttpLimits, VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineError, ServerTimeoutError, ServerUnreachableError
 from rollouts.tinker.bounded_pool import BoundedPool
+from rollouts.tinker.fair_places import FairPlaces
 from rollouts.tinker.requests import SampleRequest, SampleResult
 from rollouts.tinker.sampler import Endings, SavedWeights, generated
 from rollouts.tinker.sleeping_servers import SleepingServers
@@ -46,6 +47,8 @@ class VLLMSampler:
         self._urls = list(base_urls)
         self._options = options
         self._endings = Endings.of_model(directory)
+        limits = options.get("limits") or HttpLimits()
+        self._places = FairPlaces(limits.concurrency * len(self._urls))  # the engines' own wait in their order
         self._engine: VLLMEngine | EngineFleet | None = None
         self._adapters: BoundedPool[SavedWeights, str] = BoundedPool(
             max_adapters,
@@ -56,7 +59,7 @@ class VLLMSampler:
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
-        """As in `Sampler`, but `share`: the servers batch all requests. Raises `ArgumentError` for a whole model."""
+        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model."""
         if self._closed:
             raise EngineClosedError("sample", "the sampler is closed")
         saved = None if weights is None else SavedWeights.at(weights)
@@ -66,9 +69,7 @@ class VLLMSampler:
                 "or sample with the engine of the trainer"
             )
             raise ArgumentError("weights", str(weights), rule)
-        if self._rest is None:
-            return await self._sample(saved, request)
-        async with self._rest.awake():
+        async with self._places.place(share), nullcontext() if self._rest is None else self._rest.awake():
             return await self._sample(saved, request)
 
     @asynccontextmanager

@@ -52,3 +52,22 @@ async def test_many_users_at_once_never_exceed_the_limit_and_all_get_theirs():
 
     await asyncio.gather(*(use("abcdefg"[number % 7]) for number in range(210)))
     assert set(got.values()) == {30}
+
+
+async def test_one_that_always_has_users_does_not_keep_a_further_one_waiting():
+    things = Things(1)
+    first, second, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    done.set()
+
+    async def use(key, until):
+        async with things.pool.using(key):
+            await until.wait()
+
+    one, further, other = (asyncio.create_task(use(*each)) for each in (("a", first), ("b", done), ("a", second)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    first.set()
+    await asyncio.wait_for(further, 60)  # the second user of "a" has not begun, or it would be waited for
+    second.set()
+    await asyncio.gather(one, other)
+    assert things.made == ["a", "b", "a"]

@@ -10,6 +10,7 @@ import pytest
 from engine_inputs import write_adapter
 from fake_server import FakeVLLM
 
+from rollouts.engines.vllm import HttpLimits
 from rollouts.errors import ArgumentError, EngineClosedError
 from rollouts.tinker.requests import ModelInput, SampleRequest
 from rollouts.tinker.vllm_sampler import VLLMSampler
@@ -58,6 +59,25 @@ async def test_an_adapter_that_an_earlier_program_has_left_is_loaded_again(serve
     assert (await sampler.sample(directory, REQUEST)).sequences
     assert loaded(servers) == [["a"], ["a"]]
     await killed._engine.close()
+
+
+async def test_requests_of_a_share_with_many_do_not_keep_those_of_another_waiting(servers, tiny_model_dir):
+    options = {"limits": HttpLimits(concurrency=2)}
+    sampler, ended = VLLMSampler([servers[0].base_url], tiny_model_dir, **options), []
+
+    async def sample(share):
+        await sampler.sample(None, REQUEST, share=share)
+        ended.append(share)
+
+    cancelled = asyncio.ensure_future(sample("gone"))
+    running = [asyncio.ensure_future(sample(share)) for share in ["many"] * 40 + ["gone"] * 3 + ["few", "other"]]
+    await asyncio.sleep(0)
+    for each in (cancelled, *running[40:43]):
+        each.cancel()
+    await asyncio.wait(running)
+    assert ended.count("many") == 40
+    assert {*ended[:8]} == {"many", "few", "other"}
+    await sampler.close()
 
 
 async def test_whole_models_and_directories_without_weights_are_refused(sampler, tiny_model_dir, tmp_path):
