@@ -165,7 +165,8 @@ class _Routes:
                 body = await read_model(request, kind)
                 answer = call(body)
             except RequestError as error:
-                body = body or await read_body(request, _numbered, only_json=False)
+                if body is None and error.status == 400:  # others are raised before the whole body is there
+                    body = await read_body(request, _numbered, only_json=False)
                 answer = self._refused(body, error)
             return JSONResponse(await answer if asyncio.iscoroutine(answer) else answer)
 

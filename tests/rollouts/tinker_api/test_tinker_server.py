@@ -239,6 +239,16 @@ def test_a_request_without_a_number_is_refused(server, training):
     assert training.forward([row()], "cross_entropy").result().metrics
 
 
+def _chunked(server, body):
+    """The answer to a body that does not tell its size."""
+    host, port = server.base_url.removeprefix("http://").split(":")
+    head = f"POST /api/v1/optim_step HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n{len(body):x}\r\n".encode() + body)
+        connection.sendall(b"\r\n0\r\n\r\n")
+        return connection.recv(1000)
+
+
 def test_bodies_of_other_forms_are_refused(server, training):
     body = body_of(training, 1, [row()]).SerializeToString()
     assert send(server, b"\xff" * 40).status == 400
@@ -247,6 +257,8 @@ def test_bodies_of_other_forms_are_refused(server, training):
     assert send(server, body, Content_Encoding="zstd").status == 400
     assert server.post("/api/v1/create_session", b"{").status == 400
     assert send(server, b"\0" * ((1 << 16) + 1)).status == 413
+    assert server.post("/api/v1/optim_step", b" " * ((1 << 16) + 1)).status == 413
+    assert _chunked(server, b" " * ((1 << 16) + 1)).startswith(b"HTTP/1.1 413")
     cut = send(server, zstandard.ZstdCompressor().compress(body)[:-3], Content_Encoding="zstd")
     assert cut.status == 400
     assert f"of {len(body)} bytes" in cut.json["detail"]
