@@ -166,10 +166,11 @@ def test_a_downloaded_adapter_merges_into_the_model_that_was_trained(tmp_path, n
 
 
 @pytest.mark.slow
-def test_a_tied_output_layer_is_downloaded_as_unembed_tokens(tmp_path):
+def test_a_tied_output_layer_is_downloaded_as_unembed_tokens_with_a_warning(tmp_path, caplog):
     trainer = Trainer.from_pretrained(_text_model(tmp_path / "model", "llama"), device="cpu")
     trainer.create_model("a", lora=LoraOptions(rank=4, train_attn=False, train_mlp=False))
     save_for_download(trainer, "a", tmp_path / "adapter")
     names = {f"base_model.model.model.unembed_tokens.lora_{part}.weight" for part in "AB"}
     assert load_file(tmp_path / "adapter" / ADAPTER[1]).keys() == names
     _its_rules(tmp_path / "model", tmp_path / "adapter", tmp_path / "merged")
+    assert "train_unembed=False" in caplog.text
