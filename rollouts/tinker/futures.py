@@ -8,7 +8,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from renderers import RendererError
@@ -59,7 +59,7 @@ class _Accepted:
 
     task: asyncio.Task[Outcome]
     can_end: bool
-    asked: float = field(default_factory=time.monotonic)
+    asked: float
 
 
 class Futures:
@@ -83,7 +83,8 @@ class Futures:
         `can_end`: it may be cancelled, and ends where nobody asks for its result.
         """
         if request_id not in self._accepted:
-            self._accepted[request_id] = _Accepted(asyncio.create_task(_outcome(work)), can_end)
+            task = asyncio.create_task(_outcome(work))
+            self._accepted[request_id] = _Accepted(task, can_end, time.monotonic())
 
     async def result(self, request_id: str, seconds: float) -> Outcome | None:
         """The outcome; None while there is none after `seconds`. Raises `RequestError` 410 for an id that is gone."""
