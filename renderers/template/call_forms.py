@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from renderers.errors import LoadError, TemplateError, TemplateLimitError
+from renderers.errors import LoadError, TemplateLimitError
 from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.probe_conversation import (
     CALL_ID,
@@ -23,6 +23,7 @@ from renderers.template.probe_conversation import (
     calling_turn,
     content,
     content_form_of,
+    print_if_accepted,
     smallest_conversation,
 )
 
@@ -87,12 +88,8 @@ class CallConvertingTemplate:
             turn = calling_turn(smallest.answer, arguments)
             del turn["content"]
             messages = [*smallest.opening, {**turn, **no_content}, *behind]
-            try:
-                return self._template.print(messages, tools=[PROBE_TOOL]).text
-            except TemplateLimitError:  # each further attempt would take as long
-                raise
-            except TemplateError:
-                return ""
+            result = print_if_accepted(self._template, messages, [PROBE_TOOL])
+            return "" if result is None else result.text
 
         text, of_object = printed(_ARGUMENT_TEXT), printed(_ARGUMENTS)
         # A template that joins a string and an object may print it as Python prints a dict.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from renderers.errors import LoadError, TemplateError, TemplateLimitError
+from renderers.errors import LoadError, TemplateLimitError
 from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.probe_conversation import (
     CALL_ID,
@@ -20,6 +20,7 @@ from renderers.template.probe_conversation import (
     calling_turn,
     content,
     content_form_of,
+    print_if_accepted,
     probe_content,
     probe_message,
     reads,
@@ -115,17 +116,8 @@ class ContentForms:
             {**message, "content": probe_content(forms[index], f" {index}")} if index in forms else message
             for index, message in enumerate(messages)
         ]
-        printed = self._print(probes, tools, prompt)
+        printed = print_if_accepted(self._template, probes, tools, prompt=prompt)
         return {index for index in forms if printed is not None and reads(printed, index, f" {index}")}
-
-    def _print(self, messages: Messages, tools: Tools | None, prompt: bool = False) -> Printed | None:
-        """None if the template refuses; raises `TemplateLimitError`."""
-        try:
-            return self._template.print(messages, tools=tools, add_generation_prompt=prompt)
-        except TemplateLimitError:
-            raise
-        except TemplateError:
-            return None
 
     def _probe(self, role: str) -> _Forms:
         try:
@@ -138,7 +130,7 @@ class ContentForms:
 
     def _is_read(self, case: _Case) -> bool:
         messages, index, tools = case
-        printed = self._print(messages, tools)
+        printed = print_if_accepted(self._template, messages, tools)
         return printed is not None and reads(printed, index)
 
     def _cases(self, role: str) -> Iterator[tuple[_Case, _Case]]:

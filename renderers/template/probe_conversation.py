@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from renderers.errors import LoadError, TemplateError, TemplateLimitError
-from renderers.template.chat_template import Printed, Template
+from renderers.template.chat_template import Messages, Printed, Template, Tools
 
 ContentForm = Literal["text", "parts"]
 """A message's content as a string, or as a list of parts; some templates of multimodal models read only the latter."""
@@ -82,6 +82,21 @@ def reads(printed: Printed, index: int, mark: str = "") -> bool:
         and segment.origin.path.startswith("content")
         for segment in printed.segments
     )
+
+
+def print_if_accepted(
+    template: Template, messages: Messages, tools: Tools | None, *, prompt: bool = False
+) -> Printed | None:
+    """The print of a conversation, None if the template refuses it. `prompt`: with the generation prompt.
+
+    Raises `TemplateLimitError`: each further attempt would take as long.
+    """
+    try:
+        return template.print(messages, tools=tools, add_generation_prompt=prompt)
+    except TemplateLimitError:
+        raise
+    except TemplateError:
+        return None
 
 
 def smallest_conversation(template: Template) -> ProbeConversation:
