@@ -324,17 +324,21 @@ class MediaDigestError(MediaError):
         )
 
 
-class UnreachableTurnError(RendererError):
-    """The model could not have sampled a turn as the template prints it. `message_index` names the turn.
+_AS_HISTORY = "use build_training_sample, which trains on history as the template prints it"
 
-    Cure: exclude the turn with `message_loss_mask`, or use `build_training_sample`.
+
+class UnreachableTurnError(RendererError):
+    """The model could not have sampled a turn as the template prints it, or the template drops a part of the turn.
+
+    `message_index` names the turn. Cure: exclude it with `message_loss_mask`; for history that the template rewrites,
+    use `build_training_sample`.
     """
 
-    def __init__(self, message_index: int, reason: str) -> None:
+    def __init__(self, message_index: int, reason: str, *, cure: str = _AS_HISTORY) -> None:
         self.message_index = message_index
         super().__init__(
             f"message {message_index} is not what the model would have sampled there: {reason}. Exclude it with "
-            "message_loss_mask, or use build_training_sample, which trains on history as the template prints it."
+            f"message_loss_mask, or {cure}."
         )
 
 

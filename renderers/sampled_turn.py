@@ -11,6 +11,8 @@ import numpy as np
 from renderers.errors import TemplateError, UnreachableTurnError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import NOUNS, check_messages
+from renderers.parsing.format import Format, ReasoningMarkers
+from renderers.parsing.response import ParsedResponse, ToolCallParseStatus
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import PlaceholderRange, RenderedTokens, TokenSpan, merge_adjacent
 from renderers.template_renderer import TemplateRenderer
@@ -44,6 +46,7 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
         raise UnreachableTurnError(
             index, f"the template refuses to print the prompt before it ({error.template_message})"
         ) from error
+    check_is_printed(renderer, messages[: index + 1], index, tools, printed)
     runs = sampled_runs(printed, index)
     if not runs:
         return None
@@ -53,12 +56,12 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
     for item, placeholder in media_with_ranges(printed):
         if start <= placeholder.offset < end:
             raise UnreachableTurnError(index, f"it shows {NOUNS[item.modality]}")
-    turn_ids = printed.token_ids[start:end]
-    if printed.token_ids[:start] != prompt.token_ids:
-        merged = _merged_ids(renderer, prompt.token_ids, printed.token_ids[:start])
-        if merged is None:
-            _check_parses_back(renderer, messages[index], index, prompt.token_ids, turn_ids, tools)
-        turn_ids = [*(merged or ()), *turn_ids]
+    continuation = _continuation(renderer, prompt.token_ids, printed.token_ids[:end], start)
+    turn_ids = printed.token_ids[start:end] if continuation is None else continuation
+    _check_reasoning_markers(renderer, index, prompt.token_ids, turn_ids)
+    if continuation is None:
+        parsed = renderer.parse_response(turn_ids, tools=tools, prompt_ids=prompt.token_ids)
+        _check_parses_back(renderer.format, messages[index], index, parsed)
     ids = [*prompt.token_ids, *turn_ids]
     rendered = RenderedTokens(
         ids,
@@ -71,16 +74,27 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
     return SampledTurn(index, len(prompt), rendered)
 
 
-def _merged_ids(renderer: TemplateRenderer, prompt_ids: Sequence[int], printed_ids: Sequence[int]) -> list[int] | None:
-    """The ids of the start of a turn, where the printed ids merge it with the end of the prompt into one token.
+def _continuation(
+    renderer: TemplateRenderer, prompt_ids: Sequence[int], printed_ids: Sequence[int], start: int
+) -> list[int] | None:
+    """The ids with which the printed ids continue the prompt; None if they do not begin with its text.
 
     Where `<think>\\n` and `\\n</think>` are printed together, the two line breaks are one token. After a prompt that
-    ends with the first line break, the model samples the second as a separate token. None if the printed text does not
-    begin with the prompt's text.
+    ends with the first line break, the model samples the second as a separate token. None, too, if the template prints
+    a header that the prompt lacks; `start` is where the sampled tokens begin in the printed ones.
     """
-    shared = _shared_length(prompt_ids, printed_ids)
-    prompt, printed = (renderer.tokenizer.decode(ids[shared:]) for ids in (prompt_ids, printed_ids))
-    return renderer.tokenizer.encode_run(printed[len(prompt) :]).ids if printed.startswith(prompt) else None
+    decode = renderer.tokenizer.decode
+    shared = taken = _shared_length(prompt_ids, printed_ids)
+    rest, covered = decode(prompt_ids[shared:]), ""
+    while not covered.startswith(rest):
+        if taken == len(printed_ids) or not rest.startswith(covered):
+            return None
+        taken += 1
+        covered = decode(printed_ids[shared:taken])
+    header = decode(printed_ids[taken:start]).lstrip()
+    if header and not header.startswith(renderer.format.sampled_markers):
+        return None
+    return [*renderer.tokenizer.encode_run(covered[len(rest) :]).ids, *printed_ids[taken:]]
 
 
 def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
@@ -89,46 +103,87 @@ def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def _check_parses_back(
-    renderer: TemplateRenderer,
-    message: Mapping[str, Any],
-    index: int,
-    prompt_ids: Sequence[int],
-    turn_ids: Sequence[int],
-    tools: Tools | None,
-) -> None:
-    """Raise `UnreachableTurnError` if the turn, after its prompt, parses to another message.
+# Turns that are not what the model would sample.
 
-    A template may print history without what the prompt opened (`<think>`); the same ids then mean something else.
+
+def check_is_printed(
+    renderer: Renderer, messages: Messages, index: int, tools: Tools | None, printed: RenderedTokens
+) -> None:
+    """Raise `UnreachableTurnError` if content, calls or reasoning of turn `index` are missing in a print of `messages`.
+
+    Reasoning is missing if the print stays the same with another one.
     """
-    parsed = renderer.parse_response(turn_ids, tools=tools, prompt_ids=prompt_ids)
-    if not parsed.reasoning_complete:
-        tail = renderer.tokenizer.decode(prompt_ids[-4:])
-        raise UnreachableTurnError(index, f"the prompt ends with {tail!r}, and the printed turn never ends reasoning")
-    (checked,) = check_messages([message])
-    if not _is_content_of(parsed.content.strip(), checked):
+    dropped = next((lost.field for lost in printed.unprinted if lost.message_index == index), "")
+    format = getattr(renderer, "format", None)  # renderers of other packages have none
+    (message,) = check_messages([messages[index]])
+    other = _with_other_reasoning(message, None if format is None else format.reasoning)
+    if not dropped and other is not None:
+        changed = renderer.render_ids([*messages[:index], other, *messages[index + 1 :]], tools=tools)
+        dropped = "reasoning" if changed == printed.token_ids else ""
+    if dropped:
         raise UnreachableTurnError(
-            index, f"after its prompt the printed turn is parsed as {short_repr(parsed.content)}"
+            index,
+            f"the template prints nothing of its {dropped}, so that the model would learn to answer without",
+            cure="remove that from the message, or load the renderer with a chat_template= that prints it",
         )
 
 
-def _is_content_of(parsed: str, message: Mapping[str, Any]) -> bool:
-    """Whether parsed content is that of the checked message, except for white space around it."""
+def _with_other_reasoning(message: Mapping[str, Any], markers: ReasoningMarkers | None) -> dict[str, Any] | None:
+    """The checked message with other words as its reasoning, in its content too; None if it has no reasoning."""
+    words = "Other words."
+    if message.get("reasoning_content", "").strip():
+        return {**message, "reasoning_content": words, "thinking": words}
+    thought, _ = _split(_text(message), markers)
+    return {**message, "content": _text(message).replace(thought, words, 1)} if thought else None
+
+
+def _text(message: Mapping[str, Any], separator: str = "\n") -> str:
+    """The text of a checked message; a template that reads strings gets several with a line break between them."""
     content = message.get("content") or ""
-    # A template that reads strings gets several texts with a line break between them.
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content if part.get("text")]
-    return any(_matches(parsed, separator.join(texts).strip(), message) for separator in ("", "\n"))
+    return content if isinstance(content, str) else separator.join(part["text"] for part in content if part.get("text"))
 
 
-def _matches(parsed: str, text: str, message: Mapping[str, Any]) -> bool:
-    """Whether `text`, the content of the checked message, can be parsed as `parsed`."""
-    reasoning = message.get("reasoning_content", "").strip()
-    if reasoning and reasoning in parsed and reasoning not in text:
-        return False
-    if message.get("tool_calls"):  # in a syntax that the format may not know; calls follow the content
-        return parsed.startswith(text)
-    # Reasoning inside the message's content is parsed as reasoning, and not as content.
-    return parsed == text or (parsed != "" and text.endswith(parsed))
+def _split(text: str, markers: ReasoningMarkers | None) -> tuple[str, str]:
+    """The reasoning inside of a content, empty if there is none, and the rest; both without white space around them."""
+    if markers is None or markers.end not in text:
+        return "", text.strip()
+    thought, _, answer = text.partition(markers.end)
+    return thought.rpartition(markers.start)[2].removeprefix(markers.label).strip(), answer.strip()
+
+
+def _check_reasoning_markers(
+    renderer: TemplateRenderer, index: int, prompt_ids: Sequence[int], turn_ids: Sequence[int]
+) -> None:
+    """Raise `UnreachableTurnError` if the turn does not end reasoning that its prompt began, or begins it again."""
+    markers = renderer.format.reasoning
+    if markers is None:
+        return
+    prompt, turn = renderer.tokenizer.decode(prompt_ids[-4:]), renderer.tokenizer.decode(turn_ids)
+    is_open = not renderer.parse_response([], prompt_ids=prompt_ids).reasoning_complete
+    if is_open and markers.end not in turn:
+        raise UnreachableTurnError(index, f"the prompt ends with {prompt!r}, and the printed turn never ends reasoning")
+    if (is_open or prompt.rstrip().endswith(markers.end)) and turn.lstrip().startswith(markers.start):
+        raise UnreachableTurnError(index, f"the prompt ends with {prompt!r}, and the printed turn begins reasoning")
+
+
+def _check_parses_back(format: Format, message: Mapping[str, Any], index: int, parsed: ParsedResponse) -> None:
+    """Raise `UnreachableTurnError` if the turn, after its prompt, was parsed as another message.
+
+    A template may print history without what the prompt opened (`<think>`); the same ids then mean something else.
+    """
+    (checked,) = check_messages([message])
+    thoughts, texts = zip(
+        *(_split(_text(checked, separator), format.reasoning) for separator in ("\n", "")), strict=True
+    )
+    thought, content = checked.get("reasoning_content", "").strip() or thoughts[0], parsed.content.strip()
+    reads_calls = format.tool_calls is not None or format.channels is not None
+    is_content = content in texts or (not reads_calls and "tool_calls" in checked and content.startswith(texts))
+    is_thought = format.reasoning is None or (parsed.reasoning_content or "").strip() == thought
+    is_canonical = all(call.status is not ToolCallParseStatus.NONCANONICAL for call in parsed.tool_calls)
+    if not (is_content and is_thought and is_canonical and parsed.reasoning_complete):
+        raise UnreachableTurnError(
+            index, f"after its prompt the printed turn is parsed as {short_repr(parsed.to_message())}"
+        )
 
 
 def sampled_runs(rendered: RenderedTokens, index: int) -> list[TokenRange]:

@@ -30,6 +30,7 @@ from renderers.rendered import MultiModalData, RenderedTokens, check_roles
 from renderers.sampled_turn import (
     SampledTurn,
     TokenRange,
+    check_is_printed,
     media_with_ranges,
     sampled_turn,
     with_final_stop,
@@ -120,11 +121,16 @@ def build_training_sample(
     - `ensure_final_stop`: if the conversation ends with a trained turn that the template does not close (GLM closes it
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
-    The sample may have no token with loss. Raises `RendererError`, `MessageError`, and the errors of
-    rendering.
+    The sample may have no token with loss. Raises `RendererError`, `MessageError`, the errors of rendering, and
+    `UnreachableTurnError` for a trained turn after the last message of a user of which the template drops something.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
+    last_question = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=0)
+    for index in sorted(
+        turn for turn in plan.turns if turn > last_question
+    ):  # templates drop earlier reasoning by design
+        check_is_printed(renderer, messages, index, tools, rendered)
     if ensure_final_stop and len(messages) - 1 in plan.turns:
         rendered = with_final_stop(renderer, rendered, messages, len(messages) - 1, tools)
     return _sample(rendered, plan.turns, plan.bodies)
@@ -151,8 +157,8 @@ def build_training_samples(
 
     Options and errors are those of `build_training_sample`; `ensure_final_stop` applies to the last turn of each
     sample. Raises `RendererError` if no token of any sample carries loss, and `UnreachableTurnError` for a
-    trained turn that cannot be sampled: the template refuses the prompt before it, or the prompt opens reasoning that
-    the printed turn never closes.
+    trained turn that the model would not sample: the template refuses the prompt before it, or prints nothing of its
+    content, calls or reasoning; or the prompt opens reasoning that the printed turn never closes.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     whole = renderer.render(messages, tools=tools)

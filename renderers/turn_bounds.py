@@ -28,13 +28,15 @@ class TurnShape(NamedTuple):
     """What a template prints around the sampled text of an assistant.
 
     `generation_prompt` is printed before it; `prompt_controls` are the character ranges of its control tokens.
-    `stop_ids` are tokens that a model samples to end its turn; `close_ids` are those that a template prints in their
-    place once the turn is history (harmony: `<|end|>` for `<|return|>`). `sampled_ids` are all tokens that a turn may
-    begin with, stop tokens included.
+    `prompt_after_result` is printed in its place after the result of a call, and may be empty (DeepSeek V3 prints the
+    token that ends all results). `stop_ids` are tokens that a model samples to end its turn; `close_ids` are those that
+    a template prints in their place once the turn is history (harmony: `<|end|>` for `<|return|>`). `sampled_ids` are
+    all tokens that a turn may begin with, stop tokens included.
     """
 
     generation_prompt: str
     prompt_controls: tuple[tuple[int, int], ...]
+    prompt_after_result: str
     stop_ids: frozenset[int]
     close_ids: frozenset[int]
     sampled_ids: frozenset[int]
@@ -72,7 +74,8 @@ def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: 
     A template may print history with another reasoning state than the prompt (`<think>` opened or not), so the printed
     turn may differ from the generation prompt at any character. The start is moved back where it would lie inside a
     control token, and content never counts as generation prompt. Where the template has no generation prompt, the
-    sampled text begins after the last control token before the message's content.
+    sampled text begins after the last control token before the message's content. What the template prints before any
+    answer to the result of a call is not sampled.
     """
     limit = region.start
     for segment in printed.segments[region.first_segment : region.end_segment]:
@@ -80,17 +83,20 @@ def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: 
             break
         limit = segment.end
     prompt, text = shape.generation_prompt, printed.text
+    least = region.start
+    if text.startswith(shape.prompt_after_result, region.start, limit):
+        least += len(shape.prompt_after_result)
     if not prompt:
         before_content = itertools.takewhile(lambda control: control.end <= limit, _from(controls, region.start))
         opening = (control.end for control in before_content if control.token_id not in shape.sampled_ids)
-        return max(opening, default=region.start)
+        return max(opening, default=least)
     common = 0
     while common < len(prompt) and region.start + common < limit and text[region.start + common] == prompt[common]:
         common += 1
     cut = region.start + common
     cut = next((region.start + start for start, end in shape.prompt_controls if start < common < end), cut)
     before = bisect_left(controls, cut, key=_start) - 1
-    return controls[before].start if before >= 0 and cut < controls[before].end else cut
+    return max(least, controls[before].start if before >= 0 and cut < controls[before].end else cut)
 
 
 def turn_end(

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from renderers.errors import TemplateError
 from renderers.parsing.format import Format
 from renderers.template.chat_template import Messages, Printed, Template, Tools
-from renderers.template.probe_conversation import ProbeConversation
+from renderers.template.probe_conversation import (
+    CALL_ID,
+    PROBE_TOOL,
+    ProbeConversation,
+    calling_turn,
+    content,
+    content_form_of,
+)
 from renderers.tokens.encoding import BodyPolicy, PrintedControl, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.turn_bounds import TurnEnd, TurnShape, regions, sampled_start, turn_end
@@ -92,10 +100,27 @@ class TurnPrinter:
         return TurnShape(
             prompt[begin:],
             tuple((start - begin, end - begin) for start, end in controls if start >= begin),
+            self._prompt_after_result(smallest),
             frozenset(self.stop_ids),
             self._ids(format.history_ends),
             self._ids(format.sampled_markers) | frozenset(self.stop_ids),
         )
+
+    def _prompt_after_result(self, smallest: ProbeConversation) -> str:
+        """The text of the answer to the result of a call that the template prints before there is an answer."""
+        said = content("probe result", content_form_of(smallest.answer))
+        result = {"role": "tool", "tool_call_id": CALL_ID, "name": "probe", "content": said}
+        arguments: tuple[Any, ...] = ({}, "{}")
+        for history in ([*smallest.opening, calling_turn(smallest.answer, each), result] for each in arguments):
+            try:
+                printed = self.template.print([*history, smallest.answer], tools=[PROBE_TOOL])
+                prompt = self.template.print(history, tools=[PROBE_TOOL], add_generation_prompt=True).text
+            except TemplateError:
+                continue
+            answer = regions(printed).get(len(history))
+            if answer is not None and printed.text.startswith(prompt[: answer.start]):
+                return prompt[answer.start :]
+        return ""
 
     def _empty_reasoning(self, smallest: ProbeConversation, format: Format) -> list[int] | None:
         """The ids that the template prints between the reasoning markers of a turn without reasoning.

@@ -131,13 +131,15 @@ def test_every_turn_is_trained_once_after_the_prompt_of_that_turn(template: str)
 
 
 def check_unreachable(renderer: TemplateRenderer, messages: Sequence[dict[str, Any]], tools: Any, index: int) -> None:
-    """A turn is refused only where the printed conversation does not continue its prompt."""
+    """A turn is refused only where the printed conversation does not continue its prompt, or lacks its reasoning."""
     try:
         prompt = renderer.render_ids(messages[:index], tools=tools, add_generation_prompt=True)
     except TemplateError:
         return
-    printed = renderer.render_ids(messages[: index + 1], tools=tools)
-    assert not renderer.tokenizer.decode(printed).startswith(renderer.tokenizer.decode(prompt))
+    printed = renderer.tokenizer.decode(renderer.render_ids(messages[: index + 1], tools=tools))
+    text = f"{messages[index].get('reasoning_content', '')} {messages[index]['content']}".replace("think>", " ")
+    has_words = all(word.strip("</") in printed for word in text.split())
+    assert not (has_words and printed.startswith(renderer.tokenizer.decode(prompt)))
 
 
 words = st.sampled_from(["", "b", "\n", " b", "two\nlines\n", "<|im_end|>", "Zürich 👩‍👩‍👧"])
