@@ -227,6 +227,8 @@ class UnreadInput:
         role, others = message["role"], "load the renderer with a chat_template= that prints it"
         if field.startswith("tool_calls"):
             cure = f"Describe the calls in the content, or {others}"
+        elif field == "reasoning_content":  # a template that drops it may drop `<think>` in content, too
+            cure = f"Remove it, or {others}"
         elif field in _LOGGED_ONLY:
             cure = f"Write it into the content, or {others}"
         elif field != "content":

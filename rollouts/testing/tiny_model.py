@@ -64,7 +64,11 @@ CHAT_TEMPLATE = """\
 {%- if message.role == 'user' or (message.role == 'system' and not loop.first) -%}
 {{- '<|im_start|>' + message.role + '\\n' + show(message.content) + '<|im_end|>\\n' -}}
 {%- elif message.role == 'assistant' -%}
-{{- '<|im_start|>assistant\\n' + show(message.content) -}}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if message.reasoning_content -%}
+{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' -}}
+{%- endif -%}
+{{- show(message.content) -}}
 {%- for call in message.tool_calls or [] -%}
 {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
 {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}

@@ -24,6 +24,24 @@ def test_it_is_a_qwen3_vl_of_under_a_million_parameters(tiny_model_dir):
     assert 100_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
 
 
+def test_its_template_prints_whatever_the_model_samples_and_nothing_is_logged(tiny_model_dir, caplog):
+    """Reasoning and calls too: `rollouts demo` and new projects print its turns again."""
+    renderer = load_renderer(tiny_model_dir)
+    random = np.random.default_rng(5)
+    markers = [*map(renderer.tokenizer.control_id, ("<think>", "</think>", "<tool_call>", "</tool_call>"))]
+    words = renderer.tokenizer.encode_scaffold('{"name": "f", "arguments": {}} b\n')
+    parsed_kinds = set()
+    for _ in range(300):
+        ids = random.choice([*markers, *words], size=random.integers(1, 12)).tolist()
+        if random.random() < 0.3:
+            ids = renderer.tokenizer.encode_scaffold('<tool_call>{"name": "f", "arguments": {}}</tool_call>') + ids
+        turn = renderer.parse_response([*ids, *renderer.get_stop_token_ids()[:1]]).to_message()
+        parsed_kinds |= turn.keys()
+        assert renderer.render([{"role": "user", "content": "a"}, turn]).unprinted == ()
+    assert parsed_kinds == {"role", "content", "reasoning_content", "tool_calls"}
+    assert caplog.records == []
+
+
 @pytest.mark.slow
 def test_the_seed_decides_the_weights(tiny_model_dir, tmp_path):
     ours = weights(tiny_model_dir)
