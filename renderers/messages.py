@@ -11,6 +11,7 @@ alone, or a parsed call.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict
 
@@ -136,7 +137,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are
     dropped here, so that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` may
     be None and is dropped too, as in `apply_chat_template` of transformers: templates would print the word
-    None.
+    None. What OpenAI's API had before tools, the role `function` and the key `function_call`, becomes `tool` and
+    `tool_calls`.
     """
     # The usual types are compared first: asking an abstract class takes as long as the rest of the check of a message.
     if type(messages) is not list and (
@@ -218,6 +220,27 @@ def message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None
     return names
 
 
+def with_names_in_call_ids(messages: Sequence[dict[str, Any]], form: str) -> list[dict[str, Any]]:
+    """Checked messages whose calls have their names in their ids, and so the results of these calls.
+
+    An id without the name becomes one of `form` (`functions.{name}:{index}`), numbered through the conversation.
+    """
+    new_ids: dict[str, str] = {}
+    named: list[dict[str, Any]] = []
+    numbers = itertools.count()
+    for message in messages:
+        if message.get("tool_call_id") in new_ids:
+            message = {**message, "tool_call_id": new_ids[message["tool_call_id"]]}
+        calls = []
+        for call in message.get("tool_calls", ()):
+            call_id, name, number = call.get("id", ""), call["function"]["name"], next(numbers)
+            if name not in call_id:
+                new_ids[call_id] = form.replace("{name}", name).replace("{index}", str(number))
+            calls.append({**call, "id": new_ids.get(call_id, call_id)})
+        named.append({**message, "tool_calls": calls} if calls else message)
+    return named
+
+
 def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The checked messages with a placeholder text in place of every medium, as a template gets them."""
     replaced = []
@@ -262,6 +285,10 @@ def _check_any_message(message: Mapping[str, Any], index: int) -> dict[str, Any]
     if type(message) is not dict and not isinstance(message, Mapping):
         raise MessageError(f"a message is a dict, not {type(message).__name__}", message_index=index)
     checked = {key: value for key, value in message.items() if value is not None}
+    if checked.get("role") == "function":
+        checked["role"] = "tool"
+    if "function_call" in checked:
+        checked = {"tool_calls": [checked.pop("function_call")], **checked}
     role = checked.get("role")
     if role not in ROLES:
         raise MessageError(f"unknown role {short_repr(role)}; a role is one of {', '.join(ROLES)}", message_index=index)

@@ -31,12 +31,14 @@ class RendererOptions:
         processor: an omni model then gets videos together with the sound inside of them.
     content_form: `auto` converts the content of each message to a form that the template reads for its role, as
         inference servers do: a string to a list with one text part where only parts are read, text parts to one
-        string, joined by line breaks, where only strings are read. `as_given` leaves every message unchanged, as
-        `apply_chat_template` does.
+        string, joined by line breaks, where only strings are read. A developer message becomes a system message where
+        only those are read. `as_given` leaves every message unchanged, as `apply_chat_template` does.
     tool_arguments: `auto` converts the arguments of tool calls to the form that the template reads, a JSON object or
         the text of one, where it does not read the given form: OpenAI's API carries text, which gpt-oss, Llama and
         Qwen2.5 would print as a quoted string. Beside calls, no content becomes "" or None, whichever the template
-        reads. `as_given` leaves them unchanged, as `apply_chat_template` does.
+        reads. Ids get the names of their calls where it prints no names (Kimi). A tool that is given as its schema
+        alone becomes `{"type": "function", "function": ...}`. `as_given` leaves all of them unchanged, as
+        `apply_chat_template` does.
     thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: the bridge
         is refused), `tool_cycle` (until the next user or developer message), `all`.
     history: what a bridge does where a full render would print earlier messages differently than when they were

@@ -26,6 +26,7 @@ from renderers.messages import (
     check_tools,
     media_parts,
     message_tool_names,
+    with_names_in_call_ids,
     without_media,
 )
 from renderers.model_files import ModelFiles
@@ -146,6 +147,8 @@ class TemplateRenderer:
         """
         checked = check_messages(messages)
         check_tools(tools)
+        if "{name}" in self.format.call_id and getattr(self.config, "tool_arguments", "auto") == "auto":
+            checked = with_names_in_call_ids(checked, self.format.call_id)
         media = self._media.load(checked) if process_multimodal else []
         slots = [entry.slot() for entry in media] if process_multimodal else self._logical_slots(checked)
         text_messages = without_media(checked)

@@ -244,9 +244,9 @@ class UnreadInput:
 
     def _wrong_form(self, message: Mapping[str, Any]) -> str | None:
         """Why content in a form that the template does not read is lost or printed as data; None for any other."""
-        if self._forms.converted(message) is message or not has_text(message):
-            return None
         form = content_form_of(message)
+        if content_form_of(self._forms.converted(message)) == form or not has_text(message):
+            return None
         return (
             f"the chat template of {self._model} reads content of a {message['role']} as "
             f"{'a list of parts' if form == 'text' else 'a string'} and is given {form}: text is lost or printed as "

@@ -1,4 +1,4 @@
-"""Turns with tool calls in the form that a template reads: arguments as an object or as text, no content as "" or None.
+"""Tool calls and tools in the form that a template reads: arguments as an object or as text, no content as "" or None.
 
 OpenAI's API carries arguments as text, and None as the content beside calls. A template that loops over arguments (GLM,
 MiniMax, Qwen3.5) fails on text, one that writes them as JSON (gpt-oss, Llama 3.1, Qwen2.5) prints text as a quoted
@@ -34,10 +34,10 @@ _NO_CONTENT: Final[Mapping[str, Mapping[str, Any]]] = {"text": {"content": ""}, 
 
 
 class CallConvertingTemplate:
-    """Wraps a template: converts turns with tool calls to a form that it reads, then prints.
+    """Wraps a template: converts turns with tool calls, and tools, to a form that it reads, then prints.
 
-    A call without a `type` is a function's. Arguments that cannot be converted (text that is no JSON object) stay
-    unchanged, and so does content that is not empty.
+    A call or a tool without a `type` is a function's; a schema alone becomes a tool of chat completions. Arguments that
+    cannot be converted (text that is no JSON object) stay unchanged, and so does content that is not empty.
     """
 
     def __init__(self, template: Template) -> None:
@@ -48,6 +48,7 @@ class CallConvertingTemplate:
         """As `Template.print`; message indices of the result are those of `messages`."""
         if any(message.get("tool_calls") for message in messages):
             messages = [self._converted(message) if message.get("tool_calls") else message for message in messages]
+        tools = None if tools is None else [_converted_tool(tool) for tool in tools]
         return self._template.print(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def _converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,6 +108,15 @@ def _converted_call(call: Mapping[str, Any], forms: frozenset[str]) -> Mapping[s
     elif isinstance(arguments, Mapping) and forms == {"text"}:
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {"type": "function", **call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _converted_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function as a tool of chat completions; it is given so, without a type, as its schema, or as in Responses."""
+    if "function" in tool:
+        return tool if "type" in tool else {"type": "function", **tool}
+    schema = {key: value for key, value in tool.items() if key != "type"}
+    is_function = "name" in tool and tool.get("type", "function") == "function"
+    return {"type": "function", "function": schema} if is_function else tool
 
 
 def _json_object(text: str) -> Any:

@@ -29,6 +29,8 @@ from renderers.template.probe_conversation import (
 
 _FORMS: tuple[ContentForm, ...] = ("text", "parts")
 _OTHER: Mapping[ContentForm, ContentForm] = {"text": "parts", "parts": "text"}
+# OpenAI calls one role by two names, the second for its reasoning models.
+_OTHER_ROLE: Mapping[str, str] = {"developer": "system", "system": "developer"}
 # Between the texts of several parts in one string; as in vLLM, empty texts are left out.
 _SEPARATOR = "\n"
 
@@ -68,9 +70,13 @@ class ContentForms:
     def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checked message in a form that the template reads; unchanged if it is read or cannot be converted.
 
-        Several texts are joined by a line break, as in vLLM. Content with a medium stays a list of parts: a
-        string cannot hold one.
+        A developer message is a system message where the template reads only those, and the other way round. Several
+        texts are joined by a line break, as in vLLM. Content with a medium stays a list of parts: a string cannot hold
+        one.
         """
+        other = _OTHER_ROLE.get(message["role"])
+        if other is not None and not self.reads(message["role"]) and self.reads(other):
+            message = {**message, "role": other}
         if not _is_convertible(message):
             return message
         form = content_form_of(message)

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import corpus
 import pytest
+from grafted import graft
 from loaded import directory_of, renderer_of
+from test_parsing_families import KIMI
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from renderers import RendererOptions, build_training_samples, load_renderer
@@ -101,3 +104,50 @@ def test_text_is_printed_as_given_where_that_is_asked_for_and_where_it_is_no_obj
     theirs = printed_by_transformers(source, messages)
     assert json.dumps(text, ensure_ascii=False) in theirs
     assert printed(renderer.template, messages)[-60:] == theirs[-60:]
+
+
+SCHEMAS = [tool["function"] for tool in corpus.TOOLS]
+#: Tools in every usual form: those of chat completions without a type, a schema alone, those of OpenAI's Responses API.
+FORMS_OF_TOOLS = [
+    [{"function": schema} for schema in SCHEMAS],
+    SCHEMAS,
+    [{"type": "function", **schema} for schema in SCHEMAS],
+]
+
+
+@pytest.mark.parametrize("name", corpus.drawn(corpus.templates()))
+def test_tools_in_every_usual_form_are_declared_as_transformers_declares_its_own(name):
+    source = corpus.templates()[name]
+    template = CallConvertingTemplate(ChatTemplate(source, model=name, variables=VARIABLES))
+    for content in ("Q", corpus.text("Q")):
+        messages = [corpus.user(content)]
+        expected = printed(template, messages)
+        assert expected == printed_by_transformers(source, messages)
+        if expected:
+            assert {template.print(messages, tools=tools).text for tools in FORMS_OF_TOOLS} == {expected}
+
+
+def test_a_tool_that_is_no_function_is_declared_as_given():
+    template = CallConvertingTemplate(ChatTemplate("{{ tools | tojson }}", model="m"))
+    tools = [{"type": "web_search", "name": "search"}]
+    assert template.print([corpus.user("Q")], tools=tools).text == json.dumps(tools)
+
+
+@pytest.mark.parametrize(
+    "ids", [["a", "b", "c"], ["c1", "c2", "c1"], [f"functions.run:{n}" for n in range(3)], [None] * 3]
+)
+def test_ids_hold_the_names_of_calls_where_a_template_prints_no_names(ids):
+    """Kimi's: the model writes `functions.run:0` where other APIs carry any id."""
+    source = KIMI.replace("{{ m.content", "{% if m.role == 'tool' %}({{ m.tool_call_id }}) {% endif %}{{ m.content")
+    renderer = load_renderer(graft("kimi", source + "<|im_assistant|><|im_user|><|im_tool|>"), chat_template=source)
+    calls = [{**corpus.call("run", {}), "id": id} for id in ids]
+    results = [{"role": "tool", "content": "R", "tool_call_id": id} for id in ids]
+    turns = [corpus.says("", None, calls[:2]), *results[:2], corpus.says("", None, calls[2:]), results[2]]
+    text = renderer.tokenizer.decode(renderer.render_ids([corpus.user("Q"), *turns]))
+    assert re.findall(r"call_begin.>([^<]*)<", text) == ["functions.run:0", "functions.run:1", "functions.run:2"]
+    if None not in ids:
+        assert re.findall(r"\(([^)]*)\) R", text) == ["functions.run:0", "functions.run:1", "functions.run:2"]
+    as_given = load_renderer(
+        renderer.files.directory, config=RendererOptions(chat_template=source, tool_arguments="as_given")
+    )
+    assert f"call_begin|>{ids[0] or ''}<" in as_given.tokenizer.decode(as_given.render_ids([corpus.user("Q"), *turns]))

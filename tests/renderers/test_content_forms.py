@@ -96,10 +96,17 @@ def is_read(template: str, role: str, form: str) -> bool:
 
 
 def converted(template: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation as a server shows it: in the form that is read, where it is given in one that is not."""
+    """The conversation as a server shows it: in the form that is read, where it is given in one that is not.
+
+    A developer message is a system message where only those are read.
+    """
     shown = []
     for message in messages:
         content, role = message.get("content"), message["role"]
+        reads_role = {name: any(is_read(template, name, form) for form in ("string", "parts")) for name in ROLES[:2]}
+        if role == "developer" and reads_role == {"system": True, "developer": False}:
+            role = "system"
+            message = {**message, "role": role}
         if role in ROLES and content is not None:
             form, other = ("string", "parts") if isinstance(content, str) else ("parts", "string")
             if not is_read(template, role, form) and is_read(template, role, other):

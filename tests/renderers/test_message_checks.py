@@ -76,3 +76,20 @@ def test_a_part_of_another_api_is_refused_with_what_to_send_instead(part: dict[s
     with pytest.raises(MessageError, match=f"message 1, part 1: .*{reason}.*is one of text, image") as caught:
         check_messages([{"role": "user", "content": "a"}, {"role": "user", "content": [text, part]}])
     assert (caught.value.message_index, caught.value.part_index) == (1, 1)
+
+
+def test_a_call_and_its_result_in_the_form_before_tools_become_those_of_today() -> None:
+    call = {"name": "run", "arguments": '{"code": "1"}'}
+    messages = check_messages(
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "function_call": call},
+            {"role": "function", "name": "run", "content": "R"},
+        ]
+    )
+    assert messages[1:] == [
+        {"role": "assistant", "tool_calls": [{"function": call}]},
+        {"role": "tool", "name": "run", "content": "R"},
+    ]
+    with pytest.raises(MessageError, match="only the assistant makes tool calls"):
+        check_messages([{"role": "user", "content": "a", "function_call": call}])

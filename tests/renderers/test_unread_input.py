@@ -52,7 +52,8 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_a_role_that_the_template_does_not_print_is_logged_once_with_a_role_that_it_prints(
     logged: pytest.LogCaptureFixture,
 ) -> None:
-    renderer = loaded("trl/qwen3")
+    as_given = RendererOptions(content_form="as_given", chat_template=corpus.templates()["trl/qwen3"])
+    renderer = load_renderer(directory_of("trl/qwen3"), config=as_given)
     for question in ("Hi", "Hello"):
         rendered = renderer.render([developer("Be brief."), user(question), developer("Now.")])
         assert places(rendered) == [(0, "content"), (2, "content")]

@@ -6,12 +6,10 @@ that OpenAI's API does not have, is an error that names its place.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from renderers.messages import MEDIA_PART_TYPES, ROLES, media_value, unknown_part_reason
-from renderers.parsing.format import Format
 from renderers.parsing.json_text import InvalidJsonError, parse_json
 from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
@@ -34,15 +32,6 @@ _PART_KEYS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-def developer_role(renderer: Any) -> str:
-    """The role of developer messages for a template: `system` where it prints that and not `developer`.
-
-    OpenAI's clients send one for the other: `developer` is the name of `system` since its reasoning models.
-    """
-    prints = getattr(renderer, "prints_role", None)  # renderers of other packages lack it
-    return "system" if prints is not None and prints("system") and not prints("developer") else "developer"
-
-
 def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[UnprintedField], start: int) -> None:
     """Refuse messages of which the template prints nothing. Raises `RequestError`.
 
@@ -57,11 +46,10 @@ def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[
         raise invalid_message(f"{place} of the role {message['role']}: {reason}", place)
 
 
-def read_message(raw: Any, index: int, *, allow_urls: bool, developer_role: str = "developer") -> dict[str, Any]:
+def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
     """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id, reasoning.
 
-    Images, videos and sounds stay data URLs; http(s) URLs need `allow_urls`. The role developer becomes
-    `developer_role`. Raises `RequestError`.
+    Images, videos and sounds stay data URLs; http(s) URLs need `allow_urls`. Raises `RequestError`.
     """
     place = f"messages[{index}]"
     if not isinstance(raw, dict):
@@ -71,8 +59,6 @@ def read_message(raw: Any, index: int, *, allow_urls: bool, developer_role: str 
         raise invalid_message(
             f"{place} has the role {short_repr(role)}; a role is one of {', '.join(ROLES)}", f"{place}.role"
         )
-    if role == "developer":
-        role = developer_role
     content = raw.get("content")
     # Most messages, which are many in a long conversation: a role, a text, and keys without a value.
     if type(content) is str and is_unicode(content) and sum(map(bool, raw.values())) == 1 + bool(content):
@@ -129,46 +115,21 @@ def check_tool_results(messages: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def as_the_model_writes(messages: Sequence[Mapping[str, Any]], format: Format) -> list[Mapping[str, Any]]:
-    """The messages with their tool calls in the form that the template of `format` reads.
+def check_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `RequestError` for arguments of a call that are not the text of a JSON object.
 
-    Clients send arguments as text: a template that prints them as JSON would print a JSON string, and one that loops
-    over them fails. Templates of Kimi print the id of a call in place of its name; ids without the name become ids of
-    that form, numbered through the conversation. Raises `RequestError` for text that is not a JSON object, which
-    only templates that join texts can print.
+    Only templates that join texts print them; a template that prints JSON would print a quoted string.
     """
-    new_ids: dict[str, str] = {}
-    written: list[Mapping[str, Any]] = []
-    number = 0
     for index, message in enumerate(messages):
-        if message.get("tool_call_id") in new_ids:
-            message = {**message, "tool_call_id": new_ids[message["tool_call_id"]]}
-        calls = []
         for position, call in enumerate(message.get("tool_calls") or ()):
-            function = call["function"]
             place = f"messages[{index}].tool_calls[{position}].function.arguments"
-            call = {**call, "function": {**function, "arguments": _arguments(function["arguments"], format, place)}}
-            if "{name}" in format.call_id and function["name"] not in call.get("id", ""):
-                new_id = format.call_id.replace("{name}", function["name"]).replace("{index}", str(number))
-                call["id"] = new_ids[call.get("id", "")] = new_id
-            calls.append(call)
-        number += len(calls)
-        written.append({**message, "tool_calls": calls} if calls else message)
-    return written
-
-
-def _arguments(arguments: dict[str, Any] | str, format: Format, place: str) -> dict[str, Any] | str:
-    if format.arguments == "json":
-        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        value = parse_json(arguments)
-    except InvalidJsonError as error:
-        raise invalid_message(f"{place} is not the text of a JSON object: {error}", place) from None
-    if not isinstance(value, dict):
-        raise invalid_message(f"{place} is {short_repr(arguments)}, not the text of a JSON object", place)
-    return value
+            arguments = call["function"]["arguments"]
+            try:
+                value = parse_json(arguments) if isinstance(arguments, str) else arguments
+            except InvalidJsonError as error:
+                raise invalid_message(f"{place} is not the text of a JSON object: {error}", place) from None
+            if not isinstance(value, dict):
+                raise invalid_message(f"{place} is {short_repr(arguments)}, not the text of a JSON object", place)
 
 
 def _check_keys(raw: Mapping[str, Any], place: str) -> None:

@@ -156,11 +156,8 @@ def read_chat_request(
     allow_urls: bool,
     max_choices: int,
     max_parts: int,
-    developer_role: str = "developer",
 ) -> ChatRequest:
     """The request in a body. `defaults` are the sampling options that it does not name.
-
-    Messages of the role developer get `developer_role`.
 
     Raises `RequestError`; `InvalidRequestError` for sampling options out of range.
     """
@@ -180,7 +177,7 @@ def read_chat_request(
     tools = (_tools(fields.get("tools", [])) or None) if calls_tools else None
     return ChatRequest(
         model=read.model,
-        history=History(_messages(fields, allow_urls, max_parts, developer_role), tools),
+        history=History(_messages(fields, allow_urls, max_parts), tools),
         tools=tools,
         sampling=_sampling(fields, defaults, max_choices),
         stop=tuple(read.stop),
@@ -207,7 +204,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             raise unsupported_field(f"{name} {short_repr(value)}: {constraint.reason}; {cure}", name)
 
 
-def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int, developer_role: str) -> list[dict[str, Any]]:
+def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> list[dict[str, Any]]:
     messages = fields["messages"]
     lists = [message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls")]
     count = len(messages) + sum(len(each) for each in (*lists, fields.get("tools")) if isinstance(each, list))
@@ -217,10 +214,7 @@ def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int, devel
             f"{max_parts}",
             "messages",
         )
-    read = [
-        read_message(message, index, allow_urls=allow_urls, developer_role=developer_role)
-        for index, message in enumerate(messages)
-    ]
+    read = [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
     check_tool_results(read)
     return read
 

@@ -27,7 +27,7 @@ from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_b
 from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
 from rollouts.episodes.turns import Prompt, SampledTurn
 from rollouts.serve.errors import RequestError, invalid_message, unsupported_field
-from rollouts.serve.gateway.chat_messages import as_the_model_writes, check_is_printed
+from rollouts.serve.gateway.chat_messages import check_arguments, check_is_printed
 from rollouts.serve.gateway.chat_request import ChatRequest
 from rollouts.serve.gateway.session import Match, Session
 from rollouts.serve.gateway.session_store import SessionStore
@@ -140,8 +140,8 @@ async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | 
     try:
         if match is None:
             format = getattr(session.recorder.renderer.renderer, "format", None)
-            if isinstance(format, Format):  # other renderers read what clients send
-                messages = as_the_model_writes(messages, format)
+            if isinstance(format, Format) and format.arguments == "object":  # other renderers read what clients send
+                check_arguments(messages)
             prompt = await session.recorder.first_prompt(messages, chat.tools, "messages")
         else:
             prompt = await session.recorder.next_prompt(await session.sampled_turn(match.turn), messages, "messages")

@@ -22,7 +22,6 @@ from rollouts.errors import is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected
 from rollouts.serve.errors import RequestError, answering_errors, invalid_field, unsupported_field
-from rollouts.serve.gateway.chat_messages import developer_role
 from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request
 from rollouts.serve.gateway.completion_objects import completion_events, completion_object, token_texts_of
 from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat, decoder
@@ -90,7 +89,6 @@ class Gateway:
         self._limits = limits or GatewayLimits()
         self._known_adapters: Collection[str] = ()
         self._allow_media_urls = allow_media_urls
-        self._developer_role = developer_role(pool.renderer)
         self._pool = pool
         self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
         self._sessions = SessionStore(self._settings, self._limits, on_session_end)
@@ -162,7 +160,6 @@ class Gateway:
                 allow_urls=self._allow_media_urls,
                 max_choices=self._limits.max_choices,
                 max_parts=self._limits.max_parts,
-                developer_role=self._developer_role,
             ),
         )
         model, adapter = await self._checked_model(chat)

@@ -81,7 +81,7 @@ def test_developer_messages_are_system_messages_where_the_template_reads_only_th
     with serving_template(template) as server:
         assert post(server, [developer("Be brief."), user("Hi")]).status_code == 200
         assert f"<|im_start|>{role}\nBe brief.<|im_end|>" in prompt_text(server)
-        assert server.trajectory("s").nodes[0].messages[0]["role"] == role
+        assert server.trajectory("s").nodes[0].messages[0]["role"] == "developer"
 
 
 @pytest.mark.slow
