@@ -161,6 +161,19 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
             raise MessageError(f"tools[{index}] is not of the shape {shape}: {short_repr(tool)}")
 
 
+def as_chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A function as a tool of OpenAI's chat completions; any other tool as it is.
+
+    It may be given so, without its `type`, as the schema alone, or as a tool of the Responses API, which has the
+    schema's keys beside the type.
+    """
+    if "function" in tool:
+        return dict(tool) if "type" in tool else {"type": "function", **tool}
+    schema = {key: value for key, value in tool.items() if key != "type"}
+    is_function = "name" in tool and tool.get("type", "function") == "function"
+    return {"type": "function", "function": schema} if is_function else dict(tool)
+
+
 def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The (part index, part) pairs of a checked message that hold a medium, in order."""
     content = message.get("content")

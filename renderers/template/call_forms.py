@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from renderers.errors import LoadError, TemplateLimitError
+from renderers.messages import as_chat_tool
 from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.probe_conversation import (
     CALL_ID,
@@ -48,7 +49,7 @@ class CallConvertingTemplate:
         """As `Template.print`; message indices of the result are those of `messages`."""
         if any(message.get("tool_calls") for message in messages):
             messages = [self._converted(message) if message.get("tool_calls") else message for message in messages]
-        tools = None if tools is None else [_converted_tool(tool) for tool in tools]
+        tools = None if tools is None else [as_chat_tool(tool) for tool in tools]
         return self._template.print(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def _converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,15 +109,6 @@ def _converted_call(call: Mapping[str, Any], forms: frozenset[str]) -> Mapping[s
     elif isinstance(arguments, Mapping) and forms == {"text"}:
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {"type": "function", **call, "function": {**call["function"], "arguments": arguments}}
-
-
-def _converted_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A function as a tool of chat completions; it is given so, without a type, as its schema, or as in Responses."""
-    if "function" in tool:
-        return tool if "type" in tool else {"type": "function", **tool}
-    schema = {key: value for key, value in tool.items() if key != "type"}
-    is_function = "name" in tool and tool.get("type", "function") == "function"
-    return {"type": "function", "function": schema} if is_function else tool
 
 
 def _json_object(text: str) -> Any:

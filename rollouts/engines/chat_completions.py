@@ -16,7 +16,7 @@ from renderers.errors import MediaError, MessageError
 from renderers.media.audio_decoding import audio_info, decode_audio
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
-from renderers.messages import AUDIO_PART_TYPES, VIDEO_PART_TYPES
+from renderers.messages import AUDIO_PART_TYPES, VIDEO_PART_TYPES, as_chat_tool
 from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts.engines.http.responses import excerpt
@@ -87,7 +87,8 @@ def _sent_message(message: Mapping[str, Any], index: int, data_url: DataURL) -> 
         if message.get(key):
             sent[key] = _text(message[key], index)
     calls = [_sent_call(call, index, number) for number, call in enumerate(message.get("tool_calls", ()))]
-    return {**sent, "tool_calls": calls} if calls else sent
+    # Beside calls, no content is null, as servers answer it: the template of DeepSeek V3 drops calls beside "".
+    return {**sent, "content": sent_content or None, "tool_calls": calls} if calls else sent
 
 
 def _sent_part(part: Mapping[str, Any], message_index: int, part_index: int, data_url: DataURL) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def _sent_call(call: Mapping[str, Any], message_index: int, number: int) -> dict
 
 def sent_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Checked tools in OpenAI's form. Raises `MessageError` for what JSON cannot hold."""
-    sent = [dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools]
+    sent = [as_chat_tool(tool) for tool in tools]
     for index, tool in enumerate(sent):
         if not is_json(tool):
             raise MessageError(f"tools[{index}] cannot be written as JSON: {short_repr(tool)}")

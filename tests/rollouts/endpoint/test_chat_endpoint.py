@@ -293,12 +293,14 @@ async def test_arguments_of_calls_are_sent_as_text_and_reasoning_as_the_server_g
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"row": 1, "é": None}}}]
     assistant = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm"}
     result = {"role": "tool", "tool_call_id": "c", "name": "look", "content": "red"}
-    body = await sent([user("a"), assistant, result], tools=[LOOK, LOOK["function"]])
-    assert body["tools"] == [LOOK, LOOK], "a bare schema is wrapped"
+    body = await sent(
+        [user("a"), assistant, result], tools=[LOOK, LOOK["function"], {"type": "function", **LOOK["function"]}]
+    )
+    assert body["tools"] == [LOOK] * 3, "a bare schema, and a tool of the Responses API, are wrapped"
     written = body["messages"][1]["tool_calls"][0]["function"]["arguments"]
     assert json.loads(written) == {"row": 1, "é": None}
     assert body["messages"][1]["reasoning_content"] == "hm"
-    assert body["messages"][1]["content"] == ""
+    assert body["messages"][1]["content"] is None
     assert body["messages"][2] == result
 
 
