@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
         raise UnreachableTurnError(
             index, f"the template refuses to print the prompt before it ({error.template_message})"
         ) from error
-    check_is_printed(renderer, messages[: index + 1], index, tools, printed)
+    check_are_printed(renderer, messages[: index + 1], [index], tools, printed)
     runs = sampled_runs(printed, index)
     if not runs:
         return None
@@ -106,35 +106,39 @@ def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
 # Turns that are not what the model would sample.
 
 
-def check_is_printed(
-    renderer: Renderer, messages: Messages, index: int, tools: Tools | None, printed: RenderedTokens
+def check_are_printed(
+    renderer: Renderer, messages: Messages, turns: Collection[int], tools: Tools | None, printed: RenderedTokens
 ) -> None:
-    """Raise `UnreachableTurnError` if content, calls or reasoning of turn `index` are missing in a print of `messages`.
+    """Raise `UnreachableTurnError` if content, calls or reasoning of some turns are missing in a print of `messages`.
 
-    Reasoning is missing if the print stays the same with another one.
+    Whether reasoning is printed is found by printing all messages once more with other words as the reasoning of these
+    turns. Templates drop that before the last message of a user by design.
     """
-    dropped = next((lost.field for lost in printed.unprinted if lost.message_index == index), "")
-    format = getattr(renderer, "format", None)  # renderers of other packages have none
-    (message,) = check_messages([messages[index]])
-    other = _with_other_reasoning(message, None if format is None else format.reasoning)
-    if not dropped and other is not None:
-        changed = renderer.render_ids([*messages[:index], other, *messages[index + 1 :]], tools=tools)
-        dropped = "reasoning" if changed == printed.token_ids else ""
+    dropped = {lost.message_index: lost.field for lost in printed.unprinted if lost.message_index in turns}
+    question = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)
+    if isinstance(renderer, TemplateRenderer):
+        words = {index: f"Other words {index}." for index in turns if index > question}
+        others = {at: _with_reasoning(messages[at], words[at], renderer.format.reasoning) for at in words}
+        if given := [index for index, other in others.items() if other is not None]:
+            changed = [others.get(index) or message for index, message in enumerate(messages)]
+            text = renderer.tokenizer.decode(renderer.render_ids(changed, tools=tools))
+            dropped = {index: "reasoning" for index in given if words[index] not in text} | dropped
     if dropped:
+        index = min(dropped)
         raise UnreachableTurnError(
             index,
-            f"the template prints nothing of its {dropped}, so that the model would learn to answer without",
+            f"the template prints nothing of its {dropped[index]}, so that the model would learn to answer without",
             cure="remove that from the message, or load the renderer with a chat_template= that prints it",
         )
 
 
-def _with_other_reasoning(message: Mapping[str, Any], markers: ReasoningMarkers | None) -> dict[str, Any] | None:
-    """The checked message with other words as its reasoning, in its content too; None if it has no reasoning."""
-    words = "Other words."
-    if message.get("reasoning_content", "").strip():
-        return {**message, "reasoning_content": words, "thinking": words}
-    thought, _ = _split(_text(message), markers)
-    return {**message, "content": _text(message).replace(thought, words, 1)} if thought else None
+def _with_reasoning(message: Mapping[str, Any], words: str, markers: ReasoningMarkers | None) -> dict[str, Any] | None:
+    """The message with these words in place of its reasoning, in its content too; None if it has no reasoning."""
+    (checked,) = check_messages([message])
+    if checked.get("reasoning_content", "").strip():
+        return {**checked, "reasoning_content": words, "thinking": words}
+    thought, _ = _split(_text(checked), markers)
+    return {**checked, "content": _text(checked).replace(thought, words, 1)} if thought else None
 
 
 def _text(message: Mapping[str, Any], separator: str = "\n") -> str:

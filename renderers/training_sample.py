@@ -30,7 +30,7 @@ from renderers.rendered import MultiModalData, RenderedTokens, check_roles
 from renderers.sampled_turn import (
     SampledTurn,
     TokenRange,
-    check_is_printed,
+    check_are_printed,
     media_with_ranges,
     sampled_turn,
     with_final_stop,
@@ -122,15 +122,12 @@ def build_training_sample(
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
     The sample may have no token with loss. Raises `RendererError`, `MessageError`, the errors of rendering, and
-    `UnreachableTurnError` for a trained turn after the last message of a user of which the template drops something.
+    `UnreachableTurnError` for a trained turn of which the template prints no content, calls or reasoning; reasoning
+    before the last message of a user may be missing.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
-    last_question = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=0)
-    for index in sorted(
-        turn for turn in plan.turns if turn > last_question
-    ):  # templates drop earlier reasoning by design
-        check_is_printed(renderer, messages, index, tools, rendered)
+    check_are_printed(renderer, messages, plan.turns, tools, rendered)
     if ensure_final_stop and len(messages) - 1 in plan.turns:
         rendered = with_final_stop(renderer, rendered, messages, len(messages) - 1, tools)
     return _sample(rendered, plan.turns, plan.bodies)
