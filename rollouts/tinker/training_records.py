@@ -45,7 +45,7 @@ class _Sums:
         self.seconds += seconds
         if loss == "cross_entropy":
             for datum, logprobs in zip(data, result.logprobs, strict=True):
-                weights = datum.inputs.get("weights", np.ones(len(datum))).astype(np.float64)
+                weights = datum.inputs.get("weights", np.ones(datum.target_ids.shape)).astype(np.float64)
                 self.has_negative_weights |= bool((weights < 0).any())
                 self.surprisal -= float(weights[weights > 0] @ logprobs[weights > 0])
                 self.weight += float(weights.sum())
@@ -71,7 +71,7 @@ class _Sums:
 def _trained_tokens(datum: Datum) -> int:
     for name in ("mask", "sequence_ratio_mask", "advantages", "weights"):
         if name in datum.inputs:
-            return int(np.count_nonzero(datum.inputs[name]))
+            return int(np.count_nonzero(datum.inputs[name].reshape(len(datum), -1).any(axis=1)))
     return len(datum)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ _DTYPES: Final[Mapping[int, str]] = {
     messages.DTYPE_INT64: "<i8",
     messages.DTYPE_INT32: "<i4",
 }
+#: What the sparse tensors of a request may stand for, all together: a few bytes of one can stand for any number.
+_MOST_VALUES: Final = 2**26
 _STOP: Final = {True: messages.STOP_REASON_STOP, False: messages.STOP_REASON_LENGTH}
 
 
@@ -78,6 +82,7 @@ def read_train_request(body: bytes) -> TrainRequest:
         options[name] = value.text if value.WhichOneof("value") == "text" else value.number
     fields = (message.model_id, message.seq_id, message.loss_fn, options, message.forward_only)
     try:
+        _check_sparse(message)
         return TrainRequest(*fields, [_row(f"data[{number}]", datum) for number, datum in enumerate(message.data)])
     except RequestError as error:
         return TrainRequest(*fields, [], error)
@@ -126,13 +131,49 @@ def _array(place: str, tensor: Any) -> np.ndarray:
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise RequestError(400, f"{place} has dtype {tensor.dtype}; send float32, int64 or int32")
+    shape = list(tensor.shape)
     if tensor.WhichOneof("encoding") == "sparse_csr":
-        raise RequestError(400, f"{place} is sparse; this server takes one dense number for each token")
+        sparse = tensor.sparse_csr
+        values = _from_bytes(place, sparse.values, dtype)
+        crow, columns = (_from_bytes(place, data, "<i8") for data in (sparse.crow_indices, sparse.col_indices))
+        rows = rows_of_csr(place, shape, crow, columns, len(values))
+        array = np.zeros(shape, dtype)
+        array[rows, columns] = values
+        return array
     array = _from_bytes(place, tensor.dense, dtype)
-    shape = list(tensor.shape) or [len(array)]
-    if shape != [len(array)]:
-        raise RequestError(400, f"{place} has shape {shape} and {len(array)} values; send one value for each token")
-    return array
+    shape = shape or [len(array)]
+    if len(shape) > 2 or min(shape) < 1 or math.prod(shape) != len(array):
+        rule = "send one value for each token, or (tokens, k)"
+        raise RequestError(400, f"{place} has shape {shape} and {len(array)} values; {rule}")
+    return array.reshape(shape)
+
+
+def _check_sparse(message: Any) -> None:
+    tensors = [tensor for datum in message.data for tensor in datum.loss_fn_inputs.values()]
+    count = sum(abs(math.prod(each.shape)) for each in tensors if each.WhichOneof("encoding") == "sparse_csr")
+    if count > _MOST_VALUES:
+        rule = f"this server takes up to {_MOST_VALUES}; send fewer rows a request"
+        raise RequestError(400, f"data: its sparse tensors stand for {count} values, and {rule}")
+
+
+def rows_of_csr(place: str, shape: Sequence[int], crow: np.ndarray, columns: np.ndarray, count: int) -> np.ndarray:
+    """The row of each of `count` values of a sparse tensor: `crow` is where rows end, `columns` where values are.
+
+    Raises `RequestError` (400) where these do not fit to each other and to `shape`.
+    """
+    if (
+        (len(shape), len(columns)) != (2, count)
+        or min(shape) < 1
+        or len(crow) != shape[0] + 1
+        or (crow[0], crow[-1]) != (0, count)
+        or (np.diff(crow) < 0).any()
+    ):
+        found = f"sparse, {list(shape)}, with {count} values, {len(columns)} columns and {len(crow)} ends of rows"
+        raise RequestError(400, f"{place} is {found}; send a matrix, with ends of rows from 0 to the number of values")
+    if count and not 0 <= columns.min() <= columns.max() < shape[1]:
+        wrong = columns.max() if columns.max() >= shape[1] else columns.min()
+        raise RequestError(400, f"{place} has a value in column {wrong} of shape {list(shape)}")
+    return np.repeat(np.arange(shape[0]), np.diff(crow))
 
 
 def _from_bytes(place: str, data: bytes, dtype: str) -> np.ndarray:
@@ -144,14 +185,16 @@ def _from_bytes(place: str, data: bytes, dtype: str) -> np.ndarray:
 
 def train_result(logprobs: Sequence[np.ndarray], metrics: Mapping[str, float]) -> bytes:
     """A `ForwardBackwardOutput`: the log-probabilities of each row, and the metrics."""
-    offsets = np.concatenate([[0], np.cumsum([4 * len(row) for row in logprobs])]).astype("<i8")
-    data = np.concatenate([np.empty(0, np.float32), *logprobs]).astype("<f4")
-    tensor = messages.BatchedTensor(data=data.tobytes(), offsets=offsets.tobytes(), dtype=messages.DTYPE_FLOAT32)
-    record = messages.ArrayRecord(type_tag="ArrayRecord", fields={"logprobs": tensor}, num_datums=len(logprobs))
-    output = messages.ForwardBackwardOutput(
-        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics=metrics
-    )
+    records = [_record(list(rows), width) for width, rows in groupby(logprobs, key=lambda row: row.shape[1:])]
+    output = messages.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", loss_fn_outputs=records, metrics=metrics)
     return bytes(output.SerializeToString())
+
+
+def _record(logprobs: Sequence[np.ndarray], width: tuple[int, ...]) -> Any:
+    offsets = np.concatenate([[0], np.cumsum([4 * row.size for row in logprobs])]).astype("<i8").tobytes()
+    data = np.concatenate(logprobs).astype("<f4").tobytes()
+    tensor = messages.BatchedTensor(data=data, offsets=offsets, dtype=messages.DTYPE_FLOAT32, trailing_shape=width)
+    return messages.ArrayRecord(type_tag="ArrayRecord", fields={"logprobs": tensor}, num_datums=len(logprobs))
 
 
 def sample_result(result: SampleResult) -> bytes:

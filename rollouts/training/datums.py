@@ -26,7 +26,8 @@ class Datum:
     `token_ids` integers (n,), with `media` and the ranges of their placeholder tokens; `target_ids` integers (n,): the
     model predicts target t from the tokens 0 to t, so that it usually is token t + 1. `inputs` are what the loss takes
     for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`, `mask`, `sequence_ratio_mask`,
-    `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids` and `teacher_top_logprobs`.
+    `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids` and `teacher_top_logprobs`. For
+    "cross_entropy", `target_ids` and `weights` may be (n, k): k targets for each token, with a weight each.
 
     A `Trainer` checks it.
     """
@@ -83,12 +84,13 @@ def check_data(data: Sequence[Datum], loss: NamedLoss, architecture: Architectur
         count = _checked_ids(name, "token ids", datum.token_ids, None)
         if longest is not None and count > longest:
             raise SampleError(name, f"it has {count} tokens, and the model reads {longest}; shorten it")
-        _checked_ids(name, "targets", datum.target_ids, count)
-        wrong = np.flatnonzero((datum.target_ids < 0) | (datum.target_ids >= vocabulary))
+        _checked_ids(name, "targets", datum.target_ids, count, takes_several=loss.takes_several)
+        wrong = np.argwhere((datum.target_ids < 0) | (datum.target_ids >= vocabulary))
         if len(wrong):
-            target = f"target {wrong[0]} is {datum.target_ids[wrong[0]]}"
+            place = tuple(wrong[0].tolist())
+            target = f"target {', '.join(map(str, place))} is {datum.target_ids[place]}"
             raise SampleError(name, f"{target}; the ids of the model are from 0 to {vocabulary - 1}")
-        _check_inputs(name, datum.inputs, loss, count)
+        _check_inputs(name, datum.inputs, loss, datum.target_ids.shape)
         if loss.has_candidates:
             _check_candidates(name, datum.inputs, data[0].inputs, vocabulary)
         if (error := item_placement_error(datum.media, count)) is not None:
@@ -109,15 +111,16 @@ def sequence_of(index: int, datum: Datum) -> TokenSequence:
     return TokenSequence(datum.token_ids, datum.media, row_name(index))
 
 
-def _checked_ids(name: str, what: str, ids: Any, count: int | None) -> int:
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+def _checked_ids(name: str, what: str, ids: Any, count: int | None, *, takes_several: bool = False) -> int:
+    is_array = isinstance(ids, np.ndarray) and ids.ndim in ((1, 2) if takes_several else (1,))
+    if not is_array or ids.dtype.kind not in "iu" or not ids.size:
         raise SampleError(name, f"the {what} are {_described(ids)}; pass one row of at least one integer")
     if count is not None and len(ids) != count:
         raise SampleError(name, f"the {what} have {len(ids)} values for {count} tokens; pass one for each token")
     return len(ids)
 
 
-def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, count: int) -> None:
+def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, targets: tuple[int, ...]) -> None:
     known = loss.required | loss.optional
     if unknown := sorted(inputs.keys() - known, key=str):
         taken = f"it takes {', '.join(sorted(known))}"
@@ -125,7 +128,7 @@ def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, 
     if missing := sorted(loss.required - inputs.keys()):
         raise SampleError(name, f"the loss needs the input {missing[0]!r}, one number for each target")
     for key, values in inputs.items():
-        shape = (count, *values.shape[1:2]) if key in CANDIDATES and isinstance(values, np.ndarray) else (count,)
+        shape = (*targets, *values.shape[1:2]) if key in CANDIDATES and isinstance(values, np.ndarray) else targets
         if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind not in "fiub":
             raise SampleError(name, f"{key} is {_described(values)}; pass numbers {shape}, one for each target")
         if len(wrong := np.argwhere(~np.isfinite(float32_array(values)))):
@@ -159,14 +162,18 @@ def passes(data: Sequence[Datum], tokens_per_pass: int, patches_per_pass: int) -
     """The numbers of the rows of each forward pass: rows of similar lengths, within two budgets.
 
     A pass has at most `tokens_per_pass` tokens with its padding, and `patches_per_pass` patches and frames; a row that
-    is larger than a budget has a pass of its own.
+    is larger than a budget has a pass of its own. Rows of a pass have one number of targets for each token.
     """
     found: list[list[int]] = []
     patches = 0
-    for number in sorted(range(len(data)), key=lambda number: -len(data[number])):  # stable: equal lengths in order
+    widths = [datum.target_ids.shape[1:] for datum in data]
+    for number in sorted(range(len(data)), key=lambda number: (widths[number], -len(data[number]))):  # stable
         own = sum(tower_rows(item) for item, _ in data[number].media)
-        if found and (
-            (len(found[-1]) + 1) * len(data[found[-1][0]]) <= tokens_per_pass and patches + own <= patches_per_pass
+        if (
+            found
+            and widths[number] == widths[found[-1][0]]
+            and (len(found[-1]) + 1) * len(data[found[-1][0]]) <= tokens_per_pass
+            and patches + own <= patches_per_pass
         ):
             found[-1].append(number)
             patches += own

@@ -55,6 +55,7 @@ class NamedLoss:
     row that count are those with an advantage, or with `counts_all` all of them. `options` are the defaults of
     the numbers that a caller may set; None: it must set it. With `has_candidates` a row has the inputs `CANDIDATES`
     (n, k), and `compute` gets the trained model's log-probabilities of these ids as the input `candidate_logprobs`.
+    With `takes_several` a row may have k targets for each token, whose log-probabilities and inputs are (1, n, k).
     """
 
     compute: Callable[[Given], Outcome]
@@ -63,6 +64,7 @@ class NamedLoss:
     options: Mapping[str, float | None] = field(default_factory=dict)
     counts_all: bool = False
     has_candidates: bool = False
+    takes_several: bool = False
 
     def inputs_of(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs of a row with a `mask`, where the loss takes one."""
@@ -135,7 +137,7 @@ _SEQUENCE_THRESHOLDS = {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1
 
 NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
     {
-        "cross_entropy": NamedLoss(_cross_entropy, frozenset(), frozenset({"weights"})),
+        "cross_entropy": NamedLoss(_cross_entropy, frozenset(), frozenset({"weights"}), takes_several=True),
         "importance_sampling": NamedLoss(partial(_policy, importance_sampling_loss), _POLICY, _MASK),
         "ppo": NamedLoss(partial(_clipped, policy_gradient_loss), _POLICY, _MASK, _THRESHOLDS),
         "cispo": NamedLoss(partial(_clipped, cispo_loss), _POLICY, _MASK, _THRESHOLDS),

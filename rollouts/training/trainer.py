@@ -72,7 +72,7 @@ class AdamParams:
 
 
 class LossResult(NamedTuple):
-    """`logprobs`: for each row log p of its targets, float32 (n,). `metrics`: numbers by name.
+    """`logprobs`: for each row log p of its targets, float32, in their shape. `metrics`: numbers by name.
 
     `loss:sum` is the loss; a loss with ratios adds `ratio:mean` and `clipped:mean`, the mean ratio of the tokens that
     count, and the fraction of them whose ratio was limited.
@@ -413,9 +413,9 @@ class Trainer:
             softcap=head.softcap,
             scale=head.scale,
         ).logprobs
-        of_rows = [(len(datum), loss.inputs_of(datum.inputs)) for datum in data.values()]
+        of_rows = [(datum.target_ids.shape, loss.inputs_of(datum.inputs)) for datum in data.values()]
         inputs = {
-            name: np.concatenate([one.get(name, np.ones(length)) for length, one in of_rows])
+            name: np.concatenate([one.get(name, np.ones(shape)) for shape, one in of_rows])
             for name in dict.fromkeys(name for _, one in of_rows for name in one)
         }
         rows = np.repeat(np.arange(len(data)), [len(datum) for datum in data.values()])
