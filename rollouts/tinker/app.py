@@ -253,14 +253,16 @@ class _Routes:
         )  # fmt: skip
 
     def _save_for_sampler(self, body: types.SaveWeightsForSamplerRequest) -> Any:
+        if body.kind != "snapshot":
+            rule = "samplers of this server keep the weights that they began with; leave kind out, and save after steps"
+            raise RequestError(400, f"kind is {body.kind!r}, and {rule}")
         if body.path is not None:
             return self._service.requests.save_named(
                 body.model_id, body.seq_id, "sampler_weights", body.path,
                 ttl_seconds=body.ttl_seconds, user_metadata=body.user_metadata,
             )  # fmt: skip
-        if body.sampling_session_seq_id is None or body.kind != "snapshot":
-            text = "save_weights_for_sampler needs a path, or a sampling_session_seq_id and the kind 'snapshot'"
-            raise RequestError(400, text)
+        if body.sampling_session_seq_id is None:
+            raise RequestError(400, "save_weights_for_sampler needs a path, or a sampling_session_seq_id")
         return self._service.requests.save_for_session(body.model_id, body.seq_id, body.sampling_session_seq_id)
 
     # Sampling and results.

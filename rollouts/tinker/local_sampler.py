@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,6 +16,7 @@ from rollouts.errors import EngineClosedError, RolloutsError
 from rollouts.models.loading import load_model
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.device_turns import DeviceTurns
+from rollouts.tinker.prompt_scores import PromptScores
 from rollouts.tinker.requests import SampleRequest, SampleResult
 from rollouts.tinker.sampler import Endings, SavedWeights, generated
 from rollouts.training.trainer import Trainer
@@ -119,7 +121,16 @@ class _EngineOfModel:
             engine = self._shares[share] = self._engine.beside()
         with engine.expecting_request():  # a client sends the requests of a step one after another: one batch for them
             await asyncio.sleep(_GATHER_SECONDS)
-        return await generated(engine, request, self._endings, max_length=engine.max_model_len, adapter=adapter)
+        scores = PromptScores(request, engine.vocab_size) if request.scores_others else None
+        result = await generated(
+            engine,
+            request,
+            self._endings,
+            max_length=engine.max_model_len,
+            adapter=adapter,
+            generate=partial(engine.generate, observe=scores),
+        )
+        return result if scores is None else scores.added_to(result)
 
 
 class _TrainedAsAWholeError(RolloutsError):

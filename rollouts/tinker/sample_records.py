@@ -100,7 +100,7 @@ class SampleRecords:
 
         A request that asks for the log-probabilities of its prompt and samples one token because it has to is left out.
         """
-        if request.prompt_logprobs and request.max_tokens in (0, 1):
+        if request.scores_prompt and request.max_tokens in (0, 1):
             return
         with self._lock:
             self._write_idle()

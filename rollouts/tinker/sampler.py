@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ from rollouts.engines.token_checks import MAX_TOKEN_ID
 from rollouts.episodes.engine_calls import check_uninterrupted
 from rollouts.errors import ArgumentError, is_unicode
 from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult
+
+Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 
 #: The log-probability in rows of `topk_prompt` without tokens.
 _NO_LOGPROB = -99999.0
@@ -144,10 +146,12 @@ async def generated(
     max_length: int,
     adapter: str | None = None,
     extra: Mapping[str, Any] | None = None,
+    generate: Generate | None = None,
 ) -> SampleResult:
     """Sample with an engine. `max_length`: the model's, of prompt and sequence together.
 
-    `extra` are options of the engine. Raises what the engine raises, and `GenerationInterruptedError`.
+    `extra` are options of the engine; `generate` is called in place of its own for a request that scores its prompt.
+    Raises what the engine raises, and `GenerationInterruptedError`.
     """
     ids = request.prompt.token_ids
     most = getattr(engine, "vocab_size", None) or MAX_TOKEN_ID  # the likeliest tokens are at most all that there are
@@ -167,11 +171,11 @@ async def generated(
             extra=extra or {},
             top_logprobs=min(request.topk_sample, most),
         ),
-        prompt_logprobs=request.prompt_logprobs,
+        prompt_logprobs=request.scores_prompt,
         prompt_top_logprobs=min(request.topk_prompt, most),
         adapter=adapter,
     )
-    result = await _with_texts(engine, asked, texts, endings)
+    result = await _with_texts(engine, generate or engine.generate, asked, texts, endings)
     check_uninterrupted(asked, result.completions)
     sequences = [_sequence(each) for each in sorted(result.completions, key=lambda each: each.index)]
     of_prompt = result.prompt_top_logprobs
@@ -181,7 +185,7 @@ async def generated(
             np.where(is_empty, 0, of_prompt.token_ids), np.where(is_empty, _NO_LOGPROB, of_prompt.logprobs)
         )
     sequences = sequences * request.num_samples if is_greedy else sequences
-    return SampleResult(sequences, result.prompt_logprobs, of_prompt)
+    return SampleResult(sequences, result.prompt_logprobs if request.prompt_logprobs else None, of_prompt)
 
 
 def _asked(prompt: ModelInput, sampling: SamplingParams, **options: Any) -> GenerateRequest:
@@ -192,17 +196,17 @@ def _asked(prompt: ModelInput, sampling: SamplingParams, **options: Any) -> Gene
 
 
 async def _with_texts(
-    engine: Engine, request: GenerateRequest, texts: tuple[str, ...], endings: Endings
+    engine: Engine, generate: Generate, request: GenerateRequest, texts: tuple[str, ...], endings: Endings
 ) -> GenerateResult:
     """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they come."""
     if not texts:
-        return await engine.generate(request)
+        return await generate(request)
     if is_streaming(engine) and not request.scores_prompt:
         early_stop = EarlyStop(engine.abort if is_abortable(engine) else None, request, texts, endings.decode)
         result = await engine.generate_streamed(request, early_stop)
         await early_stop.close()
     else:
-        result = await engine.generate(request)
+        result = await generate(request)
     cut = [cut_at_stop(each, texts, endings.decode)[0] for each in result.completions]
     return replace(result, completions=cut)
 

@@ -13,10 +13,10 @@ import numpy as np
 from rollouts.engines.protocol import TopLogprobs
 from rollouts.errors import ArgumentError, short_repr
 from rollouts.serve.errors import RequestError
-from rollouts.tinker.requests import SampleRequest, SampleResult
+from rollouts.tinker.requests import ModelInput, PromptTargets, SampleRequest, SampleResult
 from rollouts.tinker.sample_records import SampleRecords
 from rollouts.tinker.sessions import Json, SamplingSession
-from rollouts.tinker.wire import chunks_of_json, sample_result
+from rollouts.tinker.wire import chunks_of_json, prompt_targets, sample_result
 
 if TYPE_CHECKING:
     from rollouts.tinker.service import Service
@@ -48,8 +48,6 @@ class Sampling:
     def sample(self, body: Any) -> Json:
         """`asample`: `body` is a `tinker.types.SampleRequest`."""
         for name, unused, cure in (
-            ("target_prompt_logprobs", None, "leave it out"),
-            ("prompt_alt_tokens_k", 0, "leave it out"),
             # What tinker-cookbook asks for by default.
             ("record_stability_info", None, "train with another loss than stable_reinforce, such as loss_fn=ppo"),
         ):
@@ -58,8 +56,10 @@ class Sampling:
         if (scored := body.prompt_logprobs_last_n) is not None and not body.prompt_logprobs:
             raise RequestError(400, "prompt_logprobs_last_n is one of prompt_logprobs; set these, too")
         limits = self._backend.limits
-        if not 1 <= body.num_samples <= limits.samples:
-            raise RequestError(400, f"num_samples is {body.num_samples}; pass 1 to {limits.samples}")
+        for name, least in (("num_samples", 1), ("prompt_alt_tokens_k", 0)):
+            if not least <= getattr(body, name) <= limits.samples:
+                given = short_repr(getattr(body, name))
+                raise RequestError(400, f"{name} is {given}; pass {least} to {limits.samples}")
         if body.sampling_session_id is None:
             sampling_id, session_id, version = f"{_DIRECT}{uuid.uuid4().hex}", None, ""
             _, weights = self._weights(body.base_model, body.model_path)
@@ -73,6 +73,8 @@ class Sampling:
         if own >= limits.pending - self._futures.unfetched():  # at most half of what the others leave
             raise RequestError(429, f"{own} requests of this session are waiting; fetch results, or send it later")
         chunks = chunks_of_json("prompt.chunks", body.prompt.chunks)
+        layout = body.target_prompt_logprobs
+        targets = None if layout is None else prompt_targets("target_prompt_logprobs", layout)
 
         async def work() -> bytes:
             prompt = await asyncio.to_thread(self._backend.reader.read, "prompt", chunks)
@@ -80,11 +82,11 @@ class Sampling:
                 raise ArgumentError(
                     "prompt_logprobs_last_n", scored, f"pass 1 to {len(prompt.token_ids) - 1}, those that are predicted"
                 )
-            request = _sample_request(body, prompt)
+            request = _sample_request(body, prompt, targets)
             result = await self._backend.sampler.sample(weights, request, share=session_id or "")
             if self._samples is not None and session_id is not None:
                 self._samples.sampled(session_id, request, result, version)
-            return sample_result(result if scored is None else _of_last(result, scored))
+            return sample_result(result if scored is None else _of_last(result, scored), layout)
 
         request_id = f"{sampling_id}/{body.seq_id if body.seq_id is not None else uuid.uuid4().hex}"
         self._futures.submit(request_id, work, can_end=True)
@@ -113,7 +115,7 @@ def _of_last(result: SampleResult, count: int) -> SampleResult:
     return replace(result, prompt_logprobs=logprobs, topk_prompt=topk)
 
 
-def _sample_request(body: Any, prompt: Any) -> SampleRequest:
+def _sample_request(body: Any, prompt: ModelInput, targets: PromptTargets | None) -> SampleRequest:
     params = body.sampling_params
     stop = params.stop
     if stop is not None:
@@ -130,4 +132,6 @@ def _sample_request(body: Any, prompt: Any) -> SampleRequest:
         prompt_logprobs=bool(body.prompt_logprobs),
         topk_prompt=body.topk_prompt_logprobs,
         topk_sample=body.topk_sample_logprobs,
+        targets=targets,
+        alternatives=body.prompt_alt_tokens_k,
     )

@@ -59,9 +59,13 @@ class VLLMSampler:
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
-        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model."""
+        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model, and for `scores_others`."""
         if self._closed:
             raise EngineClosedError("sample", "the sampler is closed")
+        if request.scores_others:
+            name = "target_prompt_logprobs" if request.targets is not None else "prompt_alt_tokens_k"
+            rule = "vLLM servers do not report them; start rollouts tinker without --engine vllm"
+            raise ArgumentError("the request", name, rule)
         saved = None if weights is None else SavedWeights.at(weights)
         if saved is not None and not saved.is_adapter:
             rule = (

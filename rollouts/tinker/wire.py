@@ -14,7 +14,7 @@ from tinker.proto import tinker_public_pb2 as messages
 
 from rollouts.engines.protocol import TopLogprobs
 from rollouts.serve.errors import RequestError
-from rollouts.tinker.requests import Chunk, ImageChunk, ImagePointerChunk, SampleResult, TextChunk
+from rollouts.tinker.requests import Chunk, ImageChunk, ImagePointerChunk, PromptTargets, SampleResult, TextChunk
 
 #: The content type of the messages, in both directions.
 PROTOBUF: Final = "application/x-protobuf"
@@ -113,6 +113,30 @@ def chunks_of_json(place: str, chunks: Iterable[Any]) -> list[Chunk]:
     return found
 
 
+def prompt_targets(place: str, tensor: Any) -> PromptTargets:
+    """The token ids of a `TensorData` in JSON, dense or sparse. Raises `RequestError` (400)."""
+    shape = tensor.shape or []
+    if tensor.dtype != "int64" or len(shape) != 2:
+        rule = "send int64 token ids, k for each token of the prompt but the first"
+        raise RequestError(400, f"{place} is {tensor.dtype} of shape {shape}; {rule}")
+    ids = _integers(place, tensor.data)
+    if tensor.sparse_crow_indices is not None:
+        columns = _integers(place, tensor.sparse_col_indices or [])
+        rows = rows_of_csr(place, shape, _integers(place, tensor.sparse_crow_indices), columns, len(ids))
+    elif min(shape) < 1 or math.prod(shape) != len(ids):
+        raise RequestError(400, f"{place} has shape {shape} and {len(ids)} values; send one token id for each")
+    else:
+        rows = np.repeat(np.arange(shape[0]), shape[1])
+    return PromptTargets(shape[0], rows, ids)
+
+
+def _integers(place: str, values: Sequence[int] | Sequence[float]) -> np.ndarray:
+    array = np.asarray(values)
+    if len(array) and array.dtype.kind != "i":
+        raise RequestError(400, f"{place} has values that are no integers below 2**63; send token ids")
+    return array.astype(np.int64)
+
+
 def _chunk(place: str, chunk: Any) -> Chunk:
     kind = chunk.WhichOneof("chunk")
     if kind == "encoded_text":
@@ -163,7 +187,7 @@ def rows_of_csr(place: str, shape: Sequence[int], crow: np.ndarray, columns: np.
     """
     if (
         (len(shape), len(columns)) != (2, count)
-        or min(shape) < 1
+        or not 0 < min(shape) <= max(shape) < 2**63
         or len(crow) != shape[0] + 1
         or (crow[0], crow[-1]) != (0, count)
         or (np.diff(crow) < 0).any()
@@ -197,8 +221,8 @@ def _record(logprobs: Sequence[np.ndarray], width: tuple[int, ...]) -> Any:
     return messages.ArrayRecord(type_tag="ArrayRecord", fields={"logprobs": tensor}, num_datums=len(logprobs))
 
 
-def sample_result(result: SampleResult) -> bytes:
-    """A `SampleResponse`."""
+def sample_result(result: SampleResult, layout: Any = None) -> bytes:
+    """A `SampleResponse`. `layout`: the `TensorData` that `target_logprobs` have the shape of, dense or sparse."""
     response = messages.SampleResponse()
     for sequence in result.sequences:
         response.sequences.append(
@@ -213,6 +237,22 @@ def sample_result(result: SampleResult) -> bytes:
         response.prompt_logprobs = result.prompt_logprobs.astype("<f4").tobytes()
     if result.topk_prompt is not None:
         response.topk_prompt_logprobs.CopyFrom(_topk(result.topk_prompt))
+    if result.target_logprobs is not None:
+        tensor, data = response.target_prompt_logprobs, result.target_logprobs.astype("<f4").tobytes()
+        tensor.dtype = messages.DTYPE_FLOAT32
+        tensor.shape.extend(layout.shape)
+        if layout.sparse_crow_indices is None:
+            tensor.dense = data
+        else:
+            tensor.sparse_csr.values = data
+            tensor.sparse_csr.crow_indices = np.asarray(layout.sparse_crow_indices, "<i8").tobytes()
+            tensor.sparse_csr.col_indices = np.asarray(layout.sparse_col_indices, "<i8").tobytes()
+    if result.alternatives is not None:
+        ids, logprobs = result.alternatives
+        tokens = messages.Tensor(dense=ids.astype("<i8").tobytes(), dtype=messages.DTYPE_INT64, shape=ids.shape)
+        data = logprobs.astype("<f4").tobytes()
+        scores = messages.Tensor(dense=data, dtype=messages.DTYPE_FLOAT32, shape=ids.shape)
+        response.prompt_alt_tokens.CopyFrom(messages.PromptAltTokens(tokens=tokens, logprobs=scores))
     return bytes(response.SerializeToString())
 
 

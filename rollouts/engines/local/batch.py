@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from rollouts.engines.local.request_queue import RunningRequest
+from rollouts.engines.local.request_queue import PromptObserver, RunningRequest
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
@@ -63,11 +63,8 @@ class RowSampler:
         scaled = logits.double() / torch.where(greedy, 1.0, self._temperature)[:, None]
         if self._filters:
             scaled = self._filter(scaled)
-        cumulative = torch.softmax(scaled, dim=-1).cumsum(-1)
-        # Scaled by the total so that rounding can never push the draw past the last token of positive probability.
-        draws = self._uniforms[:, step - self._first, None] * cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, draws, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-        ids = torch.where(greedy, logits.argmax(-1), drawn)
+        of_row = drawn(scaled, self._uniforms[:, step - self._first, None])[:, 0]
+        ids = torch.where(greedy, logits.argmax(-1), of_row)
         return SampledTokens(ids, logprobs.gather(-1, ids[:, None])[:, 0], *_likeliest(logprobs, self._most))
 
     def keep(self, rows: torch.Tensor) -> None:
@@ -87,6 +84,14 @@ class RowSampler:
         kept &= (before < self._top_p[:, None]) | (self._top_p[:, None] >= 1)
         kept[:, 0] = True
         return scaled.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
+
+
+def drawn(scaled: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Ids (rows, k) of the softmax of scaled logits (rows, vocabulary), by uniform numbers (rows, k), in float64."""
+    cumulative = torch.softmax(scaled, dim=-1).cumsum(-1)
+    # Scaled by the total so that rounding can never push the draw past the last token of positive probability.
+    draws = uniforms * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, draws, right=True).clamp(max=scaled.shape[-1] - 1)
 
 
 def _likeliest(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,10 +234,17 @@ class Batch:
         most = dict.fromkeys(wanted.values(), 0)
         for index, prompt in wanted.items():
             most[prompt] = max(most[prompt], self._requests[index].prompt_top_logprobs)
-        scored = {prompt: self._scored(hidden[prompt], self._prompts[prompt].ids, k) for prompt, k in most.items()}
+        observers: dict[int, list[PromptObserver]] = {prompt: [] for prompt in most}
+        for index, prompt in wanted.items():
+            if (observe := self._running[index].observe) is not None:
+                observers[prompt].append(observe)
+        scored = {
+            prompt: self._scored(hidden[prompt], self._prompts[prompt].ids, k, observers[prompt])
+            for prompt, k in most.items()
+        }
         return {index: scored[prompt] for index, prompt in wanted.items()}
 
-    def _scored(self, hidden: torch.Tensor, ids: np.ndarray, k: int) -> _Scores:
+    def _scored(self, hidden: torch.Tensor, ids: np.ndarray, k: int, observers: Sequence[PromptObserver]) -> _Scores:
         """The scores of a prompt with the k likeliest tokens in each place; `hidden` (T, hidden) ends with it."""
         states = hidden[len(hidden) - len(ids) : -1]
         targets = torch.from_numpy(ids[1:].copy()).to(hidden.device)
@@ -242,6 +254,8 @@ class Batch:
             part = slice(start, start + _SCORED_POSITIONS)
             logprobs = torch.log_softmax(self._forward.head.logits(states[part]).float(), dim=-1)
             values.append(logprobs.gather(-1, targets[part, None])[:, 0].cpu())
+            for observe in observers:
+                observe(start, logprobs)
             top.append(TopLogprobs(*(column.cpu().numpy() for column in _likeliest(logprobs, k))))
         return _Scores(torch.cat(values).numpy(), TopLogprobs.joined(top))
 

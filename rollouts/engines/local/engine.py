@@ -21,7 +21,7 @@ from renderers.process.caches import ByteLRU
 from rollouts.calls import gathered
 from rollouts.engines.continuation import completed, with_index
 from rollouts.engines.event_loop import EngineLoop
-from rollouts.engines.local.request_queue import RequestQueue, RunningRequest, closed_error
+from rollouts.engines.local.request_queue import PromptObserver, RequestQueue, RunningRequest, closed_error
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
     Completion,
@@ -158,13 +158,17 @@ class LocalEngine:
         """torch's name of the dtype of the weights: "float32"."""
         return str(self._forward.model.dtype).removeprefix("torch.")
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, *, observe: PromptObserver | None = None) -> GenerateResult:
         """Sample `n` completions.
+
+        Of a request that `scores_prompt`, `observe(start, logprobs)` is called on the worker thread for each part of
+        the prompt: float32 (m, vocabulary), the log-probabilities in the places of its tokens `start + 1` to
+        `start + m`. After a failure in a batch with other requests it is called again.
 
         Raises `InvalidRequestError`, `OverlongPromptError`, `EngineClosedError`; `EngineFailedError` for a request on
         which the model fails.
         """
-        return await self._generate(request, None)
+        return await self._generate(request, None, observe)
 
     async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
         """As `generate`; `listen` receives each token on the event loop, as soon as it is sampled."""
@@ -259,12 +263,14 @@ class LocalEngine:
 
     # On the event loop.
 
-    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+    async def _generate(
+        self, request: GenerateRequest, listen: TokenListener | None, observe: PromptObserver | None = None
+    ) -> GenerateResult:
         self._enter(request.request_id)
         self._request_limits.check(request)
         self._check(request)
         adapter = self._adapters.find(request.request_id, request.adapter)
-        result = await self._sampled(RunningRequest(request, _on_loop(listen), adapter), listen)
+        result = await self._sampled(RunningRequest(request, _on_loop(listen), adapter, observe=observe), listen)
         if adapter is None:
             return result
         return replace(result, completions=adapter_labels(result.completions, adapter.name, adapter.base_version))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rollouts.engines.local.adapters import LocalAdapter
 
 
+#: Receives a position of a prompt and the log-probabilities (m, vocabulary) of the tokens behind it.
+PromptObserver = Callable[[int, Any], None]
+
+
 # A request inside the engine: what was asked for, who listens to its tokens, and whether it is to end early.
 
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 class RunningRequest:
     """`listen` is called on the worker thread with each new token. `is_aborted` may be set by any thread.
 
+    `observe` is called there with the log-probabilities in the places of the prompt, as `LocalEngine.generate` says.
     `adapter` samples it; None: the model alone. `runs_alone`: the model has failed in a batch with this request and
     others, one of which is the reason.
     """
@@ -35,6 +40,7 @@ class RunningRequest:
     adapter: LocalAdapter | None = None
     is_aborted: bool = False
     runs_alone: bool = False
+    observe: PromptObserver | None = None
 
 
 # The waiting requests, collected into batches.

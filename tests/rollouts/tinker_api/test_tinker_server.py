@@ -292,7 +292,6 @@ SAMPLE = {"base_model": "tiny", "prompt": {"chunks": []}, "sampling_params": {}}
         ("create_model", MODEL | {"lora_config": {"rank": 4} | NO_LAYERS}, "train_mlp"),
         ("create_model", MODEL | {"optimizer_config": {"type": "dimuon"}}, "'dimuon'"),
         ("create_model", MODEL | {"unknown": 1}, "unknown"),
-        ("asample", SAMPLE | {"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
         ("asample", SAMPLE | {"record_stability_info": True}, "loss_fn=ppo"),  # the default of the recipes
         ("asample", SAMPLE | {"num_samples": 5000}, "num_samples"),
     ],
@@ -322,6 +321,16 @@ def test_weights_of_a_sampler_are_no_state_of_training(client, training):
     path = training.save_weights_for_sampler("sampler").result().path
     with pytest.raises(tinker.RequestFailedError, match="this needs weights"):
         client.create_training_client_from_state(path).result()
+
+
+def test_what_the_service_has_and_this_server_has_not_fails_by_its_name_and_the_next_request_has_its_turn(training):
+    for call, text in [
+        (lambda: training.save_weights_and_get_sampling_client(kind="inflight"), "kind is 'inflight'"),
+        (lambda: training.optim_step(types.DimuonParams(learning_rate=1e-3)), "AdamW"),
+    ]:
+        with pytest.raises(tinker.RequestFailedError, match=text):
+            call().result()
+    assert training.forward([row()], "cross_entropy").result().metrics
 
 
 # Users and limits.

@@ -58,6 +58,10 @@ class Server:
         (found,) = self.directory.glob(f"user-*/{path.removeprefix('tinker://')}")
         return found
 
+    def post(self, path: str, body: Any) -> Any:
+        """The answer to the first user's request."""
+        return self._served.post(f"/api/v1/{path}", body, {"x-api-key": KEYS[0]})
+
     def stop(self) -> None:
         for client in self._clients.values():
             client.close("success").result()
