@@ -47,12 +47,9 @@ class Sampling:
 
     def sample(self, body: Any) -> Json:
         """`asample`: `body` is a `tinker.types.SampleRequest`."""
-        for name, unused, cure in (
-            # What tinker-cookbook asks for by default.
-            ("record_stability_info", None, "train with another loss than stable_reinforce, such as loss_fn=ppo"),
-        ):
-            if getattr(body, name, unused) not in (unused, False):
-                raise RequestError(400, f"{name} is not supported by this server; {cure}")
+        if body.record_stability_info:  # what tinker-cookbook asks for by default
+            rule = "train with another loss than stable_reinforce, such as loss_fn=ppo"
+            raise RequestError(400, f"record_stability_info is not supported by this server; {rule}")
         if (scored := body.prompt_logprobs_last_n) is not None and not body.prompt_logprobs:
             raise RequestError(400, "prompt_logprobs_last_n is one of prompt_logprobs; set these, too")
         limits = self._backend.limits

@@ -85,6 +85,9 @@ def check_data(data: Sequence[Datum], loss: NamedLoss, architecture: Architectur
         if longest is not None and count > longest:
             raise SampleError(name, f"it has {count} tokens, and the model reads {longest}; shorten it")
         _checked_ids(name, "targets", datum.target_ids, count, takes_several=loss.takes_several)
+        if datum.target_ids.size > count * vocabulary:
+            reason = f"it has {datum.target_ids.shape[1]} targets for each token, and the model {vocabulary} ids"
+            raise SampleError(name, f"{reason}; pass at most as many")
         wrong = np.argwhere((datum.target_ids < 0) | (datum.target_ids >= vocabulary))
         if len(wrong):
             place = tuple(wrong[0].tolist())
