@@ -19,7 +19,7 @@ from rollouts.cli.doctor.installation import describe_installation
 from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.rendering_checks import image_rendering, sound_rendering
 from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, print_findings, skipped, summary, weights_dtype
-from rollouts.cli.doctor.token_checks import text_tokens
+from rollouts.cli.doctor.token_checks import text_tokens, tokenizer
 from rollouts.cli.serve import api_key_advice, api_key_from_environment
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.server_kinds import kind_of_server
@@ -38,12 +38,14 @@ class Check(NamedTuple):
     """One check.
 
     `name` is the name of each of its findings that has none of its own. It does not run where a check in `needs` failed
-    or did not run: it would report the same fault again, or a wrong cause.
+    or did not run, nor where one in `unless` failed or lacks an option: it would report the same fault again, or a
+    wrong cause.
     """
 
     name: str
     run: Callable[[Target], Awaitable[Finding | list[Finding]]]
     needs: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
 
 
 class Options(NamedTuple):
@@ -96,6 +98,8 @@ async def _capabilities(connection: ServerConnection, model: str | None) -> Serv
 
 def _checks(target: Target, options: Options) -> list[Check]:
     limited_mismatch = partial(mismatch, max_gigabytes=options.reference_gigabytes)
+    image_request = partial(generation_checks.media_request, modality="image", name="image")
+    sound_request = partial(generation_checks.media_request, modality="audio", name="sound")
     checks = [
         Check("reachable", server_checks.reachable),
         Check("version", server_checks.version, ("reachable",)),
@@ -103,19 +107,22 @@ def _checks(target: Target, options: Options) -> list[Check]:
         Check("vocabulary", server_checks.vocabulary, ("reachable",)),
         Check("token endpoint", server_checks.scale_out, ("reachable",)),
         Check("control routes", server_checks.control_routes, ("reachable",)),
-        Check("text tokens", text_tokens, ("reachable",)),
+        Check("media", server_checks.media),
+        Check("tokenizer", tokenizer, ("reachable",)),
+        Check("text tokens", text_tokens, ("tokenizer",)),
         Check("image tokens", image_rendering, ("token endpoint", "text tokens")),
         Check("sound tokens", sound_rendering, ("token endpoint", "text tokens")),
         Check("text request", generation_checks.text_request, ("vocabulary", "token endpoint", "control routes")),
         Check("stop token", generation_checks.stop_token, ("text request",)),
         Check("log-probabilities", generation_checks.logprobs_mode, ("text request",)),
-        Check("image request", generation_checks.image_request, ("text request",)),
+        Check("image request", image_request, ("text request",), unless=("image tokens", "image features")),
+        Check("sound request", sound_request, ("text request",), unless=("sound tokens", "sound features")),
         Check("mismatch", limited_mismatch, ("text request", "log-probabilities")),
     ]
     of_vllm = ("token endpoint", "control routes", "text tokens", "image tokens", "sound tokens", "stop token")
     left_out = {"vocabulary"} if target.kind == "vLLM" else {*of_vllm}
-    if "audio" not in target.renderer.processors:
-        left_out.add("sound tokens")
+    left_out |= {"image tokens", "image request"} if "image" not in target.renderer.processors else set()
+    left_out |= {"sound tokens", "sound request"} if "audio" not in target.renderer.processors else set()
     return [check for check in checks if check.name not in left_out]
 
 
@@ -129,13 +136,15 @@ async def outcome_of(check: Check, target: Target) -> list[Finding]:
 
 def _prevented(check: Check, target: Target) -> list[Finding]:
     """The finding of a check that another finding prevents, or none."""
-    for name in check.needs:
-        if (finding := target.findings.get(name)) is None:  # a check of the other kind of server
+    for name in (*check.needs, *check.unless):
+        if (finding := target.findings.get(name)) is None:  # a check of another kind of server, or of other media
             continue
-        if finding.seen.startswith(_NOT_CHECKED):
-            return [skipped(finding.seen)]  # the first cause
         if finding.outcome is Outcome.FAILED:
             return [skipped(f"{_NOT_CHECKED}{name} failed")]
+        if finding.outcome is Outcome.ABSENT and name in check.unless:
+            return [skipped(finding.seen)]
+        if finding.seen.startswith(_NOT_CHECKED) and name in check.needs:
+            return [skipped(finding.seen)]  # the first cause
     return []
 
 

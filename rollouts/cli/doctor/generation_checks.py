@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.cli.doctor.target import Finding, Outcome, Target, absent, failed, fresh_image, ok, skipped
+from renderers.messages import Modality
+from rollouts.cli.doctor.target import Finding, Target, absent, failed, ok, skipped
 from rollouts.engines.protocol import FinishReason
-from rollouts.errors import MissingLogProbsError
+from rollouts.errors import CapabilityError, InvalidRequestError, MissingLogProbsError
 
 _RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
 
@@ -76,20 +77,20 @@ async def _difference_from_prompt(target: Target, **sampling: Any) -> float:
     return float(np.abs(sampled.logprobs - scored[len(rendered.token_ids) - len(prompt_ids) :]).max())
 
 
-async def image_request(target: Target) -> Finding:
-    """Two different images must give different log-probabilities."""
-    if not target.has_images:
-        return skipped("no images are processed here: the renderer has no processor")
-    rendering = target.findings.get("image tokens")
-    if rendering is not None and rendering.outcome is Outcome.ABSENT:
-        return skipped("the server takes no images")
-    first, second = [await target.sample(target.image_prompt(fresh_image())) for _ in range(2)]
+async def media_request(target: Target, *, modality: Modality, name: str) -> Finding:
+    """Two different images, or sounds, must give different log-probabilities. `name`: that of one of them."""
+    try:
+        first, second = [await target.sample(target.media_prompt(modality)) for _ in range(2)]
+    except (CapabilityError, InvalidRequestError) as error:
+        if modality == "image":
+            raise
+        return absent(str(error), f"leave {name}s out, or use a server that takes them")
     same_ids = first.token_ids.tolist() == second.token_ids.tolist()
-    # The largest difference between log-probabilities of images that a server does not look at.
+    # The largest difference between log-probabilities of media that a server does not look at.
     if not same_ids or float(np.abs(first.logprobs - second.logprobs).max()) > 1e-6:
-        return ok("two images give different completions or log-probabilities")
+        return ok(f"two {name}s give different completions or log-probabilities")
     return failed(
-        "two different images give exactly the same completion: the server ignores images",
+        f"two different {name}s give exactly the same completion: the server ignores {name}s",
         f"start `{target.command}` from a trained checkpoint, without --load-format dummy; if it is one, send "
         'files: VLLMEngine(media="content_parts")',
     )

@@ -13,7 +13,7 @@ import numpy as np
 from renderers import RenderedTokens
 from renderers.installation import install_command
 from renderers.vision.hf_runner import PROCESSOR_ERRORS
-from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, fresh_image, media_of, ok, skipped
+from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, media_of, ok, skipped
 from rollouts.engines.protocol import Completion
 from rollouts.errors import SampleError, UnsupportedModelError
 
@@ -42,10 +42,10 @@ async def mismatch(target: Target, *, max_gigabytes: float) -> list[Finding]:
         return [reason]
     prompts = {f"text {number}": target.text_prompt() for number in range(_PROMPTS)}
     if target.is_ok("image request"):
-        images = [fresh_image(64 + 32 * number, 96) for number in range(_PROMPTS)]
-        prompts |= {f"image {number}": target.image_prompt(image) for number, image in enumerate(images)}
-    if target.is_ok("sound tokens"):
-        prompts |= {f"sound {number}": target.sound_prompt() for number in range(_PROMPTS)}
+        sizes = [{"height": 64 + 32 * number, "width": 96} for number in range(_PROMPTS)]
+        prompts |= {f"image {number}": target.media_prompt("image", **size) for number, size in enumerate(sizes)}
+    if target.is_ok("sound request"):
+        prompts |= {f"sound {number}": target.media_prompt("audio") for number in range(_PROMPTS)}
     completions = await asyncio.gather(
         *(
             target.sample(rendered, max_tokens=32, temperature=1.0, seed=seed)

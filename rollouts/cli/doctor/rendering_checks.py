@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from renderers import RenderedTokens
-from rollouts.cli.doctor.target import Finding, Outcome, Target, absent, failed, fresh_image, media_of, ok, skipped
+from rollouts.cli.doctor.target import Finding, Outcome, Target, absent, failed, media_of, ok, skipped
 from rollouts.cli.doctor.token_checks import first_difference
 from rollouts.engines.http.responses import response_error
 from rollouts.engines.http.source_files import image_file, source_file
@@ -25,9 +25,7 @@ _ROUNDING_OF_SOUNDS = {"float32": 1e-3, "float16": 2e-3, "bfloat16": 2e-2}
 
 async def image_rendering(target: Target) -> list[Finding]:
     """Tokens and tensors of an image, as the server renders it."""
-    if not target.has_images:
-        return [skipped("no images are processed here: the renderer has no processor")]
-    return await _rendering(target, "image", target.image_prompt(fresh_image()))
+    return await _rendering(target, "image", target.media_prompt("image"))
 
 
 async def sound_rendering(target: Target) -> list[Finding]:
@@ -35,7 +33,7 @@ async def sound_rendering(target: Target) -> list[Finding]:
     if (refusal := target.capabilities.sound_refusal) is not None:
         cure = "start `vllm serve` with audio in --limit-mm-per-prompt, and with the packages of vllm[audio]"
         return [absent(f"the server takes no sounds: {refusal}", cure)]
-    return await _rendering(target, "audio", target.sound_prompt())
+    return await _rendering(target, "audio", target.media_prompt("audio"))
 
 
 async def _rendering(target: Target, modality: str, ours: RenderedTokens) -> list[Finding]:

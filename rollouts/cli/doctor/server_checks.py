@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from rollouts.cli.doctor.target import SAMPLED_TOKENS, Finding, Target, absent, failed, fresh_image, ok
+from renderers.messages import PLURALS, Modality
+from rollouts.cli.doctor.target import SAMPLED_TOKENS, Finding, Target, absent, failed, ok, skipped
 from rollouts.engines.vllm.capabilities import release_of
 
 # The oldest and the newest version whose wire format is known, from their sources or from tests.
@@ -40,7 +41,8 @@ async def served_model(target: Target) -> Finding:
     """Compare the token limit with the longest request of the checks."""
     limit = target.capabilities.max_model_len
     seen = f"{target.capabilities.model}, {limit} tokens"
-    prompt = await asyncio.to_thread(target.image_prompt, fresh_image()) if target.has_images else target.text_prompt()
+    sees = "image" in target.renderer.processors
+    prompt = await asyncio.to_thread(target.media_prompt, "image") if sees else target.text_prompt()
     needed = len(prompt.token_ids) + SAMPLED_TOKENS
     if limit < needed:
         option = "--max-model-len" if target.kind == "vLLM" else "--context-length"
@@ -50,6 +52,17 @@ async def served_model(target: Target) -> Finding:
             f"start `{target.command}` with {option} {max(needed, 8192)}, or what the model allows",
         )
     return ok(seen)
+
+
+async def media(target: Target) -> Finding | list[Finding]:
+    """One finding for all that is not checked because the renderer has no processor for it; none if nothing is."""
+    processors = target.renderer.processors
+    parts: dict[Modality, str] = {"image": "vision_config", "audio": "audio_config"}
+    none = [
+        each for each, part in parts.items() if each not in processors and (part in target.config or not processors)
+    ]
+    missing = " and ".join(PLURALS[each] for each in none)
+    return skipped(f"no {missing} are checked: the renderer of --model has no processor for them") if none else []
 
 
 async def vocabulary(target: Target) -> Finding:

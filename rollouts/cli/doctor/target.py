@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens, TemplateRenderer
+from renderers.messages import Modality
 from renderers.process.files import read_json
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.responses import HttpResponse
@@ -125,11 +126,6 @@ class Target:
         return _TOLERANCES.get(self.dtype, _TOLERANCES["bfloat16"])
 
     @property
-    def has_images(self) -> bool:
-        """Whether the renderer can process images of this model."""
-        return "image" in self.renderer.processors
-
-    @property
     def command(self) -> str:
         return "vllm serve" if self.kind == "vLLM" else "sglang serve"
 
@@ -143,14 +139,15 @@ class Target:
     def text_prompt(self) -> RenderedTokens:
         return self._prompt("Say something.")
 
-    def image_prompt(self, image: np.ndarray) -> RenderedTokens:
-        return self._prompt([{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}])
-
-    def sound_prompt(self) -> RenderedTokens:
-        """A prompt with a sound of random noise, which no server has in its cache."""
-        samples = np.random.default_rng().uniform(-0.5, 0.5, round(1.27 * _SOUND_RATE)).astype(np.float32)
-        sound = {"type": "audio", "audio": samples, "sampling_rate": _SOUND_RATE}
-        return self._prompt([sound, {"type": "text", "text": "What is it?"}])
+    def media_prompt(self, modality: Modality, *, height: int = 128, width: int = 192) -> RenderedTokens:
+        """A prompt with an image of that size, or a sound, of random noise, which no server has in its cache."""
+        random = np.random.default_rng()
+        if modality == "audio":
+            samples = random.uniform(-0.5, 0.5, round(1.27 * _SOUND_RATE)).astype(np.float32)
+            part = {"type": "audio", "audio": samples, "sampling_rate": _SOUND_RATE}
+        else:
+            part = {"type": "image", "image": random.integers(0, 256, (height, width, 3), dtype=np.uint8)}
+        return self._prompt([part, {"type": "text", "text": "What is it?"}])
 
     def _prompt(self, content: Any) -> RenderedTokens:
         return self.renderer.render([{"role": "user", "content": content}], add_generation_prompt=True)
@@ -172,11 +169,6 @@ class Target:
 
     async def post(self, path: str, body: Mapping[str, Any], name: str) -> HttpResponse:
         return await self.connection.request("POST", path, name=name, body=[json.dumps(body).encode()])
-
-
-def fresh_image(height: int = 128, width: int = 192) -> np.ndarray:
-    """Random coloured noise, which no server has in its cache: uint8 (height, width, 3)."""
-    return np.random.default_rng().integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def media_of(rendered: RenderedTokens) -> list[tuple[MediaItem, PlaceholderRange]]:

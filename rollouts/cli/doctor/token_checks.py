@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts.cli.doctor.target import Finding, Target, failed, ok
 from rollouts.engines.http.responses import response_error
 
@@ -16,29 +18,50 @@ _CONVERSATION = [
 ]
 
 
-async def text_tokens(target: Target) -> Finding:
-    """Compare a conversation of text; the cure names the tokenizer, the form of contents or the template."""
-    difference = await _difference(target, _CONVERSATION)
-    return ok("all ids are equal") if difference is None else failed(difference, await _cure(target))
-
-
-async def _cure(target: Target) -> str:
-    text = _CONVERSATION[0]["content"]
+async def tokenizer(target: Target) -> Finding:
+    """Compare the ids of a text that holds all tokens, the control tokens first."""
+    text, ours = await asyncio.to_thread(_text_of_all_tokens, target.renderer.tokenizer)
     body = {"model": target.capabilities.model, "prompt": text, "add_special_tokens": False}
-    response = await target.post("/tokenize", body, "tokenising text")
-    ours = target.renderer.tokenizer.body.encode(text, add_special_tokens=False).ids
-    if response.status == 200 and response.json().get("tokens") != ours:
-        return f"the tokenizers differ: start `vllm serve` with --tokenizer {target.directory}"
+    response = await target.post("/tokenize", body, "tokenising all tokens")
+    if response.status != 200:
+        raise response_error("tokenising all tokens", response, "comparing tokenizers")
+    difference = first_difference(target, ours, response.json().get("tokens") or [])
+    if difference is None:
+        return ok(f"the ids of a text with {len(set(ours))} of {target.renderer.tokenizer.vocab_size} tokens are equal")
+    option = "--tokenizer" if target.kind == "vLLM" else "--tokenizer-path"
+    cure = f"start `{target.command}` with {option} {target.directory}, or pass --model the directory that is served"
+    return failed(difference, f"the tokenizers differ: {cure}")
+
+
+def _text_of_all_tokens(tokenizer: TemplateTokenizer) -> tuple[str, list[int]]:
+    """The text, and its ids. A token of a part of a character, or one that no text gives, is left out."""
+    ids = sorted(tokenizer.vocabulary().values())
+    control = "".join(tokenizer.control_token(token) or "" for token in ids)
+    others = [[token] for token in ids if tokenizer.control_token(token) is None]
+    decoded = tokenizer.body.decode_batch(others, skip_special_tokens=False)
+    texts = [text for text in decoded if text and "\ufffd" not in text]
+    # Words after a space are tokens of their own.
+    text = "\n".join([control, *texts, " ".join(texts)])
+    return text, tokenizer.encode_scaffold(text)
+
+
+async def text_tokens(target: Target) -> Finding:
+    """Compare a conversation of text; the cure names the form of contents or the template."""
+    difference = await _difference(target, _CONVERSATION)
+    if difference is None:
+        return ok("all ids are equal")
     parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in _CONVERSATION]
     if await _difference(target, parts) is None:
-        return (
+        cure = (
             "only messages whose content is a string differ; servers convert strings to parts for templates that read "
             "parts: start `vllm serve` with --chat-template-content-format auto (the default)"
         )
-    return (
-        "the chat templates differ: start `vllm serve` with --chat-template and the file chat_template.jinja of "
-        f"{target.directory}, and without --default-chat-template-kwargs"
-    )
+    else:
+        cure = (
+            "the chat templates differ: start `vllm serve` with --chat-template and the file chat_template.jinja of "
+            f"{target.directory}, and without --default-chat-template-kwargs"
+        )
+    return failed(difference, cure)
 
 
 async def _difference(target: Target, messages: Sequence[Mapping[str, Any]]) -> str | None:

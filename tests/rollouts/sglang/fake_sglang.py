@@ -42,6 +42,7 @@ class FakeSGLang:
         self.vocabulary_error = "logit_bias must has keys in [0, {last}], got -1."
         self.refuse: dict[str, tuple[int, str]] = {}  # by path: a status and a body
         self.prompt_logprob: Callable[[int], float] = lambda token: -0.5
+        self.tokenize: Callable[[str], list[int]] = lambda text: []
         self.stream_error: Json | None = None  # what a stream begins with
         self.requests: list[Json] = []
         self.calls: list[tuple[str, Json]] = []
@@ -110,6 +111,8 @@ class FakeSGLang:
         self.calls.append((path, content))
         if (refusal := self._refusal(path)) is not None:
             return refusal
+        if path == "/tokenize":
+            return web.json_response({"tokens": self.tokenize(content["prompt"])})
         if path == "/pause_generation":
             self.free.clear()
             if content["mode"] == "abort":

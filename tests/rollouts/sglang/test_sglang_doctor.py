@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fake_sglang import FakeSGLang
 
+from renderers import load_renderer
 from rollouts.cli.doctor.command import Options, run_checks
 from rollouts.cli.doctor.target import Finding, Outcome
 
@@ -18,7 +19,8 @@ async def findings_of(server: FakeSGLang, directory: Path) -> dict[str, Finding]
 
 
 @pytest.fixture
-def serves_tiny_model(server: FakeSGLang) -> FakeSGLang:
+def serves_tiny_model(server: FakeSGLang, tiny_model_dir: Path) -> FakeSGLang:
+    server.tokenize = load_renderer(tiny_model_dir).tokenizer.encode_scaffold
     server.vocabulary, server.tokens_of_an_image = 288, 96
     server.prompt_logprob = lambda token: -float(token)  # as those of sampled tokens
     return server
@@ -72,3 +74,13 @@ async def test_prompts_that_are_scored_in_another_way_are_a_failure(
     finding = (await findings_of(serves_tiny_model, tiny_model_dir))["log-probabilities"]
     assert finding.outcome is Outcome.FAILED
     assert "of the same tokens as a prompt" in finding.seen
+
+
+async def test_a_sound_that_sglang_cannot_take_and_another_tokenizer_are_named(
+    serves_tiny_model: FakeSGLang, tiny_audio_dir: Path
+) -> None:
+    found = await findings_of(serves_tiny_model, tiny_audio_dir)  # whose tokenizer is another one
+    assert "--tokenizer-path" in found["tokenizer"].cure
+    assert found["tokenizer"].outcome is Outcome.FAILED
+    assert found["sound request"].outcome is Outcome.ABSENT
+    assert "SGLang tokenises a prompt with audio again" in found["sound request"].seen

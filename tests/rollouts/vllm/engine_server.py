@@ -127,7 +127,7 @@ class EngineVLLM(FakeVLLM):
             case "/health" if not self.alive:
                 return Response(503)
             case "/tokenize" if "prompt" in seen.json:
-                return json_response({"tokens": self.renderer.tokenizer.body.encode(seen.json["prompt"]).ids})
+                return json_response({"tokens": self.renderer.tokenizer.encode_scaffold(seen.json["prompt"])})
             case "/tokenize":
                 return json_response({"tokens": self._rendered(seen.json).token_ids + self._suffix})
             case "/detokenize":

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from engine_server import EngineVLLM
+from safetensors.torch import load_file, save_file
 from server_thread import served
 
 from rollouts.cli.doctor.command import Options, run_checks
@@ -45,9 +46,8 @@ def with_settings(directory, tmp_path, **settings):
 async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, tiny_audio_dir):
     findings = await run_checks(server.base_url, tiny_audio_dir, OPTIONS._replace(reference_gigabytes=4.0))
     outcomes = {finding.check: finding.outcome for finding in findings}
-    for check in ("sound tokens", "sound features", "mismatch, text", "mismatch, sound"):
-        assert outcomes[check] is Outcome.OK
-    assert Outcome.FAILED not in outcomes.values()
+    assert {*outcomes.values()} == {Outcome.OK}
+    assert {"sound tokens", "sound features", "sound request", "mismatch, text", "mismatch, sound"} < outcomes.keys()
 
 
 @pytest.mark.slow
@@ -57,11 +57,13 @@ async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, ti
         ({"sampling_rate": 8_000}, "sound tokens", "ids from the renderer"),
         ({"hop_length": 320}, "sound tokens", "ids from the renderer"),
         ({"n_fft": 512}, "sound features", "input_features is up to"),
+        ({"feature_size": 64}, "sound features", "input_features is float32 (64, 200)"),  # no request would succeed
     ],
-    ids=["rate", "count", "features"],
+    ids=["rate", "count", "features", "size"],
 )
-async def test_another_processor_is_found(server, tiny_audio_dir, tmp_path, settings, check, reason):
-    found = await wrong(server, with_settings(tiny_audio_dir, tmp_path, **settings))
+async def test_another_processor_is_found_once(server, tiny_audio_dir, tmp_path, settings, check, reason):
+    directory = with_settings(tiny_audio_dir, tmp_path, **settings)
+    found = await wrong(server, directory, OPTIONS._replace(reference_gigabytes=4.0))
     assert found.keys() == {check}
     assert reason in found[check]
     assert "copy the files of the processor" in found[check]
@@ -77,7 +79,36 @@ async def test_a_server_that_ignores_sounds_is_found(tiny_audio_dir, tmp_path):
     model.save_pretrained(deaf)
     with served(EngineVLLM(deaf)) as started:
         found = await wrong(started, tiny_audio_dir, OPTIONS._replace(reference_gigabytes=4.0))
+    assert found.keys() == {"sound request"}
+    assert "two different sounds give exactly the same completion" in found["sound request"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layers.0.fc1.weight", "layers.0.self_attn.q_proj.weight"])
+async def test_other_weights_of_the_sound_tower_are_found_also_where_another_template_is(
+    server, tiny_audio_dir, tmp_path, name
+):
+    other = shutil.copytree(tiny_audio_dir, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    save_file(
+        {**weights, f"audio_tower.{name}": weights[f"audio_tower.{name}"] * 1.5},
+        other / "model.safetensors",
+        {"format": "pt"},
+    )
+    found = await wrong(server, other, OPTIONS._replace(reference_gigabytes=4.0))
     assert found.keys() == {"mismatch, sound"}
+    template = other / "chat_template.jinja"
+    template.write_text("{{- 'Hm. ' -}}" + template.read_text())
+    found = await wrong(server, other, OPTIONS._replace(reference_gigabytes=4.0))
+    assert found.keys() == {"text tokens", "mismatch, sound"}
+
+
+@pytest.mark.slow
+async def test_sounds_that_a_server_never_takes_are_an_option_that_it_lacks(tiny_audio_dir):
+    with served(EngineVLLM(tiny_audio_dir, rust_frontend="0.33.0")) as started:
+        found = await wrong(started, tiny_audio_dir)
+    assert found.keys() == {"sound request"}
+    assert "VLLM_USE_RUST_FRONTEND=0" in found["sound request"]
 
 
 @pytest.mark.slow

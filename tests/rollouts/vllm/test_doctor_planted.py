@@ -61,12 +61,23 @@ def _template_of_parts(directory: Path) -> None:
     )
 
 
-def _tokenizer(directory: Path) -> None:
-    path = directory / "tokenizer.json"
-    content = json.loads(path.read_text())
-    vocabulary = content["model"]["vocab"]
-    vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
-    path.write_text(json.dumps(content))
+def _exchanged(one: str, other: str) -> Callable[[Path], None]:
+    """Two tokens of the tokenizer have each other's id."""
+
+    def edit(directory: Path) -> None:
+        path = directory / "tokenizer.json"
+        content = json.loads(path.read_text())
+        ids = content["model"]["vocab"]
+        if one in ids:
+            ids[one], ids[other] = ids[other], ids[one]
+        else:
+            first, second = (
+                next(each for each in content["added_tokens"] if each["content"] == name) for name in (one, other)
+            )
+            first["content"], second["content"] = other, one
+        path.write_text(json.dumps(content))
+
+    return edit
 
 
 def _weights(name: str, factor: float) -> Callable[[Path], None]:
@@ -127,7 +138,15 @@ TABLE = [
         {"alive": False},
         failed={"reachable": "vllm serve"},
         skipped=(
-            *("version", "served model", "token endpoint", "control routes", "text tokens", "image tokens"),
+            *(
+                "version",
+                "served model",
+                "token endpoint",
+                "control routes",
+                "tokenizer",
+                "text tokens",
+                "image tokens",
+            ),
             *GENERATING,
         ),
     ),
@@ -146,7 +165,15 @@ TABLE = [
         failed={"text tokens": "--chat-template"},
         skipped=("image tokens",),
     ),
-    Planted("another tokenizer", edit=_tokenizer, failed={"text tokens": "--tokenizer"}, skipped=("image tokens",)),
+    *(
+        Planted(
+            f"a tokenizer with {one} and {other} exchanged",
+            edit=_exchanged(one, other),
+            failed={"tokenizer": "the tokenizers differ: start `vllm serve` with --tokenizer"},
+            skipped=("text tokens", "image tokens"),
+        )
+        for one, other in (("a", "e"), ("Q", "X"), ("<|im_start|>", "<|im_end|>"), ("<|vision_start|>", "<think>"))
+    ),
     Planted("a template that reads parts", edit=_template_of_parts, serve_edit=_template_of_parts),
     Planted(
         "a template that reads parts, with --chat-template-content-format string",
@@ -166,6 +193,7 @@ TABLE = [
         "other limits of image sizes",
         edit=_settings(size={"shortest_edge": 256 * 256, "longest_edge": 2**22}),
         failed={"image tokens": "files of the processor"},
+        skipped=("image request",),
     ),
     Planted(
         "another image_mean, where the server normalises on its device",
@@ -182,6 +210,7 @@ TABLE = [
         {"pixel_dtype": "float32"},
         edit=_settings(**CLIP),
         failed={"image features": "pixel_values is up to"},
+        skipped=("image request",),
     ),
     Planted(
         "other weights of the language model",
@@ -230,7 +259,7 @@ TABLE = [
         skipped=("mismatch",),
     ),
     Planted("--model without weights", edit=_without_weights, skipped=("mismatch",)),
-    Planted("--model without a processor", edit=_without_images, skipped=MEDIA),
+    Planted("--model without a processor", edit=_without_images, skipped=("media",)),
 ]
 
 
