@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Iterator
@@ -42,14 +43,16 @@ FORWARD_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, Run
 class Architecture:
     """A model, and what its classes tell.
 
-    `base` is the part without the output layer; `placeholder_ids` are the token ids that stand for features;
-    `mrope`: positions have three axes (`get_rope_index` computes them); `search`: the name of the attribute of `base`
-    that looks for placeholders by id, None where there is none.
+    `output_layer` makes logits of hidden states. `base` gives those: the base model, or where that is the model itself,
+    a copy of it without the output layer. `placeholder_ids` are the token ids that stand for features; `mrope`:
+    positions have three axes (`get_rope_index` computes them); `search`: the name of the attribute of `base` that looks
+    for placeholders by id, None where there is none.
     """
 
     model: Any
     model_type: str
     base: Any
+    output_layer: Any
     placeholder_ids: frozenset[int]
     mrope: bool
     search: str | None
@@ -81,12 +84,21 @@ def architecture(model: Any) -> Architecture:
         raise UnsupportedModelError(
             model_type, "it is an Omni model with its talker, and what samples text is its thinker: pass model.thinker"
         )
-    if base is model or model.get_output_embeddings() is None:
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in forward_parameters(model):
         raise UnsupportedModelError(
             model_type,
-            f"{type(model).__name__} has no separate output layer (tried: base_model, get_output_embeddings()), so the "
-            "hidden states before it are not known. Load a class for causal or conditional generation",
+            f"{type(model).__name__} has an encoder and a decoder, and a row here is one sequence of tokens. Load a "
+            "model that continues its prompt",
         )
+    output_layer = _output_layer(model)
+    if output_layer is None:
+        raise UnsupportedModelError(
+            model_type,
+            f"{type(model).__name__} has no output layer for tokens (tried: get_output_embeddings() of the model and "
+            "of its parts). Load a class for causal or conditional generation",
+        )
+    if base is model:
+        base = _without_output_layer(model, output_layer)
     mrope = hasattr(base, "get_rope_index")
     if (
         mrope
@@ -101,10 +113,41 @@ def architecture(model: Any) -> Architecture:
         model=model,
         model_type=model_type,
         base=base,
+        output_layer=output_layer,
         placeholder_ids=placeholder_ids(config),
         mrope=mrope,
         search=next((name for name in (*SEARCHES, EXTEND, MERGE) if hasattr(base, name)), None),
     )
+
+
+def _output_layer(model: Any) -> Any:
+    """The layer that makes the logits; if the model does not tell, that of the only part that has one. None: none."""
+    if (layer := model.get_output_embeddings()) is not None:
+        return layer
+    parts = [part for part in model.children() if hasattr(part, "get_output_embeddings")]
+    layers = [layer for part in parts if (layer := part.get_output_embeddings()) is not None]
+    return layers[0] if len(layers) == 1 else None
+
+
+def _without_output_layer(model: Any, output_layer: Any) -> Any:
+    """A copy of a model whose forward gives the hidden states of the last layer in the place of logits.
+
+    Llama 4 with images needs it: the language model in it has its own output layer. All modules are those of the model,
+    but for the ones around the output layer, which are copied.
+    """
+    *around, last = next(name for name, each in model.named_modules() if each is output_layer).split(".")
+    part = copied = _copied(model)
+    for name in around:
+        part._modules[name] = inner = _copied(part._modules[name])
+        part = inner
+    part._modules[last] = torch.nn.Identity()
+    return copied
+
+
+def _copied(module: Any) -> Any:
+    copied = copy.copy(module)
+    vars(copied)["_modules"] = {**module._modules}
+    return copied
 
 
 def _without_adapters(model: Any) -> Any:

@@ -29,7 +29,7 @@ class Prefill(NamedTuple):
 class ForwardPass:
     """The forward passes of a model of transformers, with media placed by range.
 
-    Raises `UnsupportedModelError` for a model without a separate output layer, or with one that does more than a linear
+    Raises `UnsupportedModelError` for a model without an output layer, or with one that does more than a linear
     layer, a scale and soft-capping.
     """
 

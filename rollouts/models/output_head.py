@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import transformers
 
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import FORWARD_ERRORS, Architecture, same_random_numbers, token_type_argument
@@ -66,7 +67,7 @@ def output_head(architecture: Architecture) -> OutputHead:
     Raises `UnsupportedModelError` for an output layer that is no plain linear layer, and where the logits differ.
     """
     model = architecture.model
-    layer = model.get_output_embeddings()
+    layer = architecture.output_layer
     low_rank = _low_rank(layer)
     if low_rank is not None or getattr(layer, "disable_adapters", False):
         layer = layer.base_layer
@@ -126,7 +127,7 @@ def _matching(architecture: Architecture, head: OutputHead) -> tuple[float | Non
         raise UnsupportedModelError(
             architecture.model_type,
             f"the logits of {type(architecture.model).__name__} differ from those computed of its hidden states by "
-            f"{differences[best]:.1e} of the largest. Tried: weight and bias of get_output_embeddings(), with and "
+            f"{differences[best]:.1e} of the largest. Tried: weight and bias of the output layer, with and "
             f"without softcap {softcap} (final_logit_softcapping) and scale {scale} "
             f"({', '.join(_MULTIPLIERS + _DIVISORS)}). Its output layer does something else, so that token_logprobs "
             "could not be exact",
@@ -139,11 +140,14 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
     model, thread = architecture.model, threading.get_ident()
     captured: list[torch.Tensor] = []
 
-    def capture(module: Any, args: Any, output: Any) -> None:
+    def capture(module: Any, args: Any, output: Any = None) -> None:
         if threading.get_ident() == thread:  # other threads may run the model meanwhile
-            captured.append(output[0])
+            captured.append((args if output is None else output)[0])
 
-    hook = architecture.base.register_forward_hook(capture)
+    if architecture.base is model.base_model:
+        hook = architecture.base.register_forward_hook(capture)
+    else:  # a copy, which the model does not call
+        hook = architecture.output_layer.register_forward_pre_hook(capture)
     try:
         with torch.no_grad(), same_random_numbers(architecture):
             logits = model(**_probe_inputs(architecture)).logits
@@ -152,8 +156,9 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
     except FORWARD_ERRORS as error:
         raise UnsupportedModelError(
             architecture.model_type,
-            f"the forward of {type(model).__name__} failed for four text tokens with {type(error).__name__}: {error}. "
-            "Tried: input_ids and attention_mask alone. Call it yourself in this way and correct the model",
+            f"the forward of {type(model).__name__} in transformers {transformers.__version__} failed for four text "
+            f"tokens with {type(error).__name__}: {error}. Tried: input_ids and attention_mask alone. Call it yourself "
+            "in this way and correct the model, or install a release of transformers in which it works",
         ) from error
     finally:
         hook.remove()

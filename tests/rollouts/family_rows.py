@@ -138,6 +138,8 @@ class LoadedFamily:
         fill = {"input_ids": completion, "attention_mask": torch.ones_like(completion)}
         fill |= dict.fromkeys(_TYPES, torch.zeros_like(completion))
         inputs |= {name: torch.cat([inputs[name], fill[name]], dim=1) for name in fill.keys() & inputs.keys()}
+        if (pixels := inputs.get("pixel_values")) is not None:
+            inputs["pixel_values"] = pixels.float()  # bfloat16 of Llama 4's processor
         with torch.no_grad():
             logits = self.model(**inputs).logits[0, -len(completion[0]) - 1 : -1]
         return torch.log_softmax(logits.float(), -1).gather(1, completion.T)[:, 0]

@@ -52,6 +52,9 @@ def _sliding(**more: Any) -> dict[str, Any]:
     return {**TEXT, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], **more}
 
 
+_LLAMA4_TEXT = {**TEXT, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1}
+
+
 def text_config(name: str) -> PretrainedConfig:
     """A configuration with 300 tokens; what distinguishes the output layer or the attention is not the default."""
     build: Mapping[str, Callable[[], PretrainedConfig]] = {
@@ -71,6 +74,8 @@ def text_config(name: str) -> PretrainedConfig:
         "phi": lambda: transformers.PhiConfig(**TEXT, vocab_size=300),  # its output layer has a bias
         # Learned positions; token_type_ids are segments, whose embeddings are added to those of the tokens.
         "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=2048),
+        # Its base model is itself: the language model inside Llama 4 has the output layer.
+        "llama4_text": lambda: transformers.Llama4TextConfig(**_LLAMA4_TEXT, vocab_size=300),
         "mamba": lambda: transformers.MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=4),
     }
     return build[name]()
@@ -88,6 +93,7 @@ TEXT_MODELS = (
     "phi",
     "gpt2",
     "bloom",
+    "llama4_text",
     "mamba",
 )
 
@@ -349,6 +355,22 @@ def _mistral3() -> tuple[ProcessorMixin, PretrainedConfig]:
     return processor, config
 
 
+def _llama4() -> tuple[ProcessorMixin, PretrainedConfig]:
+    text = family_tokenizer("llama4")
+    size = {"height": 56, "width": 56}
+    image = transformers.Llama4ImageProcessor(size=size, max_patches=4)
+    processor = transformers.Llama4Processor(image, text, patch_size=14, chat_template=text.chat_template)
+    adapter = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+    # After the pixel shuffle a row holds four patches.
+    vision = {**VISION, **adapter, "intermediate_size": 128, "image_size": 56, "patch_size": 14}
+    config = transformers.Llama4Config(
+        text_config={**_LLAMA4_TEXT, "vocab_size": 400},
+        vision_config=vision,
+        image_token_id=text.get_vocab()["<|patch|>"],
+    )
+    return processor, config
+
+
 MEDIA_FAMILIES: Mapping[str, Callable[[], tuple[ProcessorMixin, PretrainedConfig]]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
@@ -365,12 +387,15 @@ MEDIA_FAMILIES: Mapping[str, Callable[[], tuple[ProcessorMixin, PretrainedConfig
     "pixtral": _pixtral,
     "mistral3": _mistral3,
 }
+#: Whose own forward fails in some releases of transformers.
+FAILING_FAMILIES: Mapping[str, Callable[[], tuple[ProcessorMixin, PretrainedConfig]]] = {"llama4": _llama4}
 VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "gemma4", "glm4v", "internvl")
 
 
 def save_family(name: str, directory: Path) -> Path:
     """Write processor and float32 model of a family."""
-    return save(*MEDIA_FAMILIES[name](), transformers.AutoModelForImageTextToText.from_config, directory)
+    families = {**MEDIA_FAMILIES, **FAILING_FAMILIES}
+    return save(*families[name](), transformers.AutoModelForImageTextToText.from_config, directory)
 
 
 def save(processor: ProcessorMixin, config: PretrainedConfig, build: Callable[[Any], Any], directory: Path) -> Path:

@@ -9,6 +9,7 @@ from audio_models import AUDIO_MODELS
 from family_rows import loaded_family
 from model_families import MEDIA_FAMILIES, TEXT_MODELS, text_config, with_seed
 from transformers import AutoModelForCausalLM
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from rollouts.errors import UnsupportedModelError
 from rollouts.training import TrainingBatch, TrainingSample, model_inputs, token_logprobs
@@ -90,6 +91,25 @@ def test_another_image_or_sound_changes_the_log_probabilities(family):
         given, other = (family.row("one", [family.pixels(32, 48)]).sample for _ in range(2))
     with torch.no_grad():
         assert not close(of_samples(family.model, [given]), of_samples(family.model, [other]))
+
+
+def test_llama_4_with_images_is_refused_where_its_own_forward_fails_and_right_where_it_works(monkeypatch):
+    family = loaded_family("llama4")
+    rows = [
+        family.row("only text"),
+        family.row("one", [family.pixels(56, 56)]),
+        family.row("two", [family.pixels(90, 60)] * 2),
+    ]
+    samples = [row.sample for row in rows]
+    try:
+        family.plain_logprobs(rows[0])
+    except AttributeError:  # transformers 5.24: the language model gives no image_outputs
+        with pytest.raises(UnsupportedModelError, match=r"in transformers 5\.\S+ failed .* 'image_outputs'"):
+            of_samples(family.model, samples)
+        monkeypatch.setattr(MoeCausalLMOutputWithPast, "image_outputs", None, raising=False)
+    with torch.no_grad():
+        for layout in LAYOUTS.values():
+            assert close(of_samples(family.model, samples, **layout), [family.plain_logprobs(row) for row in rows])
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)

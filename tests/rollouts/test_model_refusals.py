@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import text_config, with_seed
 from training_samples import Block
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, OPTConfig
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, OPTConfig, T5Config, T5ForConditionalGeneration
 
 from renderers import PlaceholderRange
 from rollouts.errors import SampleError, UnsupportedModelError
@@ -141,7 +141,7 @@ def test_the_output_layer_has_the_softcap_that_the_model_applies_and_not_the_one
 def test_a_model_whose_own_forward_fails_is_refused_at_once():
     model = text_model()
     model.model.layers[0].self_attn.q_proj = torch.nn.Linear(3, 3)
-    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM failed for four text tokens with RuntimeError"):
+    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM in transformers \S+ failed for four text tokens"):
         token_logprobs(model, text_batch())
 
 
@@ -197,9 +197,13 @@ def test_a_wrapper_around_a_model_is_refused_with_the_model_to_pass(refused):
         refused(Wrapper(torch.nn.Linear(1, 1)), text_batch())
 
 
-def test_a_model_without_a_separate_base_model_is_refused():
-    with pytest.raises(UnsupportedModelError, match=r"LlamaModel has no separate output layer"):
+def test_a_model_without_an_output_layer_or_with_an_encoder_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"LlamaModel has no output layer for tokens"):
         token_logprobs(text_model().model, text_batch())
+    sizes = {"d_model": 32, "d_ff": 32, "d_kv": 16, "num_layers": 1, "num_heads": 2}
+    t5 = with_seed(lambda: T5ForConditionalGeneration(T5Config(vocab_size=300, **sizes)))
+    with pytest.raises(UnsupportedModelError, match=r"has an encoder and a decoder"):
+        token_logprobs(t5, text_batch())
 
 
 def test_a_model_whose_forward_does_not_call_its_base_model_is_refused():

@@ -217,7 +217,7 @@ class Batch:
 
     def _prefill(self) -> _Prefilled:
         config = self._forward.architecture.text_config
-        rows = padded_rows(self._prompts, pad_id=config.pad_token_id or 0, side="left")
+        rows = padded_rows(self._prompts, pad_id=getattr(config, "pad_token_id", None) or 0, side="left")
         cache = DynamicCache(config=config)
         hidden, following = self._forward.prefill(rows, cache, self._encode_images)
         logits = self._forward.head.logits(hidden[:, -1])
