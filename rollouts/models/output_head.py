@@ -6,7 +6,7 @@ With them, log-probabilities are computed on chosen positions and in chunks; the
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -20,14 +20,16 @@ from rollouts.models.architecture import FORWARD_ERRORS, Architecture, same_rand
 from rollouts.models.forward import generic_hidden_states
 from rollouts.models.placed_rows import TokenSequence, padded_rows
 
-# Attributes of text configurations that multiply or divide the logits.
-_MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
-_DIVISORS = ("logits_scaling",)
+# Attributes of text configurations that limit, multiply or divide the logits.
+_SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap")
+_MULTIPLIERS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
 # The largest difference from the model's own logits, relative to the largest logit.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 _LOW_PRECISION_TOLERANCE = 4e-2
 
-_verified: WeakKeyDictionary[torch.nn.Module, tuple[float | None, float]] = WeakKeyDictionary()
+# Softcap, scale and the number of logits; Inkling's weight has more rows.
+_verified: WeakKeyDictionary[torch.nn.Module, tuple[float | None, float, int]] = WeakKeyDictionary()
 
 
 class LowRank(NamedTuple):
@@ -79,8 +81,12 @@ def output_head(architecture: Architecture) -> OutputHead:
         )
     if model not in _verified:
         _verified[model] = _matching(architecture, OutputHead(layer.weight, layer.bias, None, 1.0, low_rank))
-    softcap, scale = _verified[model]
-    return OutputHead(layer.weight, layer.bias, softcap, scale, low_rank)
+    softcap, scale, count = _verified[model]
+    if count == len(layer.weight):
+        return OutputHead(layer.weight, layer.bias, softcap, scale, low_rank)
+    bias = None if layer.bias is None else layer.bias[:count]
+    low_rank = None if low_rank is None else low_rank._replace(up=low_rank.up[:count])
+    return OutputHead(layer.weight[:count], bias, softcap, scale, low_rank)
 
 
 def _low_rank(layer: Any) -> LowRank | None:
@@ -99,7 +105,7 @@ def _low_rank(layer: Any) -> LowRank | None:
 def _configured(architecture: Architecture) -> tuple[float | None, float]:
     """Softcap and scale that the configuration names."""
     config = architecture.text_config
-    softcap = getattr(config, "final_logit_softcapping", None)
+    softcap = next((cap for name in _SOFTCAPS if (cap := getattr(config, name, None)) is not None), None)
     scale = 1.0
     for name in _MULTIPLIERS:
         scale *= getattr(config, name, None) or 1.0
@@ -108,8 +114,8 @@ def _configured(architecture: Architecture) -> tuple[float | None, float]:
     return (None if softcap is None else float(softcap)), float(scale)
 
 
-def _matching(architecture: Architecture, head: OutputHead) -> tuple[float | None, float]:
-    """Softcap and scale whose logits are those of the model's forward.
+def _matching(architecture: Architecture, head: OutputHead) -> tuple[float | None, float, int]:
+    """Softcap and scale whose logits are those of the model's forward, and the number of logits.
 
     A class may ignore what its configuration names: Gemma 3 with images applies no `final_logit_softcapping`.
     """
@@ -117,22 +123,23 @@ def _matching(architecture: Architecture, head: OutputHead) -> tuple[float | Non
     _check_inputs(architecture, hidden)
     softcap, scale = _configured(architecture)
     candidates = dict.fromkeys([(softcap, scale), (None, scale), (softcap, 1.0), (None, 1.0)])
-    differences = {}
+    differences = dict.fromkeys(candidates, float("inf"))
+    count = logits.shape[-1]
     with torch.no_grad():
-        for candidate in candidates:
+        for candidate in candidates if hidden.shape[-1] == head.weight.shape[1] and count <= len(head.weight) else ():
             computed = replace(head, softcap=candidate[0], scale=candidate[1]).logits(hidden)
-            differences[candidate] = _relative_difference(logits, computed)
+            differences[candidate] = _relative_difference(logits, computed[..., :count])
     best = min(differences, key=differences.__getitem__)  # the first of equals: as configured
     if not differences[best] <= _tolerance(hidden.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
             f"the logits of {type(architecture.model).__name__} differ from those computed of its hidden states by "
             f"{differences[best]:.1e} of the largest. Tried: weight and bias of the output layer, with and "
-            f"without softcap {softcap} (final_logit_softcapping) and scale {scale} "
+            f"without softcap {softcap} ({', '.join(_SOFTCAPS)}) and scale {scale} "
             f"({', '.join(_MULTIPLIERS + _DIVISORS)}). Its output layer does something else, so that token_logprobs "
             "could not be exact",
         )
-    return best
+    return *best, count
 
 
 def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,10 +180,12 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
-    """Check that positions and token types, given explicitly, leave the hidden states (1, 4, H) of text as they are."""
-    sequence = TokenSequence(np.array(_probe_ids(architecture)))
-    with torch.no_grad(), same_random_numbers(architecture):
-        hidden, _ = generic_hidden_states(architecture, padded_rows([sequence], pad_id=0))
+    """Check that positions and token types, given explicitly, leave the hidden states (1, 4, H) of text as they are.
+
+    And that those of a token do not depend on later tokens.
+    """
+    ids = _probe_ids(architecture)
+    hidden, changed = _states(architecture, ids), _states(architecture, [*ids[:-1], ids[0]])
     difference = _relative_difference(plain, hidden)
     if not difference <= _tolerance(plain.dtype):
         raise UnsupportedModelError(
@@ -186,6 +195,19 @@ def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
             f"{token_type_argument(architecture, architecture.base) or 'no token types'}). Its positions or token "
             "types mean something else, so that token_logprobs could not be exact",
         )
+    difference = _relative_difference(hidden[:, :-1], changed[:, :-1])
+    if not difference <= _tolerance(plain.dtype):
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"the hidden states of {type(architecture.base).__name__} depend on later tokens: with another last token "
+            f"those of the first three differ by {difference:.1e} of the largest (tried: four text tokens). "
+            "Probabilities of sampled tokens are not known from one forward pass. Load it as a causal decoder",
+        )
+
+
+def _states(architecture: Architecture, ids: Sequence[int]) -> torch.Tensor:
+    with torch.no_grad(), same_random_numbers(architecture):
+        return generic_hidden_states(architecture, padded_rows([TokenSequence(np.array(ids))], pad_id=0))[0]
 
 
 def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import text_config, with_seed
 from training_samples import Block
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, OPTConfig, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    BertGenerationConfig,
+    BertGenerationDecoder,
+    LlamaForCausalLM,
+    OPTConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from renderers import PlaceholderRange
 from rollouts.errors import SampleError, UnsupportedModelError
@@ -138,10 +146,60 @@ def test_the_output_layer_has_the_softcap_that_the_model_applies_and_not_the_one
     assert output_head(architecture(text_model("granite"))).scale == 0.25
 
 
+class Changed(LlamaForCausalLM):
+    """Its output layer does more than those of other models."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = self.change(output.logits)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        (lambda logits: logits[..., :290], {}),  # Inkling's weight has rows of padding
+        (lambda logits: logits / 4, {"logits_mup_width_multiplier": 4.0}),
+        (lambda logits: logits * 3, {"output_multiplier": 3.0}),  # Muse
+        (lambda logits: 0.5 * torch.tanh(logits / 0.5), {"logits_soft_cap": 0.5}),  # RecurrentGemma
+    ],
+    ids=["rows of padding", "divisor", "factor", "softcap"],
+)
+def test_an_output_layer_that_does_more_has_the_log_probabilities_of_the_forward(change, settings):
+    model = with_seed(lambda: Changed(text_config("llama")))
+    model.change = change
+    vars(model.config).update(settings)
+    batch = text_batch()
+    with torch.no_grad():
+        expected = torch.log_softmax(model(batch.input_ids).logits[0, :-1], -1)
+        expected = expected.gather(1, batch.input_ids[0, 1:, None])[:, 0]
+        assert torch.allclose(token_logprobs(model, batch)[0, 1:], expected, atol=1e-5)
+
+
+def test_a_model_whose_tokens_attend_to_later_ones_is_refused():
+    def bert(**settings):
+        sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return with_seed(lambda: BertGenerationDecoder(BertGenerationConfig(vocab_size=300, **sizes, **settings)))
+
+    with pytest.raises(UnsupportedModelError, match="depend on later tokens"):
+        token_logprobs(bert(), text_batch())
+    assert token_logprobs(bert(is_decoder=True), text_batch()).isfinite().all()
+
+
+def test_an_output_layer_of_another_width_is_refused():
+    model = text_model()
+    model.lm_head = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 300))
+    model.get_output_embeddings = lambda: model.lm_head[1]
+    with pytest.raises(UnsupportedModelError, match="Its output layer does something else"):
+        token_logprobs(model, text_batch())
+
+
 def test_a_model_whose_own_forward_fails_is_refused_at_once():
     model = text_model()
     model.model.layers[0].self_attn.q_proj = torch.nn.Linear(3, 3)
-    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM in transformers \S+ failed for four text tokens"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"LlamaForCausalLM in transformers \S+ failed for four text tokens"
+    ):
         token_logprobs(model, text_batch())
 
 
