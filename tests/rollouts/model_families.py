@@ -70,6 +70,10 @@ def text_config(name: str) -> PretrainedConfig:
         ),
         "cohere": lambda: transformers.CohereConfig(**TEXT, vocab_size=300, logit_scale=0.25),
         "granite": lambda: transformers.GraniteConfig(**TEXT, vocab_size=300, logits_scaling=4.0),
+        # Without an attribute pad_token_id.
+        "codegen": lambda: transformers.CodeGenConfig(
+            vocab_size=300, n_embd=32, n_layer=2, n_head=2, rotary_dim=8, n_positions=2048
+        ),
         "bloom": lambda: transformers.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=2),  # no positions
         "phi": lambda: transformers.PhiConfig(**TEXT, vocab_size=300),  # its output layer has a bias
         # Learned positions; token_type_ids are segments, whose embeddings are added to those of the tokens.

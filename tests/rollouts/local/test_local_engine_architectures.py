@@ -9,11 +9,12 @@ import torch
 from audio_models import AUDIO_MODELS, EACH
 from family_rows import loaded_family
 from model_families import text_config, with_seed
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, RwkvConfig
 
 from renderers import MultiModalData
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
+from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
@@ -21,7 +22,7 @@ from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 
 MEDIA = ("qwen2_5_vl", "qwen3_5", "gemma3", "glm4v", "internvl", "idefics3")
-TEXT = ("qwen3", "gemma2", "gemma3_text", "gpt_oss", "cohere")
+TEXT = ("qwen3", "gemma2", "gemma3_text", "gpt_oss", "cohere", "codegen", "llama4_text")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,14 @@ def largest_difference(model, requests, results):
     with torch.no_grad():
         scored = token_logprobs(model, batch)
     return float(np.abs(scored[batch.loss_mask].numpy() - np.concatenate(reported)).max())
+
+
+def test_a_model_that_takes_no_cache_is_refused():
+    """RWKV would sample each token without those before it."""
+    config = RwkvConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2)
+    config.max_position_embeddings = 64
+    with pytest.raises(UnsupportedModelError, match=r"RwkvModel\.forward takes no cache of earlier tokens"):
+        LocalEngine(with_seed(lambda: AutoModelForCausalLM.from_config(config)))
 
 
 @pytest.mark.parametrize("family", MEDIA, indirect=True)
