@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.cache_utils import CacheLayerMixin
 
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import (
@@ -84,7 +85,10 @@ def generic_next_hidden_states(
 
     `attention_mask` is bool (B, cached + 1). Each id is text, a placeholder token too.
     """
-    inputs: dict[str, torch.Tensor] = {"input_ids": token_ids[:, None], "attention_mask": attention_mask.long()}
+    inputs: dict[str, torch.Tensor] = {"input_ids": token_ids[:, None]}
+    # Without attention, a mask of all tokens would be multiplied with the state of the new one (Mamba).
+    if any(isinstance(layer, CacheLayerMixin) for layer in cache.layers):
+        inputs["attention_mask"] = attention_mask.long()
     if "position_ids" in forward_parameters(architecture.base):
         inputs["position_ids"] = positions.expand(3, -1)[:, :, None] if architecture.mrope else positions[:, None]
     base = base_for_text(architecture, inputs["input_ids"])
