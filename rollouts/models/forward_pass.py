@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from transformers import DynamicCache
 
 from renderers import MediaItem
+from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward, qwen3_vl
 from rollouts.models.architecture import Architecture, architecture
-from rollouts.models.output_head import OutputHead, output_head
+from rollouts.models.output_head import OutputHead, output_head, probe_ids, relative_difference, tolerance
 from rollouts.models.packing_support import packing_of
-from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.placed_rows import PlacedRows, TokenSequence, padded_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.models.qwen3_vl import VisionFeatures
 
@@ -77,6 +80,33 @@ class ForwardPass:
         if self._is_qwen3_vl:
             return qwen3_vl.next_hidden_states(self.model, token_ids, positions, attention_mask, cache)
         return forward.generic_next_hidden_states(self.architecture, token_ids, positions, attention_mask, cache)
+
+    def check_steps(self) -> None:
+        """Raise `UnsupportedModelError` if a token after a cache gets other hidden states than in a whole row.
+
+        RWKV takes no cache, and would sample each token without those before it.
+        """
+        ids = np.array(probe_ids(self.architecture))
+        before, whole = (padded_rows([TokenSequence(each)], pad_id=0) for each in (ids[:-1], ids))
+        last = torch.from_numpy(ids[-1:]).to(self.model.device)
+        mask = torch.ones(1, len(ids), dtype=torch.bool).to(last.device)
+        try:
+            cache = DynamicCache(config=self.architecture.text_config)
+            with torch.no_grad():
+                following = self.prefill(before, cache, self.encode).following
+                stepped = self.next_hidden_states(last, following, mask, cache)
+                expected = self.hidden_states(whole)[:, -1]
+        except (AttributeError, KeyError) as error:  # of the cache, which wants to know the layers
+            reason = f"no cache for its layers could be made ({type(error).__name__}: {error})"
+            raise UnsupportedModelError(self.architecture.model_type, reason) from error
+        difference = relative_difference(expected, stepped)
+        if not difference <= tolerance(expected.dtype):
+            raise UnsupportedModelError(
+                self.architecture.model_type,
+                f"the hidden states of {type(self.architecture.base).__name__} for a token after a cache of three "
+                f"differ by {difference:.1e} of the largest from those in a row of four, so its completions could not "
+                "be sampled token by token",
+            )
 
     def encode(self, items: Sequence[MediaItem]) -> list[VisionFeatures]:
         """The features of images and videos for Qwen3-VL's forward; an empty list for no items."""

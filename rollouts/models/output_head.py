@@ -128,9 +128,9 @@ def _matching(architecture: Architecture, head: OutputHead) -> tuple[float | Non
     with torch.no_grad():
         for candidate in candidates if hidden.shape[-1] == head.weight.shape[1] and count <= len(head.weight) else ():
             computed = replace(head, softcap=candidate[0], scale=candidate[1]).logits(hidden)
-            differences[candidate] = _relative_difference(logits, computed[..., :count])
+            differences[candidate] = relative_difference(logits, computed[..., :count])
     best = min(differences, key=differences.__getitem__)  # the first of equals: as configured
-    if not differences[best] <= _tolerance(hidden.dtype):
+    if not differences[best] <= tolerance(hidden.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
             f"the logits of {type(architecture.model).__name__} differ from those computed of its hidden states by "
@@ -184,10 +184,10 @@ def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
 
     And that those of a token do not depend on later tokens.
     """
-    ids = _probe_ids(architecture)
+    ids = probe_ids(architecture)
     hidden, changed = _states(architecture, ids), _states(architecture, [*ids[:-1], ids[0]])
-    difference = _relative_difference(plain, hidden)
-    if not difference <= _tolerance(plain.dtype):
+    difference = relative_difference(plain, hidden)
+    if not difference <= tolerance(plain.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
             f"the hidden states of {type(architecture.base).__name__} for four text tokens with explicit positions "
@@ -195,8 +195,8 @@ def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
             f"{token_type_argument(architecture, architecture.base) or 'no token types'}). Its positions or token "
             "types mean something else, so that token_logprobs could not be exact",
         )
-    difference = _relative_difference(hidden[:, :-1], changed[:, :-1])
-    if not difference <= _tolerance(plain.dtype):
+    difference = relative_difference(hidden[:, :-1], changed[:, :-1])
+    if not difference <= tolerance(plain.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
             f"the hidden states of {type(architecture.base).__name__} depend on later tokens: with another last token "
@@ -210,22 +210,25 @@ def _states(architecture: Architecture, ids: Sequence[int]) -> torch.Tensor:
         return generic_hidden_states(architecture, padded_rows([TokenSequence(np.array(ids))], pad_id=0))[0]
 
 
-def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference, relative to the largest value of the first."""
     one, other = one.float(), other.float()
     return float((one - other).abs().max() / one.abs().max().clamp(min=1e-6))
 
 
-def _tolerance(dtype: torch.dtype) -> float:
+def tolerance(dtype: torch.dtype) -> float:
+    """The largest `relative_difference` of equal computations in another order."""
     return _TOLERANCE.get(dtype, _LOW_PRECISION_TOLERANCE)
 
 
-def _probe_ids(architecture: Architecture) -> list[int]:
+def probe_ids(architecture: Architecture) -> list[int]:
+    """Four text tokens."""
     usual = range(len(architecture.placeholder_ids) + 4)
     return [token for token in usual if token not in architecture.placeholder_ids][:4]
 
 
 def _probe_inputs(architecture: Architecture) -> Mapping[str, Any]:
-    ids = torch.tensor([_probe_ids(architecture)], device=architecture.model.device)
+    ids = torch.tensor([probe_ids(architecture)], device=architecture.model.device)
     name = token_type_argument(architecture, architecture.model)
     zeros = {} if name is None else {name: torch.zeros_like(ids)}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False, "return_dict": True, **zeros}

@@ -47,7 +47,6 @@ except ImportError as error:
 from rollouts.engines.local.adapters import LocalAdapter, LocalAdapters
 from rollouts.engines.local.batch import Batch
 from rollouts.engines.local.weights import checkpoint_weights, matched_weights
-from rollouts.models.architecture import Architecture, forward_parameters
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import inserted
@@ -94,6 +93,7 @@ class LocalEngine:
             with self._lock:
                 self._forward = ForwardPass(model)
                 self._model = self._forward.model.eval()
+                self._forward.check_steps()
                 self._adapters = LocalAdapters(self._model)
         except UnsupportedModelError as error:
             cure = "To sample from another model, serve it with vLLM and use VLLMEngine"
@@ -104,7 +104,6 @@ class LocalEngine:
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)
-        _check_cache(self._forward.architecture)
         self._vocab_size = int(text_config.vocab_size)
         self._max_batch_rows = max_batch_rows
         self._begin()
@@ -403,16 +402,6 @@ def _context_length(text_config: Any) -> int:
             "config.json to the longest prompt and completion that the model can read",
         )
     return int(length)
-
-
-def _check_cache(architecture: Architecture) -> None:
-    """Raise `UnsupportedModelError` for a model that would sample each token without those before it."""
-    if not {"cache", "past_key_values"} & forward_parameters(architecture.base):
-        raise UnsupportedModelError(
-            architecture.model_type,
-            f"{type(architecture.base).__name__}.forward takes no cache of earlier tokens (tried: cache, "
-            "past_key_values), so a completion cannot be continued token by token. Serve it with an engine of its own",
-        )
 
 
 def _on_loop(listen: TokenListener | None) -> TokenListener | None:

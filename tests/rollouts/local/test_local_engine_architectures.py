@@ -61,7 +61,7 @@ def test_a_model_that_takes_no_cache_is_refused():
     """RWKV would sample each token without those before it."""
     config = RwkvConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2)
     config.max_position_embeddings = 64
-    with pytest.raises(UnsupportedModelError, match=r"RwkvModel\.forward takes no cache of earlier tokens"):
+    with pytest.raises(UnsupportedModelError, match=r"RwkvModel for a token after a cache of three differ by"):
         LocalEngine(with_seed(lambda: AutoModelForCausalLM.from_config(config)))
 
 
