@@ -288,10 +288,15 @@ def read_answer(
         )
     usage = response.usage or _Usage(prompt_tokens=None, completion_tokens=None)
     parsed = _parsed(choice.message, finish_reason, tools)
-    tokens = _tokens(request_id, content) if with_tokens else None
-    return ChatAnswer(
-        parsed.to_message(), parsed, finish_reason, usage.prompt_tokens, usage.completion_tokens, response.model, tokens
-    )
+    tokens, counts = None, (usage.prompt_tokens, usage.completion_tokens)
+    if with_tokens:
+        tokens = _tokens(request_id, content)
+        sent = len(tokens.prompt_ids), len(tokens.token_ids)
+        for name, told, count in zip(("prompt_tokens", "completion_tokens"), counts, sent, strict=True):
+            if told not in (None, count):
+                raise MalformedResultError(request_id, f"usage.{name} is {told}, and the answer has {count} ids")
+        counts = sent
+    return ChatAnswer(parsed.to_message(), parsed, finish_reason, *counts, response.model, tokens)
 
 
 def _tokens(request_id: str, content: bytes) -> ChatTokens:

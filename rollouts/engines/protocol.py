@@ -263,9 +263,9 @@ class ChatAnswer:
     """An assistant message of a chat endpoint.
 
     `message` is the message for the conversation, `parsed` the same with malformed tool calls, as `step_parsed` of an
-    environment takes it. `finish_reason` is `STOP` (also for tool calls) or `LENGTH`. The numbers of tokens are the
-    server's, None where it reports none; `model` is the model that the server reported. `tokens` are those of an answer
-    to messages without media, where an endpoint was made to request them.
+    environment takes it. `finish_reason` is `STOP` (also for tool calls) or `LENGTH`. The numbers of tokens are
+    those that the server reports, else None; `model` is the model that it reports. `tokens` are those of an answer to
+    messages without media, where an endpoint was made to request them; the numbers are theirs then.
     """
 
     message: Message

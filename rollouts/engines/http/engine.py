@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +26,14 @@ from rollouts.engines.protocol import (
     TokenListener,
 )
 from rollouts.engines.request_limits import EngineLimits, check_streamable
-from rollouts.errors import CapabilityError, EngineClosedError, EngineError, ServerTimeoutError, ServerUnreachableError
+from rollouts.errors import (
+    CapabilityError,
+    EngineClosedError,
+    EngineError,
+    MalformedResultError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
 
 log = logging.getLogger("rollouts.engines.http")
 
@@ -89,7 +97,7 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
         """As `generate`; `listen` is called with the tokens as they are sampled, also across pauses."""
         check_streamable(request)
         if not restarts_from_prompt(request):
-            return await self._generate(request, listen)
+            return await self._generate(request, _bounded(request, listen))
         # A completion that may be sampled again from its beginning is reported only after its end.
         result = await self._generate(request, None)
         for each in result.completions:
@@ -257,3 +265,18 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
+
+
+def _bounded(request: GenerateRequest, listen: TokenListener) -> TokenListener:
+    """A listener that is told of at most `max_tokens` tokens of a completion; more raise `MalformedResultError`."""
+    counts: Counter[int] = Counter()
+    limit = request.sampling.max_tokens
+
+    def bounded(delta: TokenDelta) -> None:
+        counts[delta.index] += len(delta.token_ids)
+        if (count := counts[delta.index]) > limit:
+            text = f"completion {delta.index} has {count} tokens; the request has max_tokens={limit}"
+            raise MalformedResultError(request.request_id, text)
+        listen(delta)
+
+    return bounded

@@ -157,6 +157,8 @@ class Generation:
         Raises `MalformedResultError` and `MissingLogProbsError`.
         """
         ids = self._ids()
+        if (told := self._meta.get("completion_tokens", len(ids))) != len(ids):
+            raise self._malformed(f"the server counts {told!r:.40} completion_tokens, and there are {len(ids)}")
         reason, stop = self._ending(ids)
         return Completion(
             index=0,

@@ -126,6 +126,7 @@ class Generation:
     def clear(self) -> None:
         """Remove everything that was received."""
         self._choices = [_Choice() for _ in range(self._count)]
+        self._usage: Mapping[str, Any] = {}
         self._prompt_logprobs: Any = None
         self._prompt_ids: Any = None
         self._placeholders: Any = None
@@ -144,6 +145,7 @@ class Generation:
                 status = failure["code"] if isinstance(failure.get("code"), int) else 500
                 message = str(failure.get("message"))[:500]
                 raise server_error(self._name, "the server stopped generating", status, message)
+            self._usage = payload.get("usage") or self._usage
             if payload.get("prompt_logprobs") is not None:
                 self._prompt_logprobs = payload["prompt_logprobs"]
             if payload.get("prompt_token_ids") is not None:
@@ -168,6 +170,10 @@ class Generation:
 
     def completions(self, prompt_tokens: int, fallback_version: str) -> list[Completion]:
         """The samples by index, checked. `fallback_version` labels tokens without a weight version of the server."""
+        sampled = sum(len(choice.token_ids) for choice in self._choices)
+        for name, count in (("prompt_tokens", prompt_tokens), ("completion_tokens", sampled)):
+            if self._usage.get(name, count) not in (None, count):
+                raise self._malformed(f"the server counts {self._usage[name]!r:.40} {name}, and there are {count}")
         return [
             self._completion(index, choice, prompt_tokens, fallback_version)
             for index, choice in enumerate(self._choices)

@@ -101,14 +101,18 @@ class Questions:
         return StepResult([] if done else [user(self.questions.pop(0))], 1.0, done=done)
 
 
-def with_tokens(content="fine", *, prompt=(1, 2), ids=(8, 9), logprobs=(-0.5, -0.25)):
+def with_tokens(content="fine", *, prompt=(1, 2), ids=(8, 9), logprobs=(-0.5, -0.25), **usage):
     """A chat completion with token ids, as vLLM sends it."""
-    body = {**completion(content), "prompt_token_ids": list(prompt)}
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), **usage}
+    body = {**completion(content, usage=usage), "prompt_token_ids": list(prompt)}
     body["choices"][0] |= {
         "token_ids": list(ids),
         "logprobs": {"content": [{"token": "a", "logprob": each} for each in logprobs]},
     }
     return body
+
+
+MANY = {"ids": [8] * 1000, "logprobs": [-0.5] * 1000}
 
 
 async def check_seeded_completion(url, directory, renderer, content):
@@ -184,6 +188,11 @@ async def test_an_episode_with_token_ids_has_the_tokens_of_the_engine_behind_the
         (with_tokens(logprobs=[-0.5, -1e39]), MissingLogProbsError, "token 1 has log-probability -inf"),
         (with_tokens(logprobs=[-0.5]), MissingLogProbsError, "2 tokens and 1 log-probabilities"),
         (with_tokens(logprobs=[-0.5, -9999.0]), MissingLogProbsError, "token 1 has log-probability -9999"),
+        (with_tokens(**MANY), MalformedResultError, "has 1000 tokens, and max_completion_tokens was 256"),
+        (with_tokens(**MANY, completion_tokens=None), MalformedResultError, "has 1000 tokens, and max_completion"),
+        (with_tokens(**MANY, completion_tokens=2), MalformedResultError, "usage.completion_tokens is 2, .* 1000 ids"),
+        (with_tokens(completion_tokens=0), MalformedResultError, "usage.completion_tokens is 0, .* 2 ids"),
+        (with_tokens(prompt_tokens=7), MalformedResultError, "usage.prompt_tokens is 7, .* 2 ids"),
     ],
 )
 async def test_an_answer_without_the_requested_tokens_is_an_error(response, error, text):

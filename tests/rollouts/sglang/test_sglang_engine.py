@@ -127,6 +127,7 @@ def _retokenised(answer: dict[str, Any]) -> None:
         (with_value({"type": "cow"}, "meta_info", "finish_reason"), MalformedResultError, "finished with"),
         (with_value({"type": "stop", "matched": 2}, "meta_info", "finish_reason"), MalformedResultError, "stopped at"),
         (with_value([], "meta_info", "weight_versions"), MalformedResultError, "do not cover the 3 tokens"),
+        (with_value(2, "meta_info", "completion_tokens"), MalformedResultError, "counts 2 completion_tokens.* are 3"),
         (without("meta_info"), MalformedResultError, "SGLang's shape"),
     ],
 )

@@ -113,6 +113,14 @@ async def test_a_stream_cannot_score_its_prompt(server: FakeSGLang, engine: SGLa
 
 
 _ROWS, _ENDING = ("meta_info", "output_token_logprobs"), ("meta_info", "finish_reason")
+
+
+def _twice_as_many(answer: dict[str, Any]) -> None:
+    for rows in (answer, answer["meta_info"]):
+        for name in rows.keys() & {"output_ids", "output_token_logprobs"}:
+            rows[name] *= 2
+
+
 _REFUSAL = {"type": "abort", "status_code": 400, "message": "Input length exceeds the maximum"}
 
 
@@ -126,6 +134,7 @@ _REFUSAL = {"type": "abort", "status_code": 400, "message": "Input length exceed
         (without(*_ROWS, 2), MalformedResultError, r"has 2 `output_token_logprobs` after 2 of 3 tokens"),
         (with_value(None, *_ROWS, 1, 0), MissingLogProbsError, "log-prob"),
         (with_value(3, "meta_info", "prompt_tokens"), MalformedResultError, "ran 3 tokens of a prompt of 2"),
+        (_twice_as_many, MalformedResultError, "has 4 tokens; the request has max_tokens=3"),
     ],
 )
 async def test_what_is_wrong_in_a_stream_is_an_error(

@@ -135,6 +135,21 @@ def test_what_is_no_answer_at_all_is_an_error(text):
         read(text)
 
 
+@pytest.mark.parametrize(
+    ("usage", "told"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 2}, "2 .*completion.* 3"),
+        ({"prompt_tokens": 4, "completion_tokens": 3}, "4 .*prompt.* 5"),
+    ],
+)
+def test_the_numbers_that_a_server_counts_are_those_of_what_it_ran_and_sent(usage, told):
+    right = {"prompt_tokens": 5, "completion_tokens": 3}
+    for agreeing in (right, None, {}, {**right, "prompt_tokens": None}):
+        read(whole(choice(), usage=agreeing))
+    with pytest.raises(MalformedResultError, match=told):
+        read(whole(choice(), usage=usage))
+
+
 def ranked(**ranks):
     return {token[1:]: {"logprob": -float(rank), "rank": rank} for token, rank in ranks.items()}
 
