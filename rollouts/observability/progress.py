@@ -58,11 +58,11 @@ class ProgressDisplay:
 
     def __exit__(self, *_: object) -> None:
         self._thread.stop()
-        if self._live is not None:
-            self._live.refresh()
-            self._live.stop()
-        else:
-            with suppress(OSError):  # nobody reads the output any more; the run goes on
+        with suppress(OSError):  # nobody reads the output any more, or the terminal is closed; the run goes on
+            if self._live is not None:
+                self._live.refresh()
+                self._live.stop()
+            else:
                 self._print_line()
 
     def line(self) -> str:

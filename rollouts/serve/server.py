@@ -78,7 +78,7 @@ def base_url(listener: socket.socket) -> str:
 
 
 def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None], access_log: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM. `on_ready` is called once requests are answered.
+    """Serve until SIGINT, SIGTERM or SIGHUP. `on_ready` is called once requests are answered.
 
     Running requests have some seconds to end after the signal, or until a second SIGINT; then their connections are
     closed, the application is shut down, which no further signal ends, and `KeyboardInterrupt` is raised. Called from
@@ -96,6 +96,8 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
     server = _Server(config, on_ready, listener.getsockname()[:2])
     # uvicorn raises the signal again at the end, where the usual SIGTERM would end the process with its files open.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` sets it
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         server.run(sockets=[listener])
     finally:

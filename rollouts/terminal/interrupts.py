@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: deferred where code must not be interrupted, and the end of a run within a bounded time."""
+"""SIGINT and other signals: deferred where code must not be interrupted, and the end of a run in a bounded time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 
@@ -37,42 +37,45 @@ def defer_interrupts() -> Iterator[None]:
 T = TypeVar("T")
 
 INTERRUPTED: Final = 130
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str) -> T:
     """Run a coroutine as `asyncio.run` does. Called in the main thread.
 
-    The first SIGINT or SIGTERM (of a scheduler or container) cancels it; when it has ended, `KeyboardInterrupt` is
-    raised. A process that still runs `seconds` after the signal, or receives a second one, prints `message` to standard
-    error and exits with code 130, whatever its threads and its event loop are doing: files must be readable at every
-    moment.
+    The first SIGINT, SIGTERM (of a scheduler or container) or SIGHUP (of a terminal that is closed; not after `nohup`)
+    cancels it; when it has ended, `KeyboardInterrupt` is raised. A process that still runs `seconds` after the signal,
+    or receives a second SIGINT or SIGTERM, prints `message` to standard error and exits with code 130, whatever its
+    threads and its event loop are doing: files must be readable at every moment.
     """
+    signals = [*_STOPS]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
     interrupted = threading.Event()
     tasks: list[asyncio.Task[Any]] = []
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
 
-    def received(wait: float | None) -> bool:
-        """Whether one of the signals arrives within `wait` seconds, and before the pipe is closed."""
+    def received(wait: float | None, numbers: Sequence[int]) -> bool:
+        """Whether one of these signals arrives within `wait` seconds, and before the pipe is closed."""
         end = None if wait is None else time.monotonic() + wait
         while select.select([read_end], [], [], None if end is None else max(0.0, end - time.monotonic()))[0]:
             number = int.from_bytes(os.read(read_end, 1))  # 0 where the pipe is closed
-            if number in (0, *_SIGNALS):  # programs may handle others
+            if number in (0, *numbers):  # programs may handle others
                 return number != 0
         return False
 
     def watch() -> None:
         # In a thread, because Python calls the handlers of signals in the main one, which may be in a call that no
         # signal ends; it is told by the wakeup descriptor, which is written where the signal arrives.
-        if not received(None):
+        if not received(None, signals):
             os.close(read_end)
             return
         interrupted.set()
         for task in tasks:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the task has ended
                 loop.call_soon_threadsafe(task.cancel)
-        received(seconds)
+        received(seconds, _STOPS)  # a terminal that is closed may send several
         # Not through `sys.stderr`, whose lock another thread may hold. A progress display has hidden the cursor.
         show_cursor = "\x1b[?25h" if os.isatty(2) else ""
         os.write(2, f"{show_cursor}{message}\n".encode(errors="replace"))
@@ -90,7 +93,7 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         threading.Thread(target=watch, daemon=True).start()
-        before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        before = {number: signal.signal(number, lambda *_: None) for number in signals}
         descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         try:
             return runner.run(run())

@@ -47,7 +47,7 @@ def test_a_run_that_is_interrupted_inside_the_block_ends_in_its_own_time() -> No
         interrupt_a_block(finished)
         await asyncio.Event().wait()
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with pytest.raises(KeyboardInterrupt):
             run_with_deadline(main(), 10**6, "stopped at once")
@@ -56,3 +56,18 @@ def test_a_run_that_is_interrupted_inside_the_block_ends_in_its_own_time() -> No
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert finished
+
+
+def test_a_run_that_nohup_started_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def main() -> str:
+        signal.raise_signal(signal.SIGHUP)
+        await asyncio.sleep(0)
+        return "finished"
+
+    try:
+        assert run_with_deadline(main(), 10**6, "stopped at once") == "finished"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -128,7 +128,7 @@ def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(relay, tmp_pa
     assert f"{record}: lost, never-ended not recorded: OSError: [Errno 27] File too large" in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.slow
 def test_a_signal_ends_the_server_with_every_session_recorded(relay, tmp_path, number):
     record = tmp_path / "chats.mmr"

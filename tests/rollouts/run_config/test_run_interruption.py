@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_config_files import CONFIG, write_run
@@ -69,9 +71,10 @@ def write_waiting_run(directory: Path, how: str = "async") -> Path:
 
 
 @contextmanager
-def started(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", START, "run", str(path), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def started(path: Path, *arguments: str, start: str = START, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", start, "run", str(path), *arguments]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
+    process = subprocess.Popen(command, text=True, **options)
     try:
         yield process
     finally:
@@ -123,7 +126,8 @@ def test_a_killed_run_continues_and_repeats_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "how"), [(signal.SIGINT, "async"), (signal.SIGTERM, "async"), (signal.SIGINT, "thread")]
+    ("number", "how"),
+    [(signal.SIGINT, "async"), (signal.SIGTERM, "async"), (signal.SIGHUP, "async"), (signal.SIGINT, "thread")],
 )
 def test_a_signal_ends_a_run_that_waits_and_it_can_be_continued(tmp_path: Path, number: int, how: str) -> None:
     path = write_waiting_run(tmp_path, how)
@@ -135,6 +139,21 @@ def test_a_signal_ends_a_run_that_waits_and_it_can_be_continued(tmp_path: Path, 
     assert f"interrupted; to continue: rollouts run {path} --resume --limit 50\n" in output
     assert "Traceback" not in output
     assert sorted(written_groups(tmp_path)) == ["0", "1", "2"]
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert (summary["complete"], summary["groups"]) == (False, QUICK)
+    check_continues(path)
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_writes_its_summary_and_continues(tmp_path: Path) -> None:
+    path = write_waiting_run(tmp_path)
+    terminal, end = os.openpty()
+    start = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {START}"
+    with started(path, start=start, stdin=end, stdout=end, stderr=end, start_new_session=True) as process:
+        os.close(end)
+        wait_for_written(process, tmp_path)
+        os.close(terminal)
+        process.wait(timeout=MOST_SECONDS)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert (summary["complete"], summary["groups"]) == (False, QUICK)
     check_continues(path)
