@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from rollouts.environments.mcp.results import protocol_error_text
 from rollouts.environments.mcp.servers import HttpServer, StdioServer, process_arguments
 from rollouts.environments.tools import ToolArgumentsError, ToolFailedError, ToolUnavailableError
 from rollouts.episodes.errors import single_errors
@@ -62,14 +63,15 @@ class Connection:
         try:
             return await self._client.session.call_tool(tool, arguments)
         except MCPError as error:
+            reason = protocol_error_text(error)
             if error.code == INVALID_PARAMS:
-                raise ToolFailedError(error.message) from error
+                raise ToolFailedError(reason) from error
             # A server over HTTP that has forgotten the session refuses every request.
             has_no_session = error.code == INVALID_REQUEST and isinstance(self._server, HttpServer)
             ended = (error.code == CONNECTION_CLOSED or has_no_session) and not await self._responds()
             self._ended = self._ended or ended
             what = "the connection ended during" if ended and not has_no_session else "there was an error in"
-            raise self._error(f"{what} a call of {tool!r}: {error.message} ({error.code})") from error
+            raise self._error(f"{what} a call of {tool!r}: {reason} ({error.code})") from error
         except Exception as error:
             raise self._error(f"a call of {tool!r} failed: {describe_exception(error)}") from error
 

@@ -16,30 +16,61 @@ def result_content(server: str, tool: str, result: Any) -> str | list[Any]:
     becomes its address and name. Structured content without other content becomes JSON. Raises `ToolUnavailableError`
     for other data, which no message can hold, and for data that are not base64.
     """
-    if not result.content and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
     parts = [_part(server, tool, block) for block in result.content]
+    if not any(parts) and result.structured_content is not None:
+        return _json(result.structured_content)
     texts = [part for part in parts if isinstance(part, str)]
     return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
 def error_text(result: Any) -> str:
-    """The texts of a result that is an error; images and sounds in it are left out."""
-    return "\n".join(block.text for block in result.content if block.type == "text") or "the tool gave no reason"
+    """The reason of a result that is an error: its texts, and structured content that no text repeats.
+
+    Images and sounds in it are left out.
+    """
+    texts = [text for block in result.content if (text := _text(block))]
+    structured = result.structured_content
+    if structured is not None and structured not in map(_loaded, texts):
+        texts.append(_json(structured))
+    return "\n".join(texts) or "the tool gave no reason"
 
 
-def _part(server: str, tool: str, block: Any) -> str | bytes | dict[str, Any]:
+def protocol_error_text(error: Any) -> str:
+    """The message of a `mcp.MCPError`, with the data that the server sent beside it."""
+    return str(error.message) if error.data is None else f"{error.message}: {_json(error.data)}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _text(block: Any) -> str | None:
+    """What a block of a result says; None for a medium."""
     match block.type:
         case "text":
             return str(block.text)
-        case "image":
-            return _decoded(server, tool, block.data)
-        case "audio":
-            return {"type": "audio", "audio": _decoded(server, tool, block.data)}
         case "resource_link":
             return f"{block.name}: {block.uri}"
         case "resource" if hasattr(block.resource, "text"):
             return str(block.resource.text)
+    return None
+
+
+def _part(server: str, tool: str, block: Any) -> str | bytes | dict[str, Any]:
+    if (text := _text(block)) is not None:
+        return text
+    match block.type:
+        case "image":
+            return _decoded(server, tool, block.data)
+        case "audio":
+            return {"type": "audio", "audio": _decoded(server, tool, block.data)}
         case "resource" if (block.resource.mime_type or "").startswith("image/"):
             return _decoded(server, tool, block.resource.blob)
         case "resource" if (block.resource.mime_type or "").startswith("audio/"):

@@ -6,11 +6,12 @@ import json
 import os
 import sys
 import wave
+from typing import Any
 
 from mcp import MCPError
 from mcp.server.mcpserver import Audio, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import BlobResourceContents, EmbeddedResource
+from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource
 from PIL import Image as PillowImage
 
 server = MCPServer("test tools")
@@ -89,7 +90,13 @@ def die() -> str:
 @server.tool()
 def respond_with(code: int) -> str:
     """Respond with an error of the protocol."""
-    raise MCPError(code, "no such thing")
+    raise MCPError(code, "no such thing", {"missing": "a/b"})
+
+
+@server.tool()
+def result(fields: dict[str, Any]) -> CallToolResult:
+    """Respond with exactly this result."""
+    return CallToolResult.model_validate(fields)
 
 
 @server.tool()

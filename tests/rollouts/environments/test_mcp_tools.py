@@ -86,6 +86,39 @@ async def test_an_error_of_a_tool_is_for_the_model(mcp):
         await tools["repeat"].call({"text": "a", "times": "many"})
 
 
+def text(value):
+    return {"type": "text", "text": value}
+
+
+REASON = {"reason": "no such file"}
+RESOURCE = {"type": "resource", "resource": {"uri": "file:///log", "text": "line 3: no such file"}}
+LINK = {"type": "resource_link", "name": "log", "uri": "file:///log"}
+PICTURE = {"type": "image", "data": "YmxvYg==", "mimeType": "image/png"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "structured", "told"),
+    [
+        ([], REASON, json.dumps(REASON)),
+        ([text("")], REASON, json.dumps(REASON)),
+        ([text("it failed")], REASON, f"it failed\n{json.dumps(REASON)}"),
+        ([text(json.dumps(REASON, indent=2))], REASON, json.dumps(REASON, indent=2)),
+        ([RESOURCE], None, "line 3: no such file"),
+        ([text("it failed"), PICTURE, RESOURCE, LINK], None, "it failed\nline 3: no such file\nlog: file:///log"),
+        ([PICTURE], None, "the tool gave no reason"),
+    ],
+)
+async def test_the_reason_of_an_error_is_for_the_model_wherever_the_server_puts_it(mcp, content, structured, told):
+    fields = {"content": content, "structuredContent": structured}
+    result = by_name(mcp)["result"]
+    with pytest.raises(ToolFailedError) as raised:
+        await result.call({"fields": {**fields, "isError": True}})
+    assert str(raised.value) == told
+    if content in ([], [text("")]):
+        assert await result.call({"fields": fields}) == told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "error"),
@@ -99,7 +132,7 @@ async def test_an_error_of_a_tool_is_for_the_model(mcp):
 )
 async def test_only_refused_arguments_among_the_errors_of_the_protocol_are_for_the_model(mcp, code, error):
     tools = by_name(mcp)
-    with pytest.raises(error, match="no such thing"):
+    with pytest.raises(error, match=r'no such thing: \{"missing": "a/b"\}'):
         await tools["respond_with"].call({"code": code})
     assert await tools["repeat"].call({"text": "x"}) == "x"
 
