@@ -314,10 +314,13 @@ def _check_any_message(message: Mapping[str, Any], index: int) -> dict[str, Any]
     for key in ("tool_call_id", "name", *_REASONING_NAMES):
         if not isinstance(checked.get(key, ""), str):
             raise MessageError(f"{key} is text, not {type(checked[key]).__name__}", message_index=index)
-    reasoning = next((checked[name] for name in _REASONING_NAMES if name in checked), None)
+    # The first that is not empty: some servers and clients send an empty text under one name and the reasoning under
+    # another.
+    reasoning = max((checked[name] for name in _REASONING_NAMES if name in checked), key=bool, default=None)
     if reasoning is not None:
         # Both names that templates read, in the order in which transformers puts them.
-        checked = {"thinking": reasoning, **checked, "reasoning_content": reasoning}
+        thinking = checked.pop("thinking", None) or reasoning
+        checked = {"thinking": thinking, **checked, "reasoning_content": reasoning}
     if "tool_calls" in checked:
         if role != "assistant":
             raise MessageError(f"only the assistant makes tool calls, not {role!r}", message_index=index)
@@ -391,7 +394,7 @@ def _move_thinking_parts(message: dict[str, Any], message_index: int) -> None:
     thinking = [part["thinking"] for part in message["content"] if part["type"] == "thinking"]
     if not thinking:
         return
-    if any(name in message for name in _REASONING_NAMES):
+    if any(message.get(name) for name in _REASONING_NAMES):
         raise MessageError(
             "reasoning is given twice: as a thinking part and beside content", message_index=message_index
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import UserDict
 from typing import Any
 
@@ -93,3 +94,14 @@ def test_a_call_and_its_result_in_the_form_before_tools_become_those_of_today() 
     ]
     with pytest.raises(MessageError, match="only the assistant makes tool calls"):
         check_messages([{"role": "user", "content": "a", "function_call": call}])
+
+
+@pytest.mark.parametrize("names", [*itertools.permutations(("reasoning_content", "thinking", "reasoning"), 2)])
+@pytest.mark.parametrize("empty", ["", None])
+def test_reasoning_under_one_name_is_not_lost_to_an_empty_one_under_another(names: Any, empty: Any) -> None:
+    message = {"role": "assistant", "content": "a", names[0]: empty, names[1]: "hm"}
+    (read,) = check_messages([message])
+    assert (read["reasoning_content"], read["thinking"]) == ("hm", "hm")
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]
+    (read,) = check_messages([{"role": "assistant", "content": parts, names[0]: empty}])
+    assert (read["reasoning_content"], read["thinking"]) == ("hm", "hm")

@@ -78,7 +78,7 @@ def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
     for key in ("name", "tool_call_id"):
         if raw.get(key) is not None:
             message[key] = _text(raw[key], f"{place}.{key}")
-    reasoning = next((raw[key] for key in _REASONING if raw.get(key) is not None), None)
+    reasoning = max((raw[key] for key in _REASONING if raw.get(key) is not None), key=bool, default=None)
     if reasoning is not None:
         message["reasoning_content"] = _text(reasoning, f"{place}.reasoning_content")
     if raw.get("tool_calls"):
