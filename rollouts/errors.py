@@ -6,7 +6,7 @@ Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -164,6 +164,14 @@ class ServerRelatedError(RolloutsError):
                 if len(self.servers) <= 3:  # further ones have no command
                     self.add_note(f"to check the server: rollouts doctor {server} --model DIR")
         return self
+
+    def redact(self, shown: Callable[[str], str]) -> None:
+        """Replace each text of the error, and of those that caused it, by what `shown` makes of it."""
+        chain: list[BaseException | None] = [self]
+        while (error := chain[-1]) is not None and error not in chain[:-1]:
+            error.args = tuple(shown(each) if isinstance(each, str) else each for each in error.args)
+            vars(error).update({name: shown(each) for name, each in vars(error).items() if isinstance(each, str)})
+            chain.append(error.__cause__ or error.__context__)
 
     def concern_servers_of(self, errors: Iterable[object]) -> Self:
         """Add the servers that other errors concern. Returns the error itself."""

@@ -255,11 +255,10 @@ def read_answer(
     request_id: str,
     content: bytes,
     tools: Sequence[Mapping[str, Any]] | None,
-    shown: Callable[[str], str],
     *,
     with_tokens: bool = False,
 ) -> ChatAnswer:
-    """The answer in the body of a response. `shown` makes of a text of the server what an error may show of it.
+    """The answer in the body of a response.
 
     Raises `GenerationInterruptedError`, `MalformedResultError`, and `EngineError` where a filter withheld it.
     """
@@ -268,7 +267,7 @@ def read_answer(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
-        body = short_repr(shown(excerpt(content)), 300)
+        body = short_repr(excerpt(content), 300)
         reason = f"this is no chat completion: {place}: {first['msg']}: {body}"
         raise MalformedResultError(request_id, reason) from None
     (choice,) = response.choices

@@ -19,7 +19,7 @@ from renderers.process.caches import ByteLRU
 from rollouts.calls import ClosedAtEnd, call_on_thread
 from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools, wav_or_mp3
 from rollouts.engines.event_loop import EngineLoop, expire
-from rollouts.engines.http.address import redacted
+from rollouts.engines.http.address import key_remover, redacted
 from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.engines.http.source_files import image_file
 from rollouts.engines.protocol import ChatAnswer, SamplingParams
@@ -123,6 +123,7 @@ class ChatEndpoint(ClosedAtEnd):
         self.base_url = _checked_url(base_url)
         self.model = model
         self._api_key = _checked_key(api_key, api_key_env, self.base_url)
+        self._without_key = key_remover(self._api_key)
         self._concurrency = check_integer("concurrency", concurrency)
         if self._concurrency > _MAX_CONCURRENCY:
             raise ArgumentError("concurrency", concurrency, f"pass at most {_MAX_CONCURRENCY}")
@@ -190,7 +191,7 @@ class ChatEndpoint(ClosedAtEnd):
             else:
                 body["messages"] = sent_messages(checked, self._data_url, self._tool_images)
             content = await self._request(request_id, body)
-            answer = read_answer(request_id, content, tools, self._without_key, with_tokens=self._returns_tokens)
+            answer = read_answer(request_id, content, tools, with_tokens=self._returns_tokens)
             if (answer.completion_tokens or 0) > sampling.max_tokens:
                 (other,) = {*get_args(MaxTokensField)} - {self._max_tokens_field}
                 raise MalformedResultError(
@@ -200,6 +201,7 @@ class ChatEndpoint(ClosedAtEnd):
                 )
             return answer
         except EngineError as error:
+            error.redact(self._without_key)
             error.server = self.base_url
             raise
 
@@ -221,6 +223,7 @@ class ChatEndpoint(ClosedAtEnd):
         except (openai.OpenAIError, MalformedResultError) as error:
             failed = self._error(request_id, error)
         if isinstance(failed, ServerUnreachableError | ServerTimeoutError | ApiKeyError):
+            failed.redact(self._without_key)
             failed.server = self.base_url
             raise failed
 
@@ -331,7 +334,7 @@ class ChatEndpoint(ClosedAtEnd):
         raise failed
 
     def _error(self, request_id: str, error: openai.OpenAIError | MalformedResultError) -> EngineError:
-        """The error for an exception of the SDK, without the key."""
+        """The error for an exception of the SDK."""
         import openai
 
         for each in (error, error.__cause__):  # some versions of the SDK wrap what its client raises
@@ -340,12 +343,12 @@ class ChatEndpoint(ClosedAtEnd):
         if isinstance(error, openai.APITimeoutError):
             return ServerTimeoutError(request_id, f"no response within {self._timeout_seconds:g} s")
         if not isinstance(error, openai.APIStatusError):
-            reason = self._without_key(redacted(str(error.__cause__ or error))) or type(error.__cause__).__name__
+            reason = redacted(str(error.__cause__ or error)) or type(error.__cause__).__name__
             return ServerUnreachableError(
                 request_id, f"{self.base_url} failed: {reason}. Is the server running, and at this address?"
             )
         status, headers = error.status_code, error.response.headers
-        body = self._without_key(error.response.content.decode("utf-8", "replace")).encode()
+        body = error.response.content
         if 300 <= status < 400:
             return ServerError(
                 request_id,
@@ -366,10 +369,6 @@ class ChatEndpoint(ClosedAtEnd):
             cure = f"the chat completion (most servers have their API below /v1: pass {self.base_url}/v1 as base_url)"
             return response_error(request_id, HttpResponse(status, headers, body), cure)
         return failed
-
-    def _without_key(self, text: str) -> str:
-        """The text without the key, and without keys of OpenAI of which some characters are replaced by stars."""
-        return re.sub(r"\bsk-[\w*.-]{4,}", "...", text.replace(self._api_key, "...") if self._api_key else text)
 
     def _enter(self, request_id: str) -> None:
         if self._loop.enter(request_id):

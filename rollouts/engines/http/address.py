@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable
+from functools import partial
 
 from yarl import URL
 
 # The user:password@ of a URL; the value of an Authorization header.
 _CREDENTIALS = re.compile(r"(?i)(?<=//)[^/\s'\"]*@|\b(bearer|basic)\s+[\w.~+/=-]{4,}")
+_SHORTEST_KEY = 6
 
 
 def parse_address(base_url: str, *, api_key: str | None) -> tuple[str, str | None]:
@@ -53,3 +56,15 @@ def server_identity(base_url: str) -> str:
 def redacted(text: str) -> str:
     """The text without credentials of URLs and values of Authorization headers."""
     return _CREDENTIALS.sub(lambda match: f"{match[1]} ..." if match[1] else "", text)
+
+
+def key_remover(*keys: str) -> Callable[[str], str]:
+    """What replaces keys in a text by "...": these, also with their ends cut off, and OpenAI's with stars in them.
+
+    A text of fewer than 6 characters is no secret key, and stands in words.
+    """
+    patterns = [r"\bsk-[\w*.-]{4,}"]
+    for key in keys:
+        if len(key) >= _SHORTEST_KEY:
+            patterns += [re.escape(key), rf"{re.escape(key[: max(_SHORTEST_KEY, len(key) // 2)])}[\w.~+/=-]*"]
+    return partial(re.compile("|".join(patterns)).sub, "...")

@@ -20,7 +20,7 @@ from yarl import URL
 
 from renderers.media.fetching import client_tls_context
 from rollouts.engines.event_loop import EngineLoop, expire
-from rollouts.engines.http.address import parse_address
+from rollouts.engines.http.address import key_remover, parse_address
 from rollouts.engines.http.events import EventDecoder
 from rollouts.engines.http.exchange import Body, Call, SegmentsPayload
 from rollouts.engines.http.responses import HttpResponse, response_error
@@ -125,7 +125,8 @@ class ServerConnection:
 
     Failed connections (refused, reset, ended within a response) and HTTP 429 and 503 are tried again; nothing else is.
     A cancelled call closes its connection and frees its slot at once. `on_lost` is called whenever a connection was
-    refused or broke, because the server may have restarted and lost its caches; it must not block.
+    refused or broke, because the server may have restarted and lost its caches; it must not block. `without_key`
+    removes the key from a text, which may be the server's.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class ServerConnection:
         self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "gzip"}
         if authorization is not None:
             self._headers["Authorization"] = authorization
+        self.without_key = key_remover((authorization or "").rpartition(" ")[2])
         self._loop = EngineLoop()
         self._open: _Open | None = None
         self._former: _Open | None = None  # of a loop that was closed

@@ -81,7 +81,7 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
 
         Raises `CapabilityError` and what `ServerConnection.request` raises.
         """
-        with error_context(self.base_url, "probe"):
+        with error_context(self._connection, "probe"):
             return await self._capabilities.get()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:

@@ -8,6 +8,7 @@ from functools import wraps
 from inspect import getmembers, iscoroutinefunction
 from typing import Any, TypeVar, cast
 
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.errors import EngineError, ServerRelatedError
 
 C = TypeVar("C", bound=type)
@@ -15,8 +16,10 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 @contextmanager
-def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
+def error_context(connection: ServerConnection, request_id: str | None = None) -> Iterator[None]:
     """Let each error of the block concern the server, and each `EngineError` name this request where one is given.
+
+    No error has the key of the connection, whatever the server repeats.
 
     An error of another request that this one needed (the probe of a server, whether it is paused) becomes the cause of
     a new error, because several requests may wait for the same result.
@@ -24,6 +27,8 @@ def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
     try:
         yield
     except ServerRelatedError as error:
+        server = connection.base_url
+        error.redact(connection.without_key)
         error.concern(server)
         if not isinstance(error, EngineError):
             raise
@@ -36,7 +41,7 @@ def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
 def name_errors_after_methods(cls: C) -> C:
     """Let the errors of each public coroutine method of a class name the method (as their request) and the server.
 
-    `base_url` of its objects is the address of the server, without credentials.
+    `_connection` of its objects is that to the server.
     """
     for name, method in getmembers(cls, iscoroutinefunction):
         if not name.startswith("_"):
@@ -52,7 +57,7 @@ def name_server_in_errors(method: M) -> M:
 def _in_error_context(method: M, request_id: str | None) -> M:
     @wraps(method)
     async def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        with error_context(self.base_url, request_id):
+        with error_context(self._connection, request_id):
             return await method(self, *args, **kwargs)
 
     return cast(M, wrapper)

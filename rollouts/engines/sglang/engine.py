@@ -107,7 +107,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         The server reads the directory itself, and needs --enable-lora. Raises `WeightUpdateError` where it is not
         loaded, also for a name that the server has: a name stands for one set of weights.
         """
-        with error_context(self.base_url, "load_adapter"):
+        with error_context(self._connection, "load_adapter"):
             check_adapter_name(name)
             if (present := (await self.adapters()).get(name)) is not None:
                 raise adapter_exists_error(f"{self.base_url} has", name, present)
@@ -119,7 +119,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
 
         Raises `UnknownAdapterError`, `CapabilityError`, `WeightUpdateError`.
         """
-        with error_context(self.base_url, "unload_adapter"):
+        with error_context(self._connection, "unload_adapter"):
             if name not in (loaded := await self.adapters()):
                 raise UnknownAdapterError("unload_adapter", name, loaded)
             await self.control.unload_adapter(name)
@@ -127,7 +127,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
 
     async def adapters(self) -> Mapping[str, str]:
         """The loaded adapters: the directory of each by its name."""
-        with error_context(self.base_url, "adapters"):
+        with error_context(self._connection, "adapters"):
             loaded = await self.control.adapters()
         self._adapters = {name: self._adapters.get(name, self._weight_version) for name in loaded}
         return loaded
@@ -135,7 +135,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
     # One request.
 
     async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        with error_context(self.base_url, request.request_id):
+        with error_context(self._connection, request.request_id):
             await self._checked(request)
             version_before = self._weight_version
             with self._requests.running(request.request_id):

@@ -114,7 +114,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Raises `WeightUpdateError` where it is not loaded, also
         for a name that the server has: a name stands for one set of weights. Raises `CapabilityError`, `ArgumentError`.
         """
-        with error_context(self.base_url, "load_adapter"):
+        with error_context(self._connection, "load_adapter"):
             await self._adapters.load(name, directory, check=check)
 
     async def unload_adapter(self, name: str) -> None:
@@ -122,18 +122,18 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
 
         Raises `UnknownAdapterError`, `CapabilityError`, `ServerError`.
         """
-        with error_context(self.base_url, "unload_adapter"):
+        with error_context(self._connection, "unload_adapter"):
             await self._adapters.unload(name)
 
     async def adapters(self) -> Mapping[str, str]:
         """The loaded adapters: the directory of each by its name."""
-        with error_context(self.base_url, "adapters"):
+        with error_context(self._connection, "adapters"):
             return await self._adapters.loaded()
 
     # One request.
 
     async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        with error_context(self.base_url, request.request_id), self._adapters.in_use(request.adapter):
+        with error_context(self._connection, request.request_id), self._adapters.in_use(request.adapter):
             capabilities = await self._checked(request)
             version_before = self._weight_version
             with self._requests.running(request.request_id):

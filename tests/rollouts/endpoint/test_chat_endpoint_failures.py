@@ -75,16 +75,28 @@ async def test_an_image_for_a_text_model_is_refused_once_with_the_message_of_the
     assert "m is not a multimodal model" in str(error)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(401, ApiKeyError), (403, ApiKeyError), (200, MalformedResultError)])
-async def test_no_text_of_an_error_contains_a_key(status, kind):
-    key = "sk-proj-0123456789abcdef"
-    message = f"Incorrect API key provided: {key}, or sk-pr***cdef. See the account page"
-    error, requests = await error_of(failure(status, message), api_key=key)
+ECHOED = "Incorrect API key provided: {}, or sk-pr***cdef. See the account page"
+
+
+@pytest.mark.parametrize("key", ["sk-proj-0123456789abcdef", "plain-0123456789abcdef"])
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [
+        (lambda key: failure(401, ECHOED.format(key)), ApiKeyError),
+        (lambda key: failure(403, ECHOED.format(key)), ApiKeyError),
+        (lambda key: failure(200, ECHOED.format(key)), MalformedResultError),
+        (lambda key: completion(finish_reason=ECHOED.format(key)), MalformedResultError),
+        (lambda key: completion(finish_reason={"a": ECHOED.format(key)}), MalformedResultError),
+        (lambda key: RedirectResponse(f"http://other/{key}/See the account page"), ServerError),
+        (lambda key: PlainTextResponse(f"{'a' * 230} {key} See the account page"), MalformedResultError),
+    ],
+)
+async def test_no_text_of_an_error_contains_a_key_wherever_the_server_repeats_it(key, response, kind):
+    error, requests = await error_of(response(key), api_key=key)
     assert isinstance(error, kind)
     assert requests == 1
-    assert "See the account page" in str(error)
     shown = "".join(traceback.format_exception(error)) + repr(error)
-    assert key not in shown
+    assert "0123456" not in shown
     assert "cdef" not in shown
 
 

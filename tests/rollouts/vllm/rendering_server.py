@@ -65,6 +65,7 @@ class RenderingServer:
     rendered: list[dict] = field(default_factory=list)
     files: list[bytes] = field(default_factory=list)
     base_url = "http://rendering.test"
+    without_key = str
 
     async def request(self, method, path, *, name, body=None, params=None, headers=None, **_):
         if path == "/version":

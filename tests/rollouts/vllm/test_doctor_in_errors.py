@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from rollouts import GenerateRequest, SamplingParams, run_episode
 from rollouts.cli.command_group import APP_SETTINGS, CommandGroup
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.error_context import error_context
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.environments import ScoredPrompt
@@ -49,8 +50,8 @@ def last_line(error: BaseException) -> str:
 @pytest.mark.parametrize("error_class", OF_SERVERS, ids=lambda each: each.__name__)
 def test_an_error_of_each_class_names_the_command_once(error_class: type[ServerRelatedError]) -> None:
     error = an_error(error_class)
-    url = "http://host:8000"
-    with pytest.raises(error_class) as caught, error_context(url, "call"), error_context(url):
+    connection = ServerConnection("http://host:8000")
+    with pytest.raises(error_class) as caught, error_context(connection, "call"), error_context(connection):
         raise error
     assert caught.value.__notes__ == [check_of("http://host:8000")]
     assert last_line(caught.value) == check_of("http://host:8000")

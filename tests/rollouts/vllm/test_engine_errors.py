@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_inputs import expected, generate_one, held, image, request
-from fake_responses import failing
-from fake_server import GENERATE
+from engine_inputs import connected, expected, generate_one, held, image, request
+from fake_responses import answer, change, failing
+from fake_server import GENERATE, FakeVLLM
 
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import (
@@ -92,3 +93,24 @@ async def test_a_response_that_breaks_after_its_first_token_is_requested_again(e
 
     server.script[GENERATE] = [first_token_only]
     assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
+
+
+KEY = "plain-0123456789abcdef"
+ECHOES = {
+    "finish reason": change(lambda content: content["choices"][0].update(finish_reason=KEY)),
+    "log-probability": change(lambda content: content["choices"][0]["logprobs"]["content"][0].update(logprob=KEY)),
+    "no JSON": answer(body=KEY.encode()),
+    "error": failing(400, f"no such key: {KEY}"),
+    "redirect": answer(status=307, body=b"", headers={"location": f"http://other/{KEY}"}),
+}
+
+
+@pytest.mark.parametrize("echo", ECHOES.values(), ids=ECHOES)
+async def test_no_error_has_the_key_that_the_server_repeats(echo):
+    async with FakeVLLM(api_key=KEY) as server, connected(VLLMEngine(server.base_url, api_key=KEY), server) as engine:
+        server.script[GENERATE] = [echo]
+        for call in (engine.generate(request()), engine.control.metrics()):
+            with pytest.raises(EngineError) as raised:
+                await call
+            assert "0123456" not in "".join(traceback.format_exception(raised.value)) + repr(raised.value)
+            server.script["/metrics"] = [answer(body=f"name {KEY}\n".encode())]
