@@ -24,6 +24,11 @@ class OutputDirectory:
         self.summary = path / "summary.json"
         self.results = path / RESULTS_FILE
 
+    @property
+    def files(self) -> list[Path]:
+        """What the directory holds."""
+        return [each for each in vars(self).values() if each != self.path]
+
 
 _KEY = ("output", "directory")
 
@@ -39,7 +44,8 @@ def prepare_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
 def check_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
     """The output directory, which is not made here.
 
-    Without `resume` it must be new or empty; with it, new, empty or that of a run. Raises `RunConfigError`.
+    Without `resume` it must be new or empty; with it, new, empty or that of a run, whose files are no symbolic links:
+    the run would write to where they point. Raises `RunConfigError`.
     """
     output = OutputDirectory(file.resolve(file.config.output.directory))
     existing = next(path for path in (output.path, *output.path.parents) if os.path.lexists(path))
@@ -54,6 +60,12 @@ def check_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
     if not is_empty and not output.journal.is_dir():
         cure = "name the directory of a run, or an empty one"
         raise file.error(_KEY, f"{output.path} is not empty and has no journal to continue from; {cure}")
+    if not is_empty:
+        with _refusing(file, output, "cannot be read"):
+            links = [path for path in (*output.files, *output.journal.iterdir()) if path.is_symlink()]
+        if links:
+            reason = f"{links[0]} is a symbolic link, and the run would write to where it points"
+            raise file.error(_KEY, f"{reason}; put the file itself there, or name another directory")
     return output
 
 

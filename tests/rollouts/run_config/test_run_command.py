@@ -130,6 +130,26 @@ def test_a_directory_without_a_journal_is_not_continued(tmp_path: Path) -> None:
     assert (result.exit_code, "no journal to continue from" in result.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("trajectories.mmr", "metrics.jsonl", "runner_metrics.jsonl", "summary.json", "results.json", "tensorboard"),
+        *("journal", "journal/journal.sqlite", "journal/lock"),
+    ],
+)
+def test_a_run_does_not_continue_through_a_symbolic_link(tmp_path: Path, name: str) -> None:
+    path, link = write_run(tmp_path), tmp_path / "out" / name
+    (tmp_path / "out/journal").mkdir(parents=True)
+    other = tmp_path / "other"
+    other.write_text("not of the run") if name not in ("journal", "tensorboard") else other.mkdir()
+    link.rmdir() if link.is_dir() else None
+    link.symlink_to(other)
+    result = run(path, "--resume")
+    assert result.exit_code == 2
+    assert f"{link} is a symbolic link" in "".join(result.stderr.splitlines())
+    assert list(other.iterdir()) == [] if other.is_dir() else other.read_text() == "not of the run"
+
+
 @pytest.mark.parametrize("arguments", [("--dry-run",), ()])
 def test_a_file_without_tasks_is_an_error_before_the_run(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     path = write_run(tmp_path)
