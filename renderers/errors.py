@@ -348,11 +348,12 @@ class OverlongPromptError(RendererError):
     Cure: shorten the conversation, or serve the model with a longer context.
     """
 
-    def __init__(self, *, prompt_len: int, max_prompt_len: int) -> None:
+    def __init__(self, *, prompt_len: int, max_prompt_len: int, is_least: bool = False) -> None:
         self.prompt_len = prompt_len
         self.max_prompt_len = max_prompt_len
+        length = f"at least {prompt_len}" if is_least else prompt_len  # the text was not encoded
         super().__init__(
-            f"the prompt length ({prompt_len}) exceeds the maximum context length ({max_prompt_len}); shorten the "
+            f"the prompt length ({length}) exceeds the maximum context length ({max_prompt_len}); shorten the "
             "conversation"
         )
 

@@ -14,6 +14,7 @@ from renderers.errors import MessageError
 from renderers.template.chat_template import Printed, Segment
 from renderers.template.traced import Origin
 from renderers.tokens.added_tokens import ControlMatch
+from renderers.tokens.length_bound import check_length
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 BodyPolicy = Literal["text", "parse", "error"]
@@ -99,6 +100,8 @@ def encode_printed(
     `marks` are ascending characters; `tokens_at` is for each the first token that starts there or later. `control_at`
     is parallel to those of `controls` that start at `begin` or later.
     """
+    printed_controls = sum(control.end - control.start for control in controls if control.start >= begin)
+    check_length(text, len(text) - begin - printed_controls, tokenizer.longest_piece)
     ids: list[int] = []
     tokens_at: list[int] = []
     control_at: list[int] = []

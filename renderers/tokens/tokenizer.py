@@ -11,6 +11,7 @@ import copy
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from renderers.errors import LoadError, TokenizerError, missing_token
 from renderers.process.caches import ByteLRU
 from renderers.process.files import read_json
 from renderers.tokens.added_tokens import AddedToken, ControlMatch, ControlPattern, added_tokens
+from renderers.tokens.length_bound import covers_every_character
 
 
 class EncodedRun(NamedTuple):
@@ -51,6 +53,7 @@ class TemplateTokenizer:
         self._control = ControlPattern([token for token in added if token.is_control])
         self._token_of = {token_id: content for content, token_id in self._control.id_of.items()}
         unknown_id, body_definition = _body_definition(definition, added)
+        self._covers_text = covers_every_character(body_definition)
         #: The tokenizer of ordinary text, without control tokens.
         self.body = _tokenizer(body_definition)
         inner = _without_first_prefix(body_definition)
@@ -119,6 +122,13 @@ class TemplateTokenizer:
         return {token: token_id for token, token_id in body.items() if token_id not in hidden} | self._control.id_of
 
     # Text.
+
+    @cached_property
+    def longest_piece(self) -> int | None:
+        """The most characters of a text that one token covers; None where there is no bound."""
+        if not self._covers_text:
+            return None
+        return max(map(len, self.body.get_vocab(with_added_tokens=True)), default=1)
 
     def added_token(self, token_id: int) -> str | None:
         """The text of an added token, control or not, or None for an id of the base vocabulary."""

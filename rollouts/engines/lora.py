@@ -101,6 +101,10 @@ class LoRAEngine:
         return getattr(self._engine, "vocab_size", None)
 
     @property
+    def max_model_len(self) -> int | None:
+        return getattr(self._engine, "max_model_len", None)
+
+    @property
     def control(self) -> Any:
         """The control calls of the other engine, None for one without any."""
         return getattr(self._engine, "control", None)

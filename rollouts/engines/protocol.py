@@ -234,9 +234,9 @@ class GenerateResult:
 class Engine(Protocol):
     """Samples from a model. Many requests may be awaited at once, on one event loop.
 
-    An engine may have two further attributes, which `run_episode` uses where they exist: `vocab_size`, the limit for
-    token ids, and `expecting_request()`, a context manager that is entered while a request is being prepared, for an
-    engine that collects requests into batches.
+    An engine may have further attributes, which `run_episode` uses where they exist: `vocab_size`, the limit for token
+    ids; `max_model_len`, the most tokens of a prompt and its completion together; and `expecting_request()`, a context
+    manager that is entered while a request is being prepared, for an engine that collects requests into batches.
     """
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:

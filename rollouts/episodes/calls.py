@@ -15,8 +15,10 @@ from renderers import (
     RendererPool,
     TemplateRenderer,
 )
+from renderers.tokens.length_bound import at_most_tokens
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.errors import RolloutsError
+from rollouts.values import whole_number
 
 
 @contextmanager
@@ -36,10 +38,15 @@ def renderer_pool(renderer: Renderer | RendererPool | None) -> Iterator[Renderer
 
 
 class RendererCalls:
-    """Calls a pool for an episode. Raises `RendererError`; `RendererFailedError` for other exceptions."""
+    """Calls a pool for an episode. Raises `RendererError`; `RendererFailedError` for other exceptions.
 
-    def __init__(self, pool: RendererPool) -> None:
+    A prompt that the context of the engine cannot hold is refused before its text is encoded, where an engine says how
+    long that is.
+    """
+
+    def __init__(self, pool: RendererPool, engine: object) -> None:
         self._pool = pool
+        self._engine = engine
         renderer = getattr(pool, "renderer", pool)
         self._name = type(renderer).__name__
         self._is_template_renderer = isinstance(renderer, TemplateRenderer)
@@ -50,7 +57,7 @@ class RendererCalls:
 
     async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
         """The prompt for the next assistant turn."""
-        with self._naming("render"):
+        with self._naming("render"), self._bounded():
             return await self._pool.render_async(messages, tools=tools, add_generation_prompt=True)
 
     async def bridge(
@@ -66,7 +73,7 @@ class RendererCalls:
         media = prompt.multi_modal_data
         passes_media = media is not None and (self._is_template_renderer or not media.is_empty())
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
-        with self._naming("bridge_to_next_turn"):
+        with self._naming("bridge_to_next_turn"), self._bounded():
             return await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,
                 completion_ids,
@@ -83,6 +90,9 @@ class RendererCalls:
         with self._naming("parse_response"):
             parsed = await self._pool.parse_response_async(completion_ids, tools=tools, prompt_ids=prompt.token_ids)
             return parsed.to_message(), parsed
+
+    def _bounded(self) -> AbstractContextManager[None]:
+        return at_most_tokens(whole_number(getattr(self._engine, "max_model_len", None)))
 
     def _naming(self, method: str) -> AbstractContextManager[None]:
         """Replaces an exception of the renderer's `method`, which may be anything, by one that names it."""

@@ -190,7 +190,7 @@ class TurnRecorder(EpisodeRecorder):
         super().__init__(trajectory, settings, activity)
         self.engine = cast(Engine, settings.engine)
         self.renderer = cast(RendererPool, settings.renderer)
-        self._calls = RendererCalls(self.renderer)
+        self._calls = RendererCalls(self.renderer, self.engine)
         self.vocab_size = known_vocab_size(self.engine, self.renderer)
         self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
 

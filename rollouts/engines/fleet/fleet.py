@@ -114,8 +114,16 @@ class EngineFleet(ClosedAtEnd):
     @property
     def vocab_size(self) -> int | None:
         """The first known vocabulary size of the members."""
-        sizes = (getattr(member.engine, "vocab_size", None) for member in self._membership.members.values())
-        return next((size for size in sizes if size is not None), None)
+        return self._first_known("vocab_size")
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The first known length of the context of the members, in tokens."""
+        return self._first_known("max_model_len")
+
+    def _first_known(self, name: str) -> int | None:
+        values = (getattr(member.engine, name, None) for member in self._membership.members.values())
+        return next((value for value in values if value is not None), None)
 
     @property
     def weight_version(self) -> str:

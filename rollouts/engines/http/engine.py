@@ -76,6 +76,11 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
         """The label of the server's weights, as last set through `control` or named in a response."""
         return self._weight_version
 
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a prompt and its completion together; None before the first request."""
+        return getattr(self._capabilities.known, "max_model_len", None)
+
     async def capabilities(self) -> C:
         """What the server supports and expects, probed once, and again after any sign of a restart.
 

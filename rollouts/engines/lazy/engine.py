@@ -82,6 +82,10 @@ class LazyEngine(ClosedAtEnd):
         return getattr(self._engine, "vocab_size", None)
 
     @property
+    def max_model_len(self) -> int | None:
+        return getattr(self._engine, "max_model_len", None)
+
+    @property
     def weight_version(self) -> str:
         """That of the engine; empty before it is started."""
         return str(getattr(self._engine, "weight_version", ""))
