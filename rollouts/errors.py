@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 
 def is_unicode(text: str) -> bool:
@@ -50,6 +50,19 @@ def exception_text(error: BaseException) -> str:
         return as_unicode(str(error))
     except Exception as problem:  # noqa: BLE001  an exception of a user may raise anything from its __str__
         return f"(no text: its __str__ raised {type(problem).__name__})"
+
+
+#: Each of the errors that pydantic lists takes a kilobyte, and a body of megabytes may have a million.
+_MOST_LISTED: Final = 1000
+
+
+def validation_errors(error: Any) -> list[Any]:
+    """The errors of a `pydantic.ValidationError`; one that counts them in place of more than 1,000."""
+    if (count := error.error_count()) > _MOST_LISTED:
+        reason = f"{count} of the keys and values are unknown, missing or wrong"
+        return [{"type": "too_many", "loc": (), "msg": reason, "input": "all of it"}]
+    errors: list[Any] = error.errors(include_url=False)
+    return errors
 
 
 class RolloutsError(Exception):

@@ -30,6 +30,7 @@ from rollouts.errors import (
     MissingLogProbsError,
     is_unicode,
     short_repr,
+    validation_errors,
 )
 
 # Requests.
@@ -265,7 +266,7 @@ def read_answer(
     try:
         response = _Response.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = validation_errors(error)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
         body = short_repr(excerpt(content), 300)
         reason = f"this is no chat completion: {place}: {first['msg']}: {body}"
@@ -303,7 +304,7 @@ def _tokens(request_id: str, content: bytes) -> ChatTokens:
     try:
         response = _Tokens.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = validation_errors(error)[0]
         raise MalformedResultError(
             request_id,
             f"return_token_ids is set, and {'.'.join(map(str, first['loc']))} of the answer: {first['msg']}. vLLM and "

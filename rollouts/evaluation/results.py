@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rollouts.errors import CommandFileError, short_repr
+from rollouts.errors import CommandFileError, short_repr, validation_errors
 from rollouts.evaluation.statistics import (
     Estimate,
 )
@@ -134,7 +134,7 @@ class EvaluationResults(BaseModel):
                 raise CommandFileError(path, reason)
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
+            first = validation_errors(error)[0]
             problem = ": ".join([".".join(map(str, first["loc"])), first["msg"]])
             raise CommandFileError(path, f"no results of an evaluation ({problem})") from error
         except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
-from rollouts.errors import CommandFileError, NoJsonFormError
+from rollouts.errors import CommandFileError, NoJsonFormError, validation_errors
 from rollouts.runner.group import Group
 from rollouts.terminal.text import shortened
 from rollouts.trajectory.plain_json import plain
@@ -121,7 +121,7 @@ class GroupMetrics(BaseModel):
 
 def line_violation(error: ValidationError) -> str:
     """What is wrong with a line of which `GroupMetrics.of_line` raises `error`: the place in it, and the reason."""
-    first = error.errors()[0]
+    first = validation_errors(error)[0]
     return ": ".join([*map(str, first["loc"]), first["msg"]])
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from rollouts.errors import short_repr
+from rollouts.errors import short_repr, validation_errors
 from rollouts.run_config.errors import ConfigProblem, KeyPath, key_text
 
 #: Keys whose text is a path.
@@ -17,7 +17,7 @@ _PATH_KEYS = ("path", "directory", "model", "chat_template", "file", "log")
 
 def config_problems(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> list[ConfigProblem]:
     """The problems of `data`, which `model` refused."""
-    return [_problem(details, model, data) for details in error.errors(include_url=False)]
+    return [_problem(details, model, data) for details in validation_errors(error)]
 
 
 def unsafe_values(data: Mapping[str, Any]) -> list[ConfigProblem]:

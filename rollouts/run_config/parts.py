@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams
 from rollouts.episodes.environment import ThreadedEnvironment
-from rollouts.errors import MissingExtraError, describe_exception
+from rollouts.errors import MissingExtraError, describe_exception, validation_errors
 from rollouts.rewards import GroupReward, Reward, check_names
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.engines import engine_factory, media_policy, server_kind
@@ -306,7 +306,7 @@ def load_verifiers(file: ConfigFile) -> tuple[Any, TaskSource]:
         is_empty = next(iter(tasks), None) is None
     except ValidationError as error:
         # Without the values, which may be secrets.
-        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in validation_errors(error)]
         raise file.error(("environment", "arguments"), f"verifiers refuses {'; '.join(found)}") from None
     except (Exception, SystemExit) as error:
         # A module of a user may raise anything, and call sys.exit.

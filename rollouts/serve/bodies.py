@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from rollouts.calls import parse_body
-from rollouts.errors import short_repr
+from rollouts.errors import short_repr, validation_errors
 from rollouts.serve.errors import RequestError, invalid_field
 
 #: More values than messages, schemas and options of a request have.
@@ -82,13 +82,13 @@ def _validated(data: bytes, kind: type[Body]) -> Body:
 
 def invalid_body(error: ValidationError) -> RequestError:
     """The first error that pydantic found, with its place and value."""
-    first = error.errors(include_url=False)[0]
+    first = validation_errors(error)[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
     if first["type"] == "extra_forbidden":
         return unknown_field(place)
     value = "missing" if first["type"] == "missing" else short_repr(first["input"])
     message = "Input should be an object" if first["type"] == "model_type" else first["msg"]
-    return invalid_field(f"{place} is {value}: {message}", place)
+    return invalid_field(f"{place or 'the body'} is {value}: {message}", place)
 
 
 def unknown_field(name: str) -> RequestError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-from rollouts.errors import RolloutsError, describe_exception, short_repr
+from rollouts.errors import RolloutsError, describe_exception, short_repr, validation_errors
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -58,7 +58,7 @@ class FunctionParameters:
         try:
             values = self._validated(dict(arguments))
         except ValidationError as error:
-            errors = error.errors(include_url=False, include_context=False)
+            errors = validation_errors(error)
             problems = [_shortened(self._problem(each)) for each in errors[:_MAX_PROBLEMS]]
             if len(errors) > _MAX_PROBLEMS:  # a list of a thousand wrong items has a thousand
                 problems.append(f"{len(errors) - _MAX_PROBLEMS} more problems")

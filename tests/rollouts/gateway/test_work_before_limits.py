@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from gateway_server import served, user
 
 from renderers.tokens.tokenizer import TemplateTokenizer
+from rollouts import SamplingParams
+from rollouts.engines.chat_completions import read_answer
+from rollouts.environments.tools.parameters import FunctionParameters
+from rollouts.errors import RolloutsError
+from rollouts.run_config.config_file import checked_config
+from rollouts.serve.errors import RequestError
+from rollouts.serve.gateway.chat_request import read_chat_request
 from rollouts.testing import ScriptedEngine
 
 CONTEXT = 1000
@@ -47,3 +59,63 @@ def test_a_text_that_no_context_holds_is_refused_before_it_is_encoded(renderer, 
 
 def _plain(body):
     return json.loads(json.dumps(body, default=lambda message: message.model_dump(exclude_none=True)))
+
+
+# Unknown and wrong keys and values: none is listed that is not shown.
+
+
+def read_chat(body: Any) -> None:
+    text = json.dumps({"messages": [user("a")], **body}).encode()
+    read_chat_request(text, SamplingParams(), allow_urls=False, max_choices=1, max_parts=100)
+
+
+def look(row: int) -> str:
+    """A tool."""
+    return str(row)
+
+
+def names(count: int) -> dict[str, Any]:
+    return {f"k{number}": number for number in range(count)}
+
+
+ATTACKS: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
+    "fields of a body": (read_chat, names),
+    "fields of stream_options": (read_chat, lambda count: {"stream_options": names(count)}),
+    "tools that are none": (read_chat, lambda count: {"tools": [{}] * count}),
+    "stop strings that are none": (read_chat, lambda count: {"stop": [1] * count}),
+    "messages that are none": (read_chat, lambda count: {"messages": [{}] * count}),
+    "keys of a message": (read_chat, lambda count: {"messages": [{**user("a"), **names(count)}]}),
+    "keys of a part": (
+        read_chat,
+        lambda count: {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **names(count)}]}]},
+    ),
+    "arguments of a tool": (FunctionParameters("look", look).checked, lambda count: {"row": 1, **names(count)}),
+    "tables of a configuration": (partial(checked_config, Path("run.toml")), names),
+    "keys of a table": (
+        partial(checked_config, Path("run.toml")),
+        lambda count: {"engine": {"kind": "vllm", **names(count)}},
+    ),
+    "tool calls of an answer": (
+        lambda body: read_answer("r", json.dumps(body).encode(), None),
+        lambda count: {"choices": [{"message": {"tool_calls": [1] * count}, "finish_reason": "stop"}]},
+    ),
+}
+
+
+def peak_bytes(attack: Callable[[Any], Any], value: Any) -> int:
+    """The most memory that Python takes while an attack is refused, and how long the text of the error is."""
+    tracemalloc.start()
+    try:
+        with pytest.raises((RequestError, RolloutsError)) as refused:
+            attack(value)
+        assert len(str(refused.value)) < 2000
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("attack", "value"), ATTACKS.values(), ids=ATTACKS)
+def test_what_is_refused_takes_no_more_memory_than_the_request(attack, value):
+    small, large = (peak_bytes(attack, value(count)) for count in (20_000, 40_000))
+    assert large <= 2.2 * small + 100_000
+    assert large <= 400 * 40_000
