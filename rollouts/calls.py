@@ -16,6 +16,9 @@ T = TypeVar("T")
 #: Parsing a larger body would delay the other requests of an event loop.
 _LARGE_BODY: Final = 256 * 2**10
 
+#: A piece of a body takes about 10 microseconds, however small it is.
+_PIECES, _PIECE_BYTES = 4096, 64
+
 # Such functions mostly wait for something outside of the process, so that their number may exceed that of the cores.
 _MAX_THREADS: Final = 256
 
@@ -56,6 +59,12 @@ def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
 async def parse_body(nbytes: int, parse: Callable[..., T], *arguments: Any) -> T:
     """Call a function that parses a body of `nbytes` bytes, on a thread if it is larger than 256 KiB."""
     return await asyncio.to_thread(parse, *arguments) if nbytes > _LARGE_BODY else parse(*arguments)
+
+
+def in_tiny_pieces(pieces: int, nbytes: int) -> bool:
+    """Whether a body arrives in so many pieces of so few bytes that reading them would hold the event loop: more than
+    4,096 of less than 64 bytes on average."""
+    return pieces > _PIECES and nbytes < _PIECE_BYTES * pieces
 
 
 @functools.cache

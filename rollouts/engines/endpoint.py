@@ -16,7 +16,7 @@ from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
 from renderers.messages import AUDIO_PART_TYPES, check_messages, check_tools, media_parts
 from renderers.process.caches import ByteLRU
-from rollouts.calls import ClosedAtEnd, call_on_thread
+from rollouts.calls import ClosedAtEnd, call_on_thread, in_tiny_pieces
 from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools, wav_or_mp3
 from rollouts.engines.event_loop import EngineLoop, expire
 from rollouts.engines.http.address import key_remover, redacted
@@ -423,6 +423,9 @@ def _sdk_client(base_url: str, api_key: str, seconds: float, retries: int) -> op
                     received += len(piece)
                     if received > _RESPONSE_BYTES:
                         raise MalformedResultError("response", f"the response is larger than {_RESPONSE_BYTES} bytes")
+                    if in_tiny_pieces(len(pieces), received):
+                        reason = f"the response comes in tiny pieces: {len(pieces)} of {received} bytes together"
+                        raise MalformedResultError("response", reason)
             finally:
                 await response.aclose()
             headers = [item for item in response.headers.multi_items() if item[0].lower() != "content-encoding"]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
+from rollouts.calls import in_tiny_pieces
 from rollouts.errors import ArgumentError, CommandFileError, MissingExtraError, RolloutsError
 from rollouts.serve.access import is_loopback
 
 try:
+    import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
@@ -92,7 +98,9 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         timeout_graceful_shutdown=5,
         server_header=False,
         http=HttpProtocol,
+        backlog=_ACCEPTED,
     )
+    _raise_descriptor_limit()
     server = _Server(config, on_ready, listener.getsockname()[:2])
     # uvicorn raises the signal again at the end, where the usual SIGTERM would end the process with its files open.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -104,8 +112,45 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         signal.signal(signal.SIGTERM, before)
 
 
+#: Connections that asyncio accepts at a time, before any of them is refused.
+_ACCEPTED: Final = 16
+#: As many descriptors suffice, where the system allows more.
+_MOST_DESCRIPTORS: Final = 2**16
+
+
+def _raise_descriptor_limit() -> None:
+    """Let the process open as many files and sockets as its user may; shells begin programs with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class _CountingConnection(h11.Connection):
+    """Counts the pieces in which the body of a request arrives, and refuses one of many tiny chunks."""
+
+    pieces = received = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.pieces = self.received = 0
+        elif isinstance(event, h11.Data):
+            self.pieces += 1
+            self.received += len(event.data)
+            if in_tiny_pieces(self.pieces, self.received):
+                raise h11.RemoteProtocolError("tiny chunks")
+        return event
+
+
+_log = logging.getLogger("rollouts.serve")
+_WARNING_SECONDS: Final = 60.0
+_FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
 class HttpProtocol(H11Protocol):
-    """HTTP/1.1 of uvicorn, with a limit of the time until the headers of a request have arrived.
+    """HTTP/1.1 of uvicorn, with limits: of the time until the headers of a request have arrived, of the number of
+    connections (a third of the descriptors that the process may open), and of tiny chunks of a body.
 
     h11 limits their size: to 16 KiB, or to what one read returns. httptools, which uvicorn prefers where it is
     installed, has no limit.
@@ -113,10 +158,35 @@ class HttpProtocol(H11Protocol):
 
     header_seconds = 30.0
     _closing: asyncio.TimerHandle | None = None
+    _warned: ClassVar[float] = -math.inf
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.conn = self._counting = _CountingConnection(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._limit_time()
+        # Requests to a server behind this one need descriptors, too, and files.
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = descriptors // 3
+        if descriptors == resource.RLIM_INFINITY or len(self.connections) <= most:
+            self._limit_time()
+            return
+        transport.write(_FULL)
+        transport.close()
+        if time.monotonic() > HttpProtocol._warned + _WARNING_SECONDS:
+            HttpProtocol._warned = time.monotonic()
+            text = "%d connections are open: further ones get HTTP 503. Raise the limit of open files (ulimit -n)"
+            _log.warning(text, most)
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # the response has begun
+            self.transport.close()
+            return
+        counted = self._counting
+        if in_tiny_pieces(counted.pieces, counted.received):
+            msg = f"The body comes in tiny chunks, {counted.pieces} of {counted.received} bytes; send larger ones."
+        super().send_400_response(msg)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -152,6 +222,8 @@ class _Server(uvicorn.Server):
             host, port = self._address
             raise _not_listening(host, port, error.strerror or str(error)) from error
         if not self.should_exit:
+            for one in sockets or ():
+                one.listen(socket.SOMAXCONN)
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

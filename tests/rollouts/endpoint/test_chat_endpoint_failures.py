@@ -11,7 +11,7 @@ import traceback
 
 import pytest
 from chat_server import ChatServer, call, completion, failure
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 from rollouts import FinishReason, SamplingParams
 from rollouts.engines import ChatEndpoint
@@ -295,6 +295,12 @@ async def test_a_response_is_bounded_after_decompression(monkeypatch):
     error, _ = await error_of(body, max_retries=0)
     assert isinstance(error, MalformedResultError)
     assert "larger than 10000 bytes" in str(error)
+
+
+async def test_a_response_of_tiny_chunks_is_refused_after_few_of_them():
+    error, _ = await error_of(StreamingResponse(iter([b" "] * 20_000)), max_retries=0)
+    assert isinstance(error, MalformedResultError)
+    assert "tiny pieces: 4097 of 4097 bytes together" in str(error)
 
 
 @pytest.mark.parametrize(
