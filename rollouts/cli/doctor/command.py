@@ -65,7 +65,11 @@ async def run_checks(base_url: str, directory: Path, options: Options) -> list[F
         target = await _target(connection, renderer, directory, options)
         checks = _checks(target, options)
         findings = [finding for check in checks for finding in await outcome_of(check, target)]
-        return [finding.without(options.api_key) for finding in findings]
+        shown = connection.without_key  # a response of the server may quote it
+        return [replace(finding, seen=shown(finding.seen), cure=shown(finding.cure)) for finding in findings]
+    except EngineError as error:
+        error.redact(connection.without_key)
+        raise
     finally:
         if target is not None:
             await target.engine.close()

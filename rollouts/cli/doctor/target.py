@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -42,12 +42,6 @@ class Finding:
     outcome: Outcome
     seen: str
     cure: str = ""
-
-    def without(self, secret: str | None) -> Finding:
-        """A copy in which the secret, which a response of the server may quote, is replaced by asterisks."""
-        if not secret:
-            return self
-        return replace(self, seen=self.seen.replace(secret, "***"), cure=self.cure.replace(secret, "***"))
 
 
 def ok(seen: str, *, check: str = "") -> Finding:
