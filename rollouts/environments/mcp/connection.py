@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from rollouts.engines.http.address import key_remover
 from rollouts.environments.mcp.results import protocol_error_text
 from rollouts.environments.mcp.servers import HttpServer, StdioServer, process_arguments
 from rollouts.environments.tools import ToolArgumentsError, ToolFailedError, ToolUnavailableError
@@ -29,6 +30,8 @@ class Connection:
     def __init__(self, name: str, server: StdioServer | HttpServer) -> None:
         self._name = name
         self._server = server
+        headers = server.headers.values() if isinstance(server, HttpServer) else ()
+        self._without_key = key_remover(*(value.rpartition(" ")[2] for value in headers))
         self._client: Any = None
         self._stderr: deque[str] = deque(maxlen=8)  # the last lines, for the text of an error
         self._closing = asyncio.Event()
@@ -65,7 +68,7 @@ class Connection:
         except MCPError as error:
             reason = protocol_error_text(error)
             if error.code == INVALID_PARAMS:
-                raise ToolFailedError(reason) from error
+                raise ToolFailedError(self._without_key(reason)) from error
             # A server over HTTP that has forgotten the session refuses every request.
             has_no_session = error.code == INVALID_REQUEST and isinstance(self._server, HttpServer)
             ended = (error.code == CONNECTION_CLOSED or has_no_session) and not await self._responds()
@@ -171,7 +174,7 @@ class Connection:
 
     def _error(self, reason: str) -> ToolUnavailableError:
         stderr = f"; its standard error ends with:\n{chr(10).join(self._stderr)}" if self._stderr else ""
-        return ToolUnavailableError(f"MCP server {self._name!r:.80}: {reason}{stderr}")
+        return ToolUnavailableError(f"MCP server {self._name!r:.80}: {self._without_key(reason)}{stderr}")
 
 
 def _check_can_be_sent(tool: str, arguments: dict[str, Any]) -> None:

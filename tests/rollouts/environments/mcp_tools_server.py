@@ -88,9 +88,9 @@ def die() -> str:
 
 
 @server.tool()
-def respond_with(code: int) -> str:
+def respond_with(code: int, message: str = "no such thing") -> str:
     """Respond with an error of the protocol."""
-    raise MCPError(code, "no such thing", {"missing": "a/b"})
+    raise MCPError(code, message, {"missing": "a/b"})
 
 
 @server.tool()

@@ -286,7 +286,7 @@ async def test_tools_over_http(mode, monkeypatch, caplog):
     port = reserved_port()
     async with (
         http_server(port) as (url, process),
-        McpTools({"web": HttpServer(url, {"X-Key": "k"})}) as mcp,
+        McpTools({"web": HttpServer(url, {"Authorization": "Bearer a-key-of-1234"})}) as mcp,
     ):
         tools = by_name(mcp)
         assert await tools["repeat"].call({"text": "ab", "times": 2}) == "abab"
@@ -294,6 +294,9 @@ async def test_tools_over_http(mode, monkeypatch, caplog):
         assert pixels(image) == [[[200, 40, 2]] * 2] * 2
         (large,) = await tools["noise"].call({"side": 1200})
         assert len(large) > 1_400_000
+        for code in (-32602, -32603):
+            with pytest.raises((ToolFailedError, ToolUnavailableError), match=r"no key \.\.\. is known"):
+                await tools["respond_with"].call({"code": code, "message": "no key a-key-of-1234 is known"})
         hanging = asyncio.create_task(tools["hang"].call({}))
         assert await tools["process"].call({}) == str(process.pid)
         process.kill()
