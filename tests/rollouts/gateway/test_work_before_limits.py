@@ -30,8 +30,15 @@ class ShortEngine(ScriptedEngine):
     max_model_len = CONTEXT
 
 
-@pytest.mark.parametrize("turns", [0, 1])
-def test_a_text_that_no_context_holds_is_refused_before_it_is_encoded(renderer, monkeypatch, turns):
+class UnprobedEngine(ScriptedEngine):
+    max_model_len = None
+
+    async def capabilities(self):
+        self.max_model_len = CONTEXT
+
+
+@pytest.mark.parametrize(("engine_class", "turns"), [(ShortEngine, 0), (ShortEngine, 1), (UnprobedEngine, 0)])
+def test_a_text_that_no_context_holds_is_refused_before_it_is_encoded(renderer, monkeypatch, engine_class, turns):
     encoded = 0
     encode = TemplateTokenizer._encode
 
@@ -41,7 +48,7 @@ def test_a_text_that_no_context_holds_is_refused_before_it_is_encoded(renderer, 
         return encode(tokenizer, text, *others)
 
     longest = CONTEXT * renderer.tokenizer.longest_piece
-    with served(ShortEngine(["one", "two"], renderer=renderer), renderer) as server:
+    with served(engine_class(["one", "two"], renderer=renderer), renderer) as server:
         chat = server.client("s").chat.completions.create
         messages = [user("a")]
         for _ in range(turns):
