@@ -383,10 +383,11 @@ _LIMIT = re.compile(
     r"(?i)(?:context length (?:is|of|\()\s*(?:only )?|limit of |within the model's |size \(|max_model_len=)"
     r"(\d{1,15})(?!\d)"
 )
-#: "at least": vLLM has not counted the whole prompt.
+#: "at least": vLLM has not counted the whole prompt; what this project has counted of one is more than the limit.
 _PROMPT = re.compile(
     r"(?i)(?<!at least )\b(\d{1,15}) input tokens|\b(\d{1,15}) in the messages|resulted in (\d{1,15}) tokens"
     r"|prompt of (\d{1,15}) tokens|\b(\d{1,15}) tokens from the input|input \((\d{1,15}) tokens"
+    r"|prompt length \((?:at least )?(\d{1,15})\)"
 )
 
 

@@ -214,6 +214,11 @@ TOO_LONG = {
         {"code": "context_length_exceeded"},
         (5000, 4096),
     ),
+    "this project, without encoding the text": (
+        "the prompt length (at least 5000) exceeds the maximum context length (4096); shorten the conversation",
+        {"code": "context_length_exceeded"},
+        (5000, 4096),
+    ),
 }
 
 
