@@ -15,12 +15,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from renderers.errors import ConfigError
-from renderers.loading import arguments_of_tokenizer, model_of_tokenizer
+from renderers.loading import Settings, arguments_of_tokenizer, model_of_tokenizer
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.model_families import DEFAULT_FAMILY
 from renderers.options import RendererOptions
-from renderers.settings import Settings
 from renderers.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, get_args
 from weakref import WeakValueDictionary
 
 from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
@@ -33,7 +33,6 @@ from renderers.model_template import chosen_sources, compiled_template, converti
 from renderers.options import RendererOptions
 from renderers.parsing.format import Format
 from renderers.process.fork_reset import ProcessLock
-from renderers.settings import Settings
 from renderers.template.chat_template import Template
 from renderers.template_renderer import TemplateRenderer
 from renderers.tokens.encoding import BodyPolicy
@@ -42,6 +41,50 @@ from renderers.vision.media_loader import MediaLoader
 from renderers.vision.media_markers import printed_markers
 from renderers.vision.processor import MediaProcessor, check_processors
 from renderers.vision.processor_loading import load_media
+
+if TYPE_CHECKING:
+    from renderers.configs import BaseRendererConfig
+
+
+class Settings(NamedTuple):
+    """The options of a renderer; the family that they stand for, None for options that the caller has given.
+
+    `config` is the resolved typed configuration that the options were made of, if there is one. `custom_class` is the
+    class of another package that a `CustomRendererConfig` names; it builds itself.
+    """
+
+    options: RendererOptions
+    family: str | None = None
+    config: BaseRendererConfig | None = None
+    custom_class: Callable[..., Any] | None = None
+
+    @classmethod
+    def of(
+        cls, model: str, config: RendererOptions | BaseRendererConfig | None, variables: Mapping[str, Any] | None
+    ) -> Settings:
+        """The settings that a configuration means for a model; None is `RendererOptions()`."""
+        if config is None or isinstance(config, RendererOptions):
+            options = config or RendererOptions()
+            if variables:
+                options = replace(options, chat_template_kwargs={**options.chat_template_kwargs, **variables})
+            return cls(options)
+        # Imported here: pydantic would take a third of the time of `import renderers`.
+        from renderers.configs import (
+            BaseRendererConfig,
+            CustomRendererConfig,
+            custom_renderer_config,
+            load_custom_renderer,
+        )
+        from renderers.family_options import options_of, resolve_config
+
+        if not isinstance(config, BaseRendererConfig):
+            raise ConfigError("config", config, ("RendererOptions", "a configuration of renderers.configs", "None"))
+        resolved = resolve_config(model, config, variables)
+        if isinstance(resolved, CustomRendererConfig):
+            own_config = custom_renderer_config(resolved)
+            return cls(RendererOptions(), None, own_config, load_custom_renderer(resolved.import_path))
+        return cls(options_of(resolved), resolved.name, resolved)
+
 
 if TYPE_CHECKING:
     from renderers.configs import BaseRendererConfig

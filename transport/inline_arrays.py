@@ -54,8 +54,7 @@ def encode_tensor_payload(obj: Any) -> dict[str, object]:
             name, shape, data = tensor_parts(obj)
             return {TENSOR_TAG: True, "dtype": name, "shape": shape, "data": data.tobytes()}
         if is_array(obj):
-            if type(describe_dtype(obj.dtype)) is not str:
-                raise NotEncodableError(f"dtype {obj.dtype} is structured", "Send one array per field.")
+            describe_dtype(obj.dtype)  # raises for one without a name
             shape = list(obj.shape)
             return {ARRAY_TAG: True, "dtype": str(obj.dtype), "shape": shape, "data": array_bytes(obj).tobytes()}
     except NotEncodableError as error:

@@ -17,8 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from renderers import RendererError
 from rollouts.errors import RolloutsError, text_with_notes
-from rollouts.terminal.log_records import make_log_printable
-from rollouts.terminal.text import print_error
+from rollouts.terminal.text import make_log_printable, print_error
 from transport import TransportError
 
 FAILED: Final = 2

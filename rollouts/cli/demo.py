@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from renderers import load_renderer
 from renderers.installation import install_command
 from rollouts.cli.command_group import INTERRUPTED
 from rollouts.cli.serve import TrainedEngineKind, api_key_advice, api_key_from_environment, check_engine
 from rollouts.demo.recipe import RECIPE, Recipe
+from rollouts.engines.http.address import parse_address
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
 from rollouts.terminal.interrupts import defer_interrupts
@@ -81,7 +83,6 @@ def demo(
 
 def _write_report(out: Path, seconds: float) -> None:
     """Write the report, with the model's texts in the viewer."""
-    from renderers import load_renderer
     from rollouts.cli.report import write_report_at_the_end
 
     write_report_at_the_end(out, renderer=load_renderer(out / "model"), seconds=seconds)
@@ -89,8 +90,6 @@ def _write_report(out: Path, seconds: float) -> None:
 
 def _check_address(base_url: str) -> None:
     if base_url:
-        from rollouts.engines.http.address import parse_address
-
         try:
             parse_address(base_url, api_key=None)
         except ValueError as error:

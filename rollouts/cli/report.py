@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from renderers import TemplateRenderer, load_renderer
 from rollouts.errors import RolloutsError
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note
-
-if TYPE_CHECKING:
-    from renderers import TemplateRenderer
 
 
 def report(
@@ -46,7 +44,6 @@ def report(
     The run may still be going, or may have been interrupted or killed. The viewer of its episodes is written beside
     the report, which links to it. Of several runs, the report is their comparison.
     """
-    from renderers import load_renderer
     from rollouts.cli.render.conversation_file import read_tools
     from rollouts.report import write_comparison, write_report
     from rollouts.report.run_files import run_directories

@@ -15,8 +15,8 @@ import torch
 from renderers import MediaItem
 from rollouts.models.architecture import cache_argument
 from rollouts.models.media_inputs import float_pixels
-from rollouts.models.mrope import mrope_positions
 from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.positions import mrope_positions
 
 MODEL_TYPE = "qwen3_vl"
 

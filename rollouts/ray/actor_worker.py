@@ -10,11 +10,9 @@ from ray.exceptions import RayError, RayTaskError
 
 from rollouts.engines.protocol import InFlight
 from rollouts.errors import RolloutsError
-from rollouts.ray.actors import loss_reason
-from rollouts.ray.object_frames import frames_and_media
-from rollouts.ray.object_media import ObjectMedia
-from rollouts.ray.progress import ProgressReader
-from rollouts.ray.worker_actor import CallResult
+from rollouts.ray.cluster import loss_reason
+from rollouts.ray.object_media import ObjectMedia, frames_and_media
+from rollouts.ray.worker_actor import CallResult, ProgressReader
 from rollouts.workers import EpisodeJob, EpisodeOutcome, JobObserver, WorkerGoneError
 from transport import decode_frames
 

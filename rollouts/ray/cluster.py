@@ -1,14 +1,16 @@
-"""Connecting a program to Ray."""
+"""Connecting a program to Ray, and the end of its actors."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 import ray
 from ray._private import ray_constants
+from ray.exceptions import RayError
 
 from rollouts.errors import RolloutsError
 
@@ -62,3 +64,18 @@ def require_connection() -> None:
     if not ray.is_initialized():
         cure = 'call rollouts.ray.connect(), or ray.init(address="auto"), first'
         raise RolloutsError(f"Ray: this process is not connected to a cluster; {cure}")
+
+
+def loss_reason(error: RayError) -> str:
+    """What Ray reports of an actor that is lost: the name of the error, the first line of its text and the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason is known"]
+    return f"{type(error).__name__}: {' ... '.join(dict.fromkeys((lines[0], lines[-1])))}"
+
+
+async def end_actor(actor: Any, stop_seconds: float) -> None:
+    """End an actor, whose `stop` has so many seconds."""
+    if not ray.is_initialized():  # the actors have ended with the connection
+        return
+    with suppress(RayError, TimeoutError):
+        await asyncio.wait_for(actor.stop.remote(), stop_seconds)
+    ray.kill(actor)

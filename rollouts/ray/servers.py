@@ -14,8 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from rollouts.calls import StartAndClose
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.errors import ArgumentError, RolloutsError
-from rollouts.ray.actors import end_actor, loss_reason
-from rollouts.ray.cluster import require_connection
+from rollouts.ray.cluster import end_actor, loss_reason, require_connection
 from rollouts.values import check_integer
 
 

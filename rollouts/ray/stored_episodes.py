@@ -11,8 +11,7 @@ from ray.exceptions import ObjectLostError
 
 from renderers import MediaSource
 from rollouts.errors import RolloutsError
-from rollouts.ray.object_frames import frames_and_media
-from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.object_media import ObjectMedia, frames_and_media
 from rollouts.trajectory.tree import Trajectory
 from transport import decode_frames
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -13,14 +13,49 @@ import ray
 
 from renderers import MediaSource, Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import ChatEngine, Engine, InFlight
+from rollouts.episodes.activity import EpisodeObserver
 from rollouts.episodes.environment import resolve
 from rollouts.errors import RolloutsError, describe_exception
-from rollouts.ray.object_frames import ObjectFrames, frames_and_media
-from rollouts.ray.object_media import ObjectMedia
-from rollouts.ray.progress import ProgressBatch, ProgressLog
+from rollouts.ray.object_media import ObjectFrames, ObjectMedia, frames_and_media
 from rollouts.task import MakeEnvironment
-from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver
+from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver, report_progress
 from transport import TransportError, decode_frames
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressBatch:
+    """Progress of one job. `first` is the number of the first event; the events of a job count from 0."""
+
+    first: int
+    events: tuple[Progress, ...]
+
+
+@dataclass(slots=True)
+class ProgressLog:
+    """The events of a job, of which the first `sent` are in earlier batches."""
+
+    events: list[Progress] = field(default_factory=list)
+    sent: int = 0
+
+    def batch(self) -> ProgressBatch | None:
+        """The events that are in no earlier batch; None if there are none."""
+        first, self.sent = self.sent, len(self.events)
+        return ProgressBatch(first, tuple(self.events[first:])) if first < self.sent else None
+
+
+class ProgressReader:
+    """Passes the events of one job to its observer, each of them once."""
+
+    def __init__(self, observer: EpisodeObserver) -> None:
+        self._observer = observer
+        self._read = 0
+
+    def read(self, batch: ProgressBatch) -> None:
+        """Report the events of a batch that earlier batches did not have."""
+        for event in batch.events[max(0, self._read - batch.first) :]:
+            report_progress(event, self._observer)
+        self._read = max(self._read, batch.first + len(batch.events))
+
 
 MakeEngine: TypeAlias = Callable[[], Engine | ChatEngine | Awaitable[Engine | ChatEngine]]
 MakeRenderer: TypeAlias = Callable[[], Renderer | RendererPool | Awaitable[Renderer | RendererPool | None] | None]

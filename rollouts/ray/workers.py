@@ -16,8 +16,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from rollouts.calls import StartAndClose
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 from rollouts.ray.actor_worker import ActorWorker
-from rollouts.ray.actors import end_actor, loss_reason
-from rollouts.ray.cluster import require_connection
+from rollouts.ray.cluster import end_actor, loss_reason, require_connection
 from rollouts.ray.object_media import ObjectMedia
 from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor, WorkerParts
 from rollouts.task import MakeEnvironment, check_make_environment

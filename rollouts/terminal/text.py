@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 from typing import Any, NoReturn
 
@@ -81,3 +82,20 @@ def _printable_character(character: str) -> str:
     if code < 0x20:
         return chr(0x2400 + code)  # the Unicode symbols for control characters
     return "␡" if code == 0x7F else f"<U+{code:04X}>"
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats a record, traceback included, with control and invisible characters as visible symbols.
+
+    A text longer than 20,000 characters is cut in its middle: the beginning has the message, the end the last line of
+    the traceback.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(shortened(super().format(record), 20_000))  # it may quote a whole response or message
+
+
+def make_log_printable() -> None:
+    """Use `PrintableFormatter` for records of a program that has set up no logging, which Python prints to stderr."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableFormatter())

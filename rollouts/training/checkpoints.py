@@ -1,18 +1,24 @@
-"""Checkpoints of a model with the files of its renderer."""
+"""Checkpoints of a model with the files of its renderer, and those of a `Trainer`."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from renderers import RendererPool, TemplateRenderer
 from rollouts.errors import ArgumentError
 from rollouts.files import replaced_path
 from rollouts.models.loading import without_progress_bars
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from rollouts.models.lora_modules import LoraOptions
 
 _GENERATION = "generation_config.json"
 
@@ -34,8 +40,6 @@ def save_checkpoint(
     Raises `ArgumentError` for a model that is no `PreTrainedModel` (merge the adapters of PEFT first), a renderer that
     was not loaded from files, and a directory that has files; `OSError`.
     """
-    from transformers import PreTrainedModel
-
     target = Path(directory)
     if not isinstance(model, PreTrainedModel):
         rule = (
@@ -58,3 +62,110 @@ def save_checkpoint(
         (unfinished / _GENERATION).unlink(missing_ok=True)
         files.copy_to(unfinished)
     return target
+
+
+_FILE = "checkpoint.safetensors"
+
+_FORMAT = 2
+
+#: What AdamW keeps for a parameter: the number of its steps, and the averages of its gradient and of its square.
+ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The parameters by name, and the state of AdamW: state name -> name of a parameter that has been changed by a step
+    -> value; empty where it was not read."""
+
+    parameters: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, Mapping[str, torch.Tensor]]
+
+
+def write_checkpoint(
+    directory: str | os.PathLike[str], checkpoint: Checkpoint, lora: LoraOptions | None, model_type: str
+) -> None:
+    """Write the file into `directory`, which is made where it is missing, in place of one that is there."""
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    about = {
+        "format": _FORMAT,
+        "model_type": model_type,
+        "lora": None if lora is None else asdict(lora),
+    }
+    tensors = {f"parameters.{name}": value for name, value in checkpoint.parameters.items()}
+    for state, by_name in checkpoint.optimizer.items():
+        tensors |= {f"{state}.{name}": value for name, value in by_name.items()}
+    with replaced_path(Path(directory, _FILE)) as unfinished:
+        save_file(
+            {name: value.detach().contiguous() for name, value in tensors.items()},
+            unfinished,
+            metadata={"trainer": json.dumps(about)},
+        )
+
+
+def read_checkpoint(
+    directory: str | os.PathLike[str],
+    lora: LoraOptions | None,
+    model_type: str,
+    parameters: Mapping[str, torch.Tensor],
+    *,
+    with_optimizer: bool,
+) -> Checkpoint:
+    """The checkpoint of a directory, for these parameters; on the CPU.
+
+    Raises `ArgumentError` for one of other parameters, shapes or dtypes, of another model or other options (the seed
+    may differ).
+    """
+    with _opened(directory) as file:
+        about = _about(directory, file)
+        if about["model_type"] != model_type:
+            _refuse(directory, f"it is of model type {about['model_type']!r}, and this model is {model_type!r}")
+        if _without_seed(about["lora"]) != _without_seed(None if lora is None else asdict(lora)):
+            _refuse(directory, f"it was saved with lora={about['lora']}, and this model has {lora}")
+        names: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in ("parameters", *ADAM_STATE)}
+        for key in file.keys():  # noqa: SIM118 - not a mapping
+            kind, _, name = key.partition(".")
+            if kind not in names or name not in parameters:
+                _refuse(directory, f"it has {key!r:.200}, which this model has not")
+            if kind == "parameters" or with_optimizer:
+                names[kind][name] = file.get_tensor(key)
+    if missing := sorted(parameters.keys() - names["parameters"].keys()):
+        _refuse(directory, f"it lacks {missing[0]!r}")
+    for kind, tensors in names.items():
+        for name, value in tensors.items():
+            own = parameters[name]
+            if kind != "step" and (value.shape, value.dtype) != (own.shape, own.dtype):
+                found = f"{value.dtype} {tuple(value.shape)}"
+                _refuse(directory, f"{kind} of {name!r} is {found}; this model has {own.dtype} {tuple(own.shape)}")
+    saved = names.pop("parameters")
+    if any(tensors.keys() != names["step"].keys() for tensors in names.values()):
+        _refuse(directory, "its state of the optimizer lacks tensors")
+    return Checkpoint(saved, names)
+
+
+def _without_seed(lora: dict[str, Any] | None) -> dict[str, Any] | None:
+    return lora if lora is None else {**lora, "seed": None}
+
+
+def _opened(directory: str | os.PathLike[str]) -> Any:
+    path = Path(directory, _FILE)
+    if not path.is_file():
+        _refuse(directory, f"there is no file {_FILE} in it; pass a directory that Trainer.save has written")
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ArgumentError("directory", os.fspath(directory), f"{_FILE} cannot be read ({error})") from error
+
+
+def _about(directory: str | os.PathLike[str], file: Any) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((file.metadata() or {})["trainer"])
+        known = about["format"] == _FORMAT and {"model_type", "lora"} <= about.keys()
+    except (KeyError, TypeError, ValueError, AttributeError):
+        known = False
+    if not known:
+        _refuse(directory, f"{_FILE} is none of Trainer.save of this version")
+    return about
+
+
+def _refuse(directory: str | os.PathLike[str], reason: str) -> None:
+    raise ArgumentError("directory", os.fspath(directory), f"{reason}. Nothing was changed")

@@ -32,10 +32,10 @@ from rollouts.models.lora_modules import (
 )
 from rollouts.models.placed_rows import beginning, padded_rows
 from rollouts.models.sounds_by_range import length_heard_otherwise
+from rollouts.training.checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
 from rollouts.training.datums import Datum, check_data, datum_from_sample, passes, sequence_of
 from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
 from rollouts.training.sequence_logprobs import sequence_logprobs
-from rollouts.training.trainer_checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
 from rollouts.values import check_choice, check_integer, check_positive, finite_number
 
 __all__ = ["AdamParams", "Datum", "LoraOptions", "LossResult", "Trainer", "datum_from_sample"]

@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return _scalar(value)
     if isinstance(value, np.ndarray):
-        return _array(_dtype(value.dtype), value)
+        return _array(str(value.dtype), value)
     if is_tensor(value):
         return _tensor(value)
     if isinstance(value, complex):
@@ -75,22 +75,12 @@ def _mapping(value: Mapping[Any, Any]) -> Any:
 
 
 def _scalar(value: np.generic) -> Any:
-    if value.dtype.names is not None:
-        return {name: plain(value[name]) for name in value.dtype.names}  # type: ignore[index]
     if value.dtype.kind in "mM":
         return str(value)
     return plain(value.tobytes() if value.dtype.kind == "V" else value.item())
 
 
-def _dtype(dtype: np.dtype[Any]) -> Any:
-    """numpy's name; of a structured dtype [[name of a field, its dtype, its shape], ...]."""
-    if dtype.fields is None:
-        return str(dtype)
-    fields = {name: dtype.fields[name][0] for name in dtype.names or ()}
-    return [[name, _dtype(field.base), list(field.shape)] for name, field in fields.items()]
-
-
-def _array(dtype: Any, array: np.ndarray) -> dict[str, Any]:
+def _array(dtype: str, array: np.ndarray) -> dict[str, Any]:
     json_elements = array.dtype.kind in "biuU"
     flat = array.reshape(-1)
     return {

@@ -29,11 +29,17 @@ from rollouts.errors import (
     is_unicode,
     short_repr,
 )
-from rollouts.trajectory.added_nodes import completion_node, mask_of, media_of, prompt_node, with_sources
+from rollouts.trajectory.added_nodes import (
+    completion_node,
+    mask_of,
+    media_of,
+    prompt_node,
+    reported_extras,
+    with_sources,
+)
 from rollouts.trajectory.media_reference import MediaReference, media_counts
 from rollouts.trajectory.prefixes import longest_prefixes
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.reported_extras import reported_extras
 from rollouts.trajectory.storable import check_stored, stored_copy
 from rollouts.trajectory.token_node import TOP_IDS, TOP_LOGPROBS, TokenNode, read_only, token_array
 from rollouts.trajectory.turn import Turn, is_plain_number

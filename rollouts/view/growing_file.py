@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from renderers import MediaSource
 from renderers.messages import Modality
 from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode, episodes_of_record, open_reader, title_of_file
+from rollouts.view.display_json import display_json
 from rollouts.view.episode_data import summary
-from rollouts.view.message_search import has_texts
 from transport import TransportError
 
 
@@ -139,3 +139,26 @@ class GrowingFile:
             self._media.setdefault((reference.modality, reference.source.digest), number)
         self._places.append(place)  # before the row: the page asks for the episodes of rows
         self._rows.append(row)
+
+
+# Names and digests that a reader does not see as text; the page leaves out the same (frontend/src/message_texts.ts).
+_NO_TEXT: Final = frozenset({"role", "type", "$source"})
+
+
+def has_texts(trajectory: Trajectory, wanted: Sequence[str]) -> bool:
+    """Whether each of `wanted` is a part of a text of the messages. Upper and lower case are equal."""
+    messages = [message for node in trajectory.nodes for message in node.messages]
+    text = "\n".join(_texts(display_json([*messages, *(turn.message for turn in trajectory.turns)]))).lower()
+    return all(each.lower() in text for each in wanted)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for member in value:
+            yield from _texts(member)
+    elif isinstance(value, dict):
+        for name, member in value.items():
+            if name not in _NO_TEXT:
+                yield from _texts(member)

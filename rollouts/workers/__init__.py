@@ -12,8 +12,15 @@ to another one.
 """
 
 from rollouts.workers.episode_worker import EpisodeFailure, EpisodeJob, EpisodeOutcome, EpisodeWorker
-from rollouts.workers.progress import Progress, ProgressObserver, report_progress
-from rollouts.workers.protocol import JobObserver, WorkerGoneError, Workers, WorkersClosedError
+from rollouts.workers.protocol import (
+    JobObserver,
+    Progress,
+    ProgressObserver,
+    WorkerGoneError,
+    Workers,
+    WorkersClosedError,
+    report_progress,
+)
 from rollouts.workers.worker_pool import RemoteWorker, WorkerPool
 
 __all__ = [

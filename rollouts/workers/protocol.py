@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeGuard, runtime_checkable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from rollouts.engines.protocol import InFlight
-from rollouts.episodes.activity import EpisodeObserver
+from rollouts.episodes.activity import EpisodeObserver, Part, TurnCounts, TurnSeconds
 from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import has_members
@@ -84,3 +85,29 @@ class WorkersClosedError(RolloutsError):
 
     def __init__(self) -> None:
         super().__init__("these workers are closed; make new ones, and pass them to a new Runner")
+
+
+#: A call of an `EpisodeObserver`, as a worker reports it: the name of the method and its arguments.
+Progress: TypeAlias = tuple[Any, ...]
+
+
+class ProgressObserver:
+    """An `EpisodeObserver` in a worker: passes what the episode reports to `send`, as `Progress`."""
+
+    def __init__(self, send: Callable[[Progress], object]) -> None:
+        self._send = send
+
+    def waiting(self, turn: int, part: Part) -> None:
+        self._send(("waiting", turn, part))
+
+    def requesting(self) -> AbstractContextManager[object]:
+        return nullcontext()  # the runner counts the tokens of a job from its beginning
+
+    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
+        self._send(("turn_finished", turn, counts, seconds, failed))
+
+
+def report_progress(progress: Progress, observer: EpisodeObserver) -> None:
+    """Make the call of an observer in a worker at another observer."""
+    name, *arguments = progress
+    getattr(observer, name)(*arguments)

@@ -23,10 +23,9 @@ from transformers import (
 from renderers import PlaceholderRange
 from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
-from rollouts.models.mrope import mrope_positions
 from rollouts.models.output_head import output_head
 from rollouts.models.placed_rows import TokenSequence
-from rollouts.models.positions import media_positions
+from rollouts.models.positions import media_positions, mrope_positions
 from rollouts.training import TrainingBatch, TrainingSample, diagnose_mismatch, model_inputs, token_logprobs
 
 

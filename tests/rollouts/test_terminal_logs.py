@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollouts.terminal.log_records import PrintableFormatter
+from rollouts.terminal.text import PrintableFormatter
 
 #: As a command runs: without any logging that is set up.
 PROGRAM = """

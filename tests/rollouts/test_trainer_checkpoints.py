@@ -92,7 +92,7 @@ def test_a_file_says_what_it_is_and_has_the_state_of_the_optimizer_after_a_step(
 
 KILLED = """
 import os, signal, sys
-import safetensors.torch, rollouts.training.trainer_checkpoints as checkpoints, rollouts.files as files
+import safetensors.torch, rollouts.training.checkpoints as checkpoints, rollouts.files as files
 from rollouts.training.trainer import AdamParams, LoraOptions, Trainer
 from trainer_checks import SMALL
 import pickle

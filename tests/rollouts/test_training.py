@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 from renderers import PlaceholderRange, build_training_samples, load_renderer
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
-from rollouts.models.mrope import mrope_positions
+from rollouts.models.positions import mrope_positions
 from rollouts.training import (
     TrainingBatch,
     TrainingSample,

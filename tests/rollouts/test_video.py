@@ -13,7 +13,7 @@ from renderers import PlaceholderRange
 from rollouts import GenerateRequest, SamplingParams, Trajectory
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import InvalidRequestError
-from rollouts.models.mrope import mrope_positions
+from rollouts.models.positions import mrope_positions
 from rollouts.training import TrainingBatch, model_inputs, samples_from_trajectory, token_logprobs
 from transport import decode, encode
 

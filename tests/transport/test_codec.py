@@ -133,7 +133,7 @@ class Unregistered:
         ([{2**64}], r"value\[0\]: set with an integer of more than 64 bits"),
         ([np.array([object()])], r"value\[0\]: dtype object"),
         ([np.zeros(2, "i4,O")], r"value\[0\]: dtype .* holds Python objects"),
-        ([np.zeros(2, [(("title", "a"), "i4")])], r"value\[0\]: .*titles.*one array per field"),
+        ([np.zeros(2, [(("title", "a"), "i4")])], r"value\[0\]: .*has no name on the wire\. .*one array per field"),
         ([np.ma.masked_array([1, 2])], r"value\[0\]: .*MaskedArray"),
         (
             [np.array(["a"], np.dtypes.StringDType())] if hasattr(np.dtypes, "StringDType") else [object()],

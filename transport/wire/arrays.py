@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,11 @@ if TYPE_CHECKING:
     import torch
 
 Bytes = npt.NDArray[np.uint8]
-DtypeName: TypeAlias = "str | list[object]"
 
 # The forms of `dtype.str` for plain element types. np.dtype() accepts many more ("O", "f4,f4", "(9,9)f4"), which a
 # message must not use.
 _DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
 _MAX_DIMENSIONS = 64
-_MAX_NESTED_DTYPES = 16
-_MAX_TEXT_OVERLAP = 16  # text fields that may share the same bytes; each of them is searched
 
 # Most arrays are vectors of these dtypes; a message holds the position in this tuple. Only append.
 _COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
@@ -76,35 +73,18 @@ def is_tensor(obj: object) -> bool:
     return torch is not None and (type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter)
 
 
-def describe_dtype(dtype: np.dtype[Any]) -> DtypeName:
+def describe_dtype(dtype: np.dtype[Any]) -> str:
     """The dtype's wire name, for a structured one a list (see `wire_format`). Raises `NotEncodableError`."""
     if dtype.hasobject:
         raise NotEncodableError(
             f"dtype {dtype} holds Python objects", "Convert it to a numeric dtype, or send a list with .tolist()."
         )
-    name = dtype.str if dtype.names is None else _describe_fields(dtype)
-    # The name of every third-party element type (ml_dtypes.bfloat16) is '<V2'; they would come back as plain bytes.
-    if dtype.names is None and (not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype):
-        raise NotEncodableError(
-            f"dtype {dtype} has no name on the wire", "Send array.view(numpy.uint8) beside its name."
-        )
-    return name
-
-
-def _describe_fields(dtype: np.dtype[Any], depth: int = 0) -> list[object]:
-    assert dtype.names is not None
-    assert dtype.fields is not None
-    fields = []
-    for name in dtype.names:
-        inner, offset, *title = dtype.fields[name]
-        base, shape = inner.subdtype or (inner, ())
-        if title or dtype.type is not np.void or depth == _MAX_NESTED_DTYPES:
-            raise NotEncodableError(
-                f"structured dtype {dtype} with titles or of its own class", "Send one array per field."
-            )
-        described = _describe_fields(base, depth + 1) if base.names is not None else describe_dtype(base)
-        fields.append([name, described, offset, list(shape)])
-    return [dtype.itemsize, dtype.isalignedstruct, fields]
+    # The name of every third-party element type (ml_dtypes.bfloat16) and of structured ones is '<V2': they would come
+    # back as plain bytes.
+    if not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
+        cure = "Send array.view(numpy.uint8) beside its name, or one array per field."
+        raise NotEncodableError(f"dtype {dtype} has no name on the wire", cure)
+    return dtype.str
 
 
 def vector_code(array: npt.NDArray[Any]) -> int | None:
@@ -122,9 +102,6 @@ def array_bytes(array: npt.NDArray[Any]) -> Bytes:
         raise NotEncodableError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
-    if array.dtype.names is not None:
-        # A copy with the structured dtype would copy the fields only, and the padding would keep old memory contents.
-        array = array.view(np.dtype((np.void, array.dtype.itemsize)))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -155,46 +132,13 @@ def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
 
 def read_dtype(name: object) -> np.dtype[Any]:
     """The dtype a message names. Raises `MalformedError`."""
-    if type(name) is list:
-        return _read_structured(name, 0)
     if type(name) is not str or not _DTYPE.fullmatch(name):
         raise MalformedError(f"{quoted(name)} is not the name of an array dtype")
-    return _make_dtype(name)
-
-
-def _make_dtype(spec: Any) -> np.dtype[Any]:
     try:
-        made: np.dtype[Any] = np.dtype(spec)
+        return np.dtype(name)
     except (TypeError, ValueError, OverflowError) as error:
-        printed = f"with {len(spec['names'])} fields" if isinstance(spec, dict) else f"{spec!s:.80}"
-        raise MalformedError(
-            f"array dtype {printed} does not exist on this machine", "Send it as another dtype."
-        ) from error
-    return made
-
-
-def _read_structured(described: list[Any], depth: int) -> np.dtype[Any]:
-    """The structured dtype; every part is checked before it is passed to numpy."""
-    if (
-        depth > _MAX_NESTED_DTYPES
-        or [type(part) for part in described] != [int, bool, list]
-        or any(type(row) is not list or len(row) != 4 for row in described[2])
-    ):
-        raise MalformedError(f"structured dtype of depth {depth} is not [size, aligned, fields]")
-    size, aligned, rows = described
-    formats: dict[str, np.dtype[Any]] = {}  # by field name, which a dict finds at once
-    offsets = []
-    for name, inner, offset, shape in rows:
-        if type(name) is not str or not name or name in formats or type(offset) is not int:
-            raise MalformedError(f"structured dtype with the field {quoted(name)} at {quoted(offset)}")
-        base = _read_structured(inner, depth + 1) if type(inner) is list else read_dtype(inner)
-        field = _make_dtype((base, _read_dims(shape))) if shape else base
-        if not 0 <= offset <= size - field.itemsize:
-            raise MalformedError(f"field {quoted(name)} lies outside its structured dtype of {quoted(size)} bytes")
-        formats[name] = field
-        offsets.append(offset)
-    columns = {"names": list(formats), "formats": list(formats.values()), "offsets": offsets}
-    return _make_dtype({**columns, "itemsize": size, "aligned": aligned})
+        what = f"array dtype {name:.80} does not exist on this machine"
+        raise MalformedError(what, "Send it as another dtype.") from error
 
 
 def build_vector(code: int, data: object) -> npt.NDArray[Any]:
@@ -281,43 +225,24 @@ def build_scalar(payload: object) -> np.generic:
     return values[0]  # type: ignore[no-any-return]
 
 
-def _check_text(array: npt.NDArray[Any], allowed: int | None = None) -> int:
-    """Refuse code points beyond Unicode; reading such an element would fail inside numpy, long after decoding.
-
-    Checks the text in an array and in its fields, at most `allowed` bytes, and returns how many bytes are left to
-    check. Fields may overlap, so that any number of fields can share a few bytes.
-    """
-    allowed = array.nbytes * _MAX_TEXT_OVERLAP if allowed is None else allowed
-    if array.size == 0:
-        return allowed
-    for name in array.dtype.names or ():
-        allowed = _check_text(array[name], allowed)
-    if array.dtype.kind != "U":
-        return allowed
-    if array.nbytes > allowed:
-        raise MalformedError(
-            f"more than {_MAX_TEXT_OVERLAP} text fields lie over the same bytes of a structured array",
-            "Send one array per field.",
-        )
+def _check_text(array: npt.NDArray[Any]) -> None:
+    """Refuse code points beyond Unicode; reading such an element would fail inside numpy, long after decoding."""
+    if array.dtype.kind != "U" or array.size == 0:
+        return
     points = np.ascontiguousarray(array).reshape(-1).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
     if int(points.max()) > sys.maxunicode:
         raise MalformedError(f"text array of dtype {array.dtype.str} holds {int(points.max()):#x}, not a code point")
-    return allowed - array.nbytes
 
 
-def _read_dims(shape: object) -> tuple[int, ...]:
+def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, ...]:
+    """The shape, after a check that it describes exactly `data_bytes` bytes."""
     if (
         type(shape) is not list
         or len(shape) > _MAX_DIMENSIONS
         or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape)
     ):
         raise MalformedError("array shape is not a list of at most 64 sizes")
-    return tuple(shape)
-
-
-def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, ...]:
-    """The shape, after a check that it describes exactly `data_bytes` bytes."""
-    dims = _read_dims(shape)
+    dims = tuple(shape)
     if item_bytes == 0:
         raise MalformedError("array whose elements have no bytes")
     if math.prod(dims) * item_bytes != data_bytes:

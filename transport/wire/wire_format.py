@@ -19,8 +19,7 @@ A row of the blob table holds the bytes or describes a frame; rows and frames ha
 
 The payload of a dataclass is its values in the order of the fields in its row of the type table; the payload of an enum
 is the member's name. The tag is `TAG_TYPES` plus the number of the row. `shape` and `dtype` are a list of sizes and
-numpy's or torch's name for the elements; for a structured numpy dtype
-`[itemsize, aligned, [[name, dtype, offset, shape], ...]]`.
+numpy's or torch's name for the elements.
 
 Inside a payload, values of msgpack's own types are packed directly. Every other value is an extension value:
 the number of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`), big-endian, in the smallest of 1, 2 or 4 bytes that

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from rollouts.trajectory.plain_json import plain, trajectory_json
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory_files import Episode
 from transport.wire.arrays import array_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class MediaFiles:

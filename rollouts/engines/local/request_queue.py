@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rollouts.engines.local.adapters import LocalAdapter
 from rollouts.engines.protocol import Completion, GenerateRequest, GenerateResult, TokenListener
 from rollouts.errors import EngineClosedError, EngineFailedError, RolloutsError, describe_exception
-
-if TYPE_CHECKING:
-    from rollouts.engines.local.adapters import LocalAdapter
-
 
 #: Receives a position of a prompt and the log-probabilities (m, vocabulary) of the tokens behind it.
 PromptObserver = Callable[[int, Any], None]

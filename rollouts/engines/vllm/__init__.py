@@ -5,9 +5,8 @@ from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
 from rollouts.engines.vllm.checkpoint_files import write_tied_head
-from rollouts.engines.vllm.chunks import ImageChunk, TokenChunk
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.server_renderer import ServerRenderer
+from rollouts.engines.vllm.server_renderer import ImageChunk, ServerRenderer, TokenChunk
 
 __all__ = [
     "ExpectedCapabilities",

@@ -6,9 +6,12 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.errors import MediaError, MessageError
@@ -32,7 +35,6 @@ from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.error_context import name_server_in_errors
 from rollouts.engines.http.source_files import SourceFile, image_file, sound_file
-from rollouts.engines.vllm.chunks import Chunk, ImageChunk, TokenChunk, chunk_ids
 from rollouts.engines.vllm.feature_decoding import decode_item
 from rollouts.engines.vllm.render_response import RenderedMedia, RenderResponse, single_token
 from rollouts.engines.vllm.render_server import RenderServer, ServerIdentity, media_part
@@ -43,6 +45,39 @@ from rollouts.errors import (
     ServerError,
     ServerUnreachableError,
 )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenChunk:
+    """Token ids that go into the prompt unchanged."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageChunk:
+    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]), a data URL, or a URL or path.
+
+    The `MediaPolicy` must allow a URL or path; this process fetches it, never the server. `expected_tokens`, if given,
+    is the number of tokens that the image must take. Tokens around it (`<|vision_start|>`) belong into the neighbouring
+    chunks.
+    """
+
+    image: Any
+    expected_tokens: int | None = None
+
+
+Chunk = TokenChunk | ImageChunk
+
+
+def chunk_ids(chunk: TokenChunk, index: int) -> list[int]:
+    ids = np.asarray(chunk.token_ids)
+    if ids.size == 0:
+        return []
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0:
+        raise InvalidRequestError(f"chunk {index}", "token_ids must be a flat list of integers of at least 0")
+    return [int(token) for token in ids]
+
 
 # Attempts for a medium whose rendering is interrupted by a change of server; more changes mean that it keeps crashing.
 _MAX_ATTEMPTS = 4

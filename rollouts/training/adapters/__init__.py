@@ -4,8 +4,8 @@ Each module is for one trainer and imports its package only when called. What a 
 that names the sample and the part.
 """
 
+from rollouts.training.adapters.arguments import AdapterError
 from rollouts.training.adapters.datasets import dataset_row, record_dataset, row_features, sample_from_row
-from rollouts.training.adapters.errors import AdapterError
 from rollouts.training.adapters.prime_rl import prime_rl_micro_batch, prime_rl_sample
 from rollouts.training.adapters.skyrl import skyrl_training_batch
 from rollouts.training.adapters.tinker import (

@@ -5,17 +5,75 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from renderers.errors import MediaError
+from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.patches import StillPatches
-from rollouts.errors import ArgumentError, SampleError
-from rollouts.training.adapters.errors import LEAVE_OUT, AdapterError
-from rollouts.training.adapters.media_arguments import mm_token_type_ids
+from rollouts.errors import ArgumentError, RolloutsError, SampleError
+from rollouts.models.media_inputs import item_tensors
 from rollouts.training.samples import TrainingSample
+
+LEAVE_OUT: Final = "Leave the sample out (the `index` of this error)"
+
+
+class AdapterError(RolloutsError):
+    """A sample that a trainer's type cannot hold, or an object of such a type that no sample can be made of.
+
+    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit; `index`
+    is the place of the sample in the list that was given, None where no single one is at fault.
+
+    Cure: change the part of the sample that the text names, as the text says.
+    """
+
+    def __init__(self, target: str, row: str | TrainingSample, part: str, reason: str) -> None:
+        self.target = target
+        self.row = row if isinstance(row, str) else f"sample {row.name}"
+        self.part = part
+        self.index: int | None = None
+        super().__init__(f"{target}: {self.row}: {part}: {reason}")
+
+
+def media_arguments(target: str, samples: Sequence[TrainingSample], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The tensors of the samples' media by the names of the model's arguments; empty without media.
+
+    Uint8 pixels are normalised; floats have `dtype`, integers (grids) keep theirs. Several items are combined in order,
+    as their `fields` describe. The samples are those of `check_samples`. Raises `AdapterError` where their media cannot
+    be combined.
+    """
+    try:
+        return item_tensors([item for sample in samples for item, _ in sample.media], dtype)
+    except MediaError as error:
+        names = ", ".join(sample.name for sample in samples if sample.media)
+        raise AdapterError(
+            target, f"{names:.200}", "media", f"{error!s}. Process their media with the processors of one renderer"
+        ) from error
+
+
+def refuse_other_arguments(target: str, sample: TrainingSample, supported: Collection[str]) -> None:
+    """Raise `AdapterError` for a tensor of the media that the target has no field for."""
+    for name in (name for item, _ in sample.media for name in item):
+        if name not in supported:
+            raise AdapterError(
+                target,
+                sample,
+                "media",
+                f"its media have the tensor {name}; the type has fields for {', '.join(supported)} only. {LEAVE_OUT}",
+            )
+
+
+def mm_token_type_ids(sample: TrainingSample) -> np.ndarray:
+    """Int64 (n,): 1 on the feature tokens of images, 2 on those of videos, 3 on those of sounds, 0 elsewhere;
+    by range, not by token id."""
+    types = np.zeros(len(sample), dtype=np.int64)
+    for item, placeholder in sample.media:
+        for modality, start, end in placeholder.runs_of(item):
+            types[start:end] = TOKEN_TYPE_IDS[modality]
+    return types
 
 
 def trainer_module(name: str, given: ModuleType | None = None) -> Any:

@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollouts.training.adapters.arguments import check_samples, refuse_parts, trained_values, trainer_module
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.media_arguments import media_arguments, mm_token_type_ids
+from rollouts.training.adapters.arguments import (
+    AdapterError,
+    check_samples,
+    media_arguments,
+    mm_token_type_ids,
+    refuse_parts,
+    trained_values,
+    trainer_module,
+)
 from rollouts.training.samples import TrainingSample
 from rollouts.values import check_positive
 

@@ -11,17 +11,18 @@ import numpy as np
 import torch
 
 from rollouts.training.adapters.arguments import (
+    AdapterError,
     check_samples,
     first_trained,
+    media_arguments,
     optional_columns,
     padded,
     presence,
+    refuse_other_arguments,
     trained_values,
     trainer_module,
     weight_spans,
 )
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.media_arguments import media_arguments, refuse_other_arguments
 from rollouts.training.samples import TrainingSample
 
 _MODULE = "skyrl.backends.skyrl_train.training_batch"

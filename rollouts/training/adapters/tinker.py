@@ -16,8 +16,13 @@ from renderers import MediaItem, PlaceholderRange, TemplateRenderer
 from renderers.errors import MediaError
 from renderers.media.reference import load_source
 from renderers.placement import PlacedItem
-from rollouts.training.adapters.arguments import checked_samples, refuse_parts, trained_values, trainer_module
-from rollouts.training.adapters.errors import AdapterError
+from rollouts.training.adapters.arguments import (
+    AdapterError,
+    checked_samples,
+    refuse_parts,
+    trained_values,
+    trainer_module,
+)
 from rollouts.training.adapters.image_files import image_file
 from rollouts.training.samples import TrainingSample
 from rollouts.trajectory.media_reference import processor_for

@@ -10,18 +10,20 @@ import numpy as np
 import torch
 
 from rollouts.training.adapters.arguments import (
+    AdapterError,
     check_samples,
     checked_samples,
     first_trained,
+    media_arguments,
+    mm_token_type_ids,
     optional_columns,
     padded,
     presence,
+    refuse_other_arguments,
     refuse_parts,
     trained_values,
     weight_spans,
 )
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.media_arguments import media_arguments, mm_token_type_ids, refuse_other_arguments
 from rollouts.training.samples import TrainingSample
 
 _GRPO, _SFT = "TRL GRPO inputs", "TRL SFT inputs"

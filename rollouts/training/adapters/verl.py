@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollouts.models.mrope import mrope_positions
+from rollouts.models.positions import mrope_positions
 from rollouts.training.adapters.arguments import (
+    AdapterError,
     check_samples,
     first_trained,
+    media_arguments,
     optional_columns,
     padded,
     presence,
@@ -21,8 +23,6 @@ from rollouts.training.adapters.arguments import (
     trainer_module,
     weight_spans,
 )
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.media_arguments import media_arguments
 from rollouts.training.samples import TrainingSample
 
 _MODULE = "verl.protocol"

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import torch
 
 from rollouts.errors import ArgumentError
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
 from rollouts.version_order import VersionOrder
 from transport import wire_type
-
-if TYPE_CHECKING:
-    import torch
 
 Entry = TypeVar("Entry", bound=Hashable)
 

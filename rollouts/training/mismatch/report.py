@@ -5,19 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from rollouts.errors import ArgumentError, MismatchError
+from rollouts.training.batch import TrainingBatch
 from rollouts.training.mismatch.compared import ComparedTokens, compare_tokens, concat_tokens
 from rollouts.values import check_choice, check_positive
 from transport import wire_type
-
-if TYPE_CHECKING:
-    import torch
-
-    from rollouts.training.batch import TrainingBatch
 
 
 class DifferenceStatistics(NamedTuple):

@@ -13,8 +13,8 @@ from renderers import MediaSource
 from renderers.errors import MediaDigestError
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.ray import ObjectMedia, RayWorkers
-from rollouts.ray.object_frames import ObjectFrames
-from rollouts.ray.progress import ProgressBatch, ProgressLog, ProgressReader
+from rollouts.ray.object_media import ObjectFrames
+from rollouts.ray.worker_actor import ProgressBatch, ProgressLog, ProgressReader
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
