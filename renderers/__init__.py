@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from renderers import errors
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, ThinkingRetention
-from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError
-from renderers.failed_imports import missing_name
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError, missing_name
 from renderers.family_renderers import (
     DeepSeekR1Renderer,
     DeepSeekV3Renderer,

@@ -166,7 +166,6 @@ def _is_body(segment: Segment) -> bool:
 
 
 def _merged(spans: Sequence[TokenSpan]) -> list[TokenSpan]:
-    """The spans, with neighbours of equal attribution merged."""
     merged: list[TokenSpan] = []
     for span in spans:
         if merged and merged[-1][2:] == span[2:]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from renderers.failed_imports import missing_name
+from renderers.errors import missing_name
 from renderers.family_renderers import create_renderer
 from renderers.messages import (
     Content,

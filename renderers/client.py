@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, short_repr
-from renderers.failed_imports import missing_name
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, missing_name, short_repr
 from renderers.messages import MEDIA_PART_TYPES, check_messages, media_parts, media_value
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens

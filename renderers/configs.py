@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from renderers.failed_imports import missing_name
+from renderers.errors import missing_name
 
 
 def load_target(import_path: str) -> Any:

@@ -37,11 +37,13 @@ PLURALS: Mapping[Modality, str] = {"image": "images", "video": "videos", "audio"
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 PART_TYPES = ("text", *MEDIA_PART_TYPES)
-_NO_FILES = "files are not supported; send their text as a text part, or their pages as images"
 _CHAT_FORM = "it is a type of OpenAI's Responses API; send"
 # Parts of known APIs that a message cannot have -> the reason and the cure.
 _UNSUPPORTED_PARTS = {
-    **dict.fromkeys(("file", "input_file", "file_url", "document"), _NO_FILES),
+    **dict.fromkeys(
+        ("file", "input_file", "file_url", "document"),
+        "files are not supported; send their text as a text part, or their pages as images",
+    ),
     "refusal": 'a refusal is text; send {"type": "text", "text": ...}',
     **dict.fromkeys(("input_text", "output_text"), f'{_CHAT_FORM} {{"type": "text", "text": ...}}'),
     "input_image": f'{_CHAT_FORM} {{"type": "image_url", "image_url": {{"url": ...}}}}',
@@ -390,7 +392,6 @@ def _inferred_type(part: Mapping[str, Any]) -> str:
 
 
 def _move_thinking_parts(message: dict[str, Any], message_index: int) -> None:
-    """Move the thinking parts of an assistant message to its `reasoning_content`."""
     thinking = [part["thinking"] for part in message["content"] if part["type"] == "thinking"]
     if not thinking:
         return

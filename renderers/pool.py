@@ -28,8 +28,6 @@ _CLOSED = "this RendererPool is closed; make calls before close(), or inside its
 def _on_threads(
     method: Callable[Concatenate[RendererPool, P], T],
 ) -> Callable[Concatenate[RendererPool, P], Coroutine[Any, Any, T]]:
-    """The coroutine method that runs `method` on the threads of the pool."""
-
     @functools.wraps(method)
     async def method_async(pool: RendererPool, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await pool.run_on_thread(functools.partial(method, pool, *args, **kwargs))

@@ -371,7 +371,6 @@ class RenderedTokens:
         return np.repeat(np.arange(len(self.logical_ids)), np.diff(self.expanded_positions))
 
     def _media_ranges(self) -> list[tuple[str, PlaceholderRange]]:
-        """(modality, range) of every item in prompt order."""
         pairs = [(modality, each) for modality, ranges in self._placeholders().items() for each in ranges]
         if not all(placeholder.whole for _, placeholder in pairs):
             raise RendererError(
@@ -431,7 +430,6 @@ class RenderedTokens:
         return len(self.token_ids)
 
     def _owned(self) -> Iterator[TokenSpan]:
-        """The spans that belong to a message of this rendering."""
         return (span for span in self.spans if 0 <= span.message_index < len(self.message_roles))
 
     def _role_of(self, span: TokenSpan) -> str | None:

@@ -7,20 +7,14 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from renderers.process.threads import DaemonThreads
 
 T = TypeVar("T")
 
-#: Parsing a larger body would delay the other requests of an event loop.
-_LARGE_BODY: Final = 256 * 2**10
-
 #: A piece of a body takes about 10 microseconds, however small it is.
 _PIECES, _PIECE_BYTES = 4096, 64
-
-# Such functions mostly wait for something outside of the process, so that their number may exceed that of the cores.
-_MAX_THREADS: Final = 256
 
 
 async def call_on_thread(
@@ -58,7 +52,8 @@ def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 async def parse_body(nbytes: int, parse: Callable[..., T], *arguments: Any) -> T:
     """Call a function that parses a body of `nbytes` bytes, on a thread if it is larger than 256 KiB."""
-    return await asyncio.to_thread(parse, *arguments) if nbytes > _LARGE_BODY else parse(*arguments)
+    # Parsing a larger body would delay the other requests of an event loop.
+    return await asyncio.to_thread(parse, *arguments) if nbytes > 256 * 2**10 else parse(*arguments)
 
 
 def in_tiny_pieces(pieces: int, nbytes: int) -> bool:
@@ -69,7 +64,9 @@ def in_tiny_pieces(pieces: int, nbytes: int) -> bool:
 
 @functools.cache
 def _threads() -> DaemonThreads:
-    return DaemonThreads(_MAX_THREADS, "blocking-call")
+    # Such functions mostly wait for something outside of the process, so that their number may exceed that of the
+    # cores.
+    return DaemonThreads(256, "blocking-call")
 
 
 async def gathered(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

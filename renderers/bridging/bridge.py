@@ -33,9 +33,6 @@ from renderers.vision.media_markers import MediaSlot
 
 _log = logging.getLogger("renderers")
 
-# The expansion of an item that has none of its own: its marker.
-_MARKER = (ExpansionPiece("", embed=True),)
-
 
 class BridgeRequest(NamedTuple):
     """A sampled turn and the checked messages that follow it.
@@ -220,7 +217,12 @@ class Bridge:
                 if prompt_ids[placeholder.offset : placeholder.end].count(token_id) != placeholder.length:
                     return BridgeRefusal.MISPLACED_MEDIA
                 continue
-            allowed = {self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed}
+            # The expansion of an item that has none of its own: its marker.
+            allowed = {
+                self._embed_id(piece, item.modality)
+                for piece in item.expansion or (ExpansionPiece("", embed=True),)
+                if piece.embed
+            }
             if not all(allowed.issuperset(prompt_ids[start:stop]) for start, stop in placeholder.runs):
                 return BridgeRefusal.MISPLACED_MEDIA
         return None
@@ -357,7 +359,6 @@ def _last_turn(previous: Messages | None) -> Mapping[str, Any] | None:
 
 
 def _results(new_messages: Messages) -> list[Mapping[str, Any]]:
-    """The messages that are results of tool calls."""
     return [message for message in new_messages if message["role"] == "tool"]
 
 

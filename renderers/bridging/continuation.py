@@ -181,7 +181,6 @@ class Continuations:
         return always if always == sometimes else always._replace(at_best=sometimes)
 
     def _new_messages(self, shape: ContinuationShape) -> list[dict[str, Any]]:
-        """Probe messages of this shape."""
         ids = unused_call_ids()
         messages = []
         for number, (role, types, is_named) in enumerate(shape.new_messages):

@@ -75,7 +75,6 @@ Here is an example:
 Here are the functions available in JSONSchema format:
 <functions>
 """
-_TOOLS_TAIL = "\n</functions>\n"
 
 
 def deepseek_v32_prompt(
@@ -169,7 +168,7 @@ class _ToolResults:
 def _printed_text(message: Mapping[str, Any], index: int) -> list[str]:
     if message["role"] == "user":
         return [USER, message_text(message, index)]
-    printed_sections = sections(message, _TOOLS_HEAD, _TOOLS_TAIL)
+    printed_sections = sections(message, _TOOLS_HEAD, "\n</functions>\n")
     if message["role"] == "system":
         return [message_text(message, index), *printed_sections]
     return [USER, *printed_sections, "\n\n# The user's message is: ", message_text(message, index)]

@@ -230,7 +230,6 @@ def _opens_reasoning(prompt: str, reasoning: ReasoningMarkers) -> bool:
 
 
 def _first_control_after_answer(history: Printed, answer: int, tokenizer: TemplateTokenizer) -> str | None:
-    """The first control token behind message `answer`."""
     answers = [s for s in history.segments if s.origin is not None and s.origin.message_index == answer]
     if not answers:
         raise LoadError(f"the chat template of {tokenizer.model} does not print the content of an assistant message")

@@ -33,10 +33,6 @@ def client_tls_context() -> ssl.SSLContext:
     return context
 
 
-_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
-_READ_BYTES = 2**18
-
-
 class HttpResponse(NamedTuple):
     """A complete response: the body, or for a redirect the `location` header and no body."""
 
@@ -132,7 +128,7 @@ class _DeadlineStream(httpcore.NetworkStream):
         self.in_head = True  # until the reader of the response has its head
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = self._unread or self._stream.read(max(max_bytes, _READ_BYTES), self._deadline.remaining())
+        data = self._unread or self._stream.read(max(max_bytes, 2**18), self._deadline.remaining())
         if self.in_head:
             end = data.find(b"\n") + 1 or len(data)
             data, self._unread = data[:end], data[end:]
@@ -167,7 +163,7 @@ def _read_response(response: httpcore.Response, stream: _DeadlineStream, url: st
     stream.in_head = False
     headers = {name.lower(): _header_text(value) for name, value in response.headers}
     content_type = headers.get(b"content-type", "")
-    if response.status in _REDIRECT_STATUSES and b"location" in headers:
+    if response.status in (301, 302, 303, 307, 308) and b"location" in headers:
         return HttpResponse(b"", content_type, headers[b"location"])
     if response.status != 200:
         raise MediaFetchError(f"{url}: the server answers with status {response.status}, not 200")
@@ -213,7 +209,6 @@ def _may_be_logged(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _no_log_records() -> Iterator[None]:
-    """Suppress what httpcore logs on this thread inside the `with` block."""
     for name in ("httpcore.connection", "httpcore.http11"):
         logging.getLogger(name).addFilter(_may_be_logged)  # a filter that is there is not added again
     _this_thread.silent = True

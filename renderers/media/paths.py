@@ -10,8 +10,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
 from renderers.media.policy import MediaPolicy, can_be_path
 
-_MAX_PATH_LENGTH = 4096
-
 
 def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
     """The bytes of a regular file below one of the policy's `allowed_directories`.
@@ -65,7 +63,7 @@ def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolic
             "load_renderer(media_policy=MediaPolicy(allowed_directories=...)), in a command with --media-dir, or pass "
             "the bytes, a PIL image or a data URL instead"
         )
-    if not name or len(name) > _MAX_PATH_LENGTH or not can_be_path(name):
+    if not name or len(name) > 4096 or not can_be_path(name):
         raise MediaDecodeError(f"a text of {len(name)} characters that is neither a URL nor a path")
     real = os.path.realpath(name)
     for directory in policy.allowed_directories:

@@ -14,8 +14,6 @@ from renderers.process.fork_reset import ProcessLock
 
 # The bytes of an entry besides its key: the tuple, the weak reference, the place in the table.
 _REFERENCE_BYTES = 448
-# Data URLs up to this many characters are hashed as a whole.
-_MAX_FULLY_HASHED = 4096
 
 
 class _DataURL:
@@ -27,7 +25,8 @@ class _DataURL:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        if len(text) <= _MAX_FULLY_HASHED:
+        # Data URLs up to this many characters are hashed as a whole.
+        if len(text) <= 4096:
             self._hash = hash(text)
         else:
             starts = (len(text) // 4, len(text) // 2, len(text) // 4 * 3, len(text) - 64)

@@ -88,11 +88,9 @@ def _resolve(host: str, port: int, deadline: Deadline, url: str) -> list[str]:
     return list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in result))
 
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 _CONTROL = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")  # and halves of surrogate pairs
 # Characters that a path or query may contain unquoted (RFC 3986), and % because quoted ones are quoted already.
 _UNQUOTED = "%/?:@!$&'()*+,;=-._~"
-_MAX_URL_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def redact_url(url: str) -> str:
     if not parts.scheme or not parts.netloc:
         return "<unreadable URL>"
     redacted = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    return quote(redacted, safe=_UNQUOTED + "[]", errors="replace")[:_MAX_URL_LENGTH]
+    return quote(redacted, safe=_UNQUOTED + "[]", errors="replace")[:200]
 
 
 def allowed_target(url: str, policy: MediaPolicy) -> Target:
@@ -152,7 +150,7 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
     if not policy.allows_host(host):
         raise MediaPolicyError(f"{redacted}: the host {host} is not among allowed_hosts of the media policy")
     bracketed = f"[{host}]" if ":" in host else host
-    default = _DEFAULT_PORTS[parts.scheme]
+    default = {"http": 80, "https": 443}[parts.scheme]
     return Target(
         scheme=parts.scheme,
         host=host,

@@ -31,7 +31,6 @@ from renderers.media.decoding import (
 from renderers.media.item import MediaSource
 from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
 
-_IMAGE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
 _CODECS = {"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4v3", "theora"}
 _STILL_CODECS = {"mjpeg", "prores", "ffv1", "png", "rawvideo"}  # each frame is coded by itself
 
@@ -163,7 +162,7 @@ def _raw_video(source: MediaSource, policy: MediaPolicy) -> _Video:
 @contextmanager
 def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Iterator[_Video]:
     try:
-        image = Image.open(TimedBytes(source.data, deadline), formats=_IMAGE_FORMATS)
+        image = Image.open(TimedBytes(source.data, deadline), formats=("GIF", "WEBP", "PNG", "TIFF"))
     except UnidentifiedImageError as error:
         raise MediaDecodeError(
             f"{source.nbytes} bytes ({source.digest[:12]}) are neither an MP4, MOV, WebM, MKV or AVI video nor an "

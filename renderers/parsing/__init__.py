@@ -1,6 +1,6 @@
 """Sampled ids -> content, reasoning and tool calls."""
 
-from renderers.failed_imports import check_package_files
+from renderers.errors import check_package_files
 
 # Here because `import renderers` imports this package, and each family of PyPI's package imports its module of the same
 # name: the error arises whichever of the two was installed last.

@@ -17,7 +17,6 @@ from operator import itemgetter
 from renderers.tokens.decoding import Decoded, TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 
-_FIRST_CHARACTER = 0xDC00
 MARKER_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -36,7 +35,7 @@ class MarkerEncoding:
         position = 0
         for match in tokenizer.controls(marker):
             start, end = match.text_range
-            new = chr(_FIRST_CHARACTER + len(self.character_of_id))
+            new = chr(0xDC00 + len(self.character_of_id))
             character = self.character_of_id.setdefault(match.token_id, new)
             self._token_of_character[character] = marker[start:end]
             pieces += [marker[position:start], character]

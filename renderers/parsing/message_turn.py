@@ -21,7 +21,6 @@ from renderers.parsing.turn_parser import TurnParser
 from renderers.parsing.values import OpenBlock
 
 _RECIPIENT = re.compile(r"\bto=([^\s<\ud800-\udfff]+)")
-_NOT_TOOLS = ("assistant", "user", "all")
 _NAMES = ("assistant", "analysis", "commentary", "final")
 # What else a header may hold: the type of the content, `<|constrain|>json`.
 _CONTENT_TYPE = re.compile(r"(?P<constrain><\|\w+\|>)?\s*[\w./+-]*")
@@ -176,7 +175,7 @@ class MessageTurnParser(TurnParser):
 def _recipient(header: str) -> str:
     """The tool that a header names; "" if the message is not a call."""
     found = _RECIPIENT.search(header)
-    return "" if found is None or found[1] in _NOT_TOOLS else found[1]
+    return "" if found is None or found[1] in ("assistant", "user", "all") else found[1]
 
 
 def _stray_text(header: str) -> str:

@@ -15,9 +15,6 @@ from renderers.parsing.tool_schemas import ToolSchemas
 from renderers.parsing.transcript import TextBuffer, Transcript
 from renderers.tokens.tokenizer import TemplateTokenizer
 
-# A marker of several tokens is searched in this many last ids of a prompt; the longest known marker has 5.
-_TAIL = 32
-
 
 def parse_response(
     token_ids: Sequence[int],
@@ -137,7 +134,8 @@ def leaves_reasoning_open(prompt_ids: Sequence[int], grammar: Grammar) -> bool:
                 return token_id == grammar.reasoning_start_id
         return False
     lexer = Lexer(grammar.tokenizer, grammar.decoder, grammar.encoding)
-    tail = lexer.feed(prompt_ids[-_TAIL:]) + lexer.finish()
+    # A marker of several tokens is searched in this many last ids of a prompt; the longest known marker has 5.
+    tail = lexer.feed(prompt_ids[-32:]) + lexer.finish()
     return tail.rstrip().endswith(grammar.reasoning_start)
 
 

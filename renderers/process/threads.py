@@ -91,8 +91,6 @@ class DaemonThreads(Executor):
 
 
 class _Call(Future[T]):
-    """A call and its result."""
-
     def __init__(self, function: Callable[[], T]) -> None:
         super().__init__()
         self.function = function

@@ -21,8 +21,6 @@ Tools = Sequence[Mapping[str, Any]]
 
 # Python raises these inside the expressions of a template, and Jinja does not wrap them.
 _EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-# Characters of a template's own message in an error.
-_MAX_MESSAGE_LENGTH = 2000
 NESTED_TOO_DEEPLY = "it calls itself, or a tool or tool call is nested, deeper than Python allows"
 
 
@@ -107,7 +105,8 @@ class ChatTemplate:
             ) from error
         except (jinja2.TemplateError, *_EXPRESSION_ERRORS) as error:
             raise TemplateError(
-                _with_builtin_type_names(str(error)[:_MAX_MESSAGE_LENGTH]) or type(error).__name__,
+                # Characters of a template's own message in an error.
+                _with_builtin_type_names(str(error)[:2000]) or type(error).__name__,
                 model=self.model,
                 cure=_cure(error, messages, lacks_tools=tools is None and self._names_tools),
                 message_index=run.last_entered,

@@ -15,8 +15,6 @@ from renderers.template.traced import (
 )
 from renderers.template.work_limit import ITEM, InputDict, InputList, spend, spend_on_text_of
 
-# The greatest depth that `json` writes; a line is indented by its depth.
-_MAX_DEPTH = 1000
 # Characters of both separators together; longer ones are counted piece by piece.
 _MAX_UNCOUNTED_SEPARATORS = 8
 _PIECES_PER_COUNT = 64
@@ -62,7 +60,8 @@ def _counted_dump(
         text = json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
         spend(len(text))
         return text
-    spend(_MAX_DEPTH * (indent if isinstance(indent, int) else len(indent or "")))
+    # The greatest depth that `json` writes; a line is indented by its depth.
+    spend(1000 * (indent if isinstance(indent, int) else len(indent or "")))
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     written: list[str] = []
     encoded = iter(encoder.iterencode(value))

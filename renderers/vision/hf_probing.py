@@ -25,18 +25,10 @@ from renderers.vision.hf_runner import (
 )
 from renderers.vision.patches import ScaledPixels
 
-# (width, height): small, wide and tall, so that each image is larger than another in some direction and a processor
-# that cuts images into tiles cuts them into different numbers.
-_IMAGES = ((97, 61), (1031, 331), (317, 911))
 _CLIPS = ((160, 96), (96, 176))
-# At this speed, processors that sample two frames a second take every frame. The number of frames gives several chunks
-# to processors that cut videos into chunks.
-_CLIP_FPS = 2.0
 _CLIP_FRAMES = 9
 # Seconds: no multiples of each other or of a frame.
 _SOUNDS = (0.73, 1.97, 3.1)
-# Text around the marker, which shows that no tensor depends on the text.
-_TEXT = "one {} two three"
 
 Tensors = Mapping[str, np.ndarray]
 #: Name of a mask -> the tensor whose rows it marks, and its type.
@@ -71,7 +63,9 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
     """
     media: list[Medium]
     if runner.modality == "image":
-        media = [Image.fromarray(_noise(width, height)) for width, height in _IMAGES]
+        # (width, height): small, wide and tall, so that each image is larger than another in some direction and a
+        # processor that cuts images into tiles cuts them into different numbers.
+        media = [Image.fromarray(_noise(width, height)) for width, height in ((97, 61), (1031, 331), (317, 911))]
     elif runner.modality == "audio":
         # One is longer than the window, 30 s, into which some processors cut sounds.
         short, middle, long = _SOUNDS
@@ -82,7 +76,8 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
         media = [_clip(width, height, frames + more) for more, (width, height) in enumerate(_CLIPS)]
     try:
         single = [runner.run([medium]) for medium in media]
-        batch = runner.run(media, text=_TEXT)
+        # Text around the marker, which shows that no tensor depends on the text.
+        batch = runner.run(media, text="one {} two three")
     except PROCESSOR_ERRORS as error:
         raise LoadError(f"{runner.name} does not process {PLURALS[runner.modality]} one at a time: {error}") from error
     if list(batch.replacements) != [output.replacements[0] for output in single]:
@@ -312,7 +307,9 @@ def _embed_token(runner: ProcessorRunner, single: Sequence[ProcessorOutput], nam
 
 
 def _clip(width: int, height: int, frames: int) -> Clip:
-    return Clip(np.stack([_noise(width, height + index)[:height] for index in range(frames)]), _CLIP_FPS)
+    # At this speed, processors that sample two frames a second take every frame. The number of frames gives several
+    # chunks to processors that cut videos into chunks.
+    return Clip(np.stack([_noise(width, height + index)[:height] for index in range(frames)]), 2.0)
 
 
 def sound(count: int, seed: int = 0) -> Sound:
@@ -321,6 +318,5 @@ def sound(count: int, seed: int = 0) -> Sound:
 
 
 def _noise(width: int, height: int) -> np.ndarray:
-    """uint8 (height, width, 3) of random values."""
     values = np.random.default_rng(width * 10_000 + height).integers(0, 256, (height, width, 3))
     return values.astype(np.uint8)

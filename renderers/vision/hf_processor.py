@@ -71,8 +71,6 @@ _EMBED_IDS = (
     "audio_token_id",
     "audio_token_index",
 )
-# Settings of the processor that do not affect the tensors of any modality.
-_NOT_MEDIA = frozenset({"auto_map", "name_or_path"})
 # Those that affect the tensors of one modality only.
 _OF_MODALITY: Mapping[Modality, frozenset[str]] = {
     "image": frozenset({"image_processor"}),
@@ -335,7 +333,12 @@ def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Lay
     tokenizer, and not the processor's settings, defines the tokens around the features.
     """
     of_others = frozenset[str]().union(*(names for name, names in _OF_MODALITY.items() if name != runner.modality))
-    settings = {name: value for name, value in processor.to_dict().items() if name not in of_others | _NOT_MEDIA}
+    # Settings of the processor that do not affect the tensors of any modality.
+    settings = {
+        name: value
+        for name, value in processor.to_dict().items()
+        if name not in of_others | frozenset({"auto_map", "name_or_path"})
+    }
     decoders = {"image": decoder_versions, "video": video_decoder_versions, "audio": audio_decoder_versions}
     description = {
         "processor": runner.name,

@@ -22,8 +22,6 @@ from renderers.vision.processor import MediaProcessor
 
 
 class _Part(NamedTuple):
-    """A content part with a medium."""
-
     message_index: int
     part_index: int
     part: Mapping[str, Any]
@@ -135,7 +133,6 @@ class MediaLoader:
         return processor
 
     def _cached_item(self, part: _Part) -> MediaItem | None:
-        """The cached item of a part, or None."""
         from renderers.media.reference import cached_source  # loads Pillow, which text-only models do not need
 
         try:

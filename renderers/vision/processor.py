@@ -67,15 +67,12 @@ class MediaProcessor(Protocol):
     @property
     def fingerprint(self) -> str:
         """Identifies everything except the source that affects the tensors."""
-        ...
 
     def mm_hash(self, source: MediaSource) -> str:
         """The digest of the pixels as the model sees them: source digest + fingerprint."""
-        ...
 
     def process(self, source: MediaSource) -> MediaItem:
         """The item of a source, from the store when it was seen before. Raises `MediaError`."""
-        ...
 
 
 class StoringProcessor(ABC):

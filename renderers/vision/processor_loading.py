@@ -18,8 +18,6 @@ from renderers.vision.processor import ImageBackend, MediaProcessor
 _IMAGE_FILE = "preprocessor_config.json"
 _VIDEO_FILE = "video_preprocessor_config.json"
 _JOINT_FILE = "processor_config.json"
-# These were published before the file for videos existed; transformers also reads the file for images for them.
-_WITHOUT_VIDEO_FILE = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
 
 
 def load_media(
@@ -57,7 +55,8 @@ def load_media(
         return MediaLoader({}, model=model)
     named = [joint, image, read_json(directory / "tokenizer_config.json")]
     family = next((str(config["processor_class"]) for config in named if config.get("processor_class")), None)
-    if image and not video and family in _WITHOUT_VIDEO_FILE:
+    # These were published before the file for videos existed; transformers also reads the file for images for them.
+    if image and not video and family in ("Qwen2VLProcessor", "Qwen2_5_VLProcessor"):
         video = {**image, "video_processor_type": "Qwen2VLVideoProcessor"}
     policy = policy or MediaPolicy()
     store = MediaStore() if store is None else store

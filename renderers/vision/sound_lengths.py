@@ -8,11 +8,6 @@ from renderers.vision.batching import same_bits
 from renderers.vision.hf_probing import sound
 from renderers.vision.hf_runner import ProcessorRunner, Sound
 
-# Seconds: the longest end of a sound that a processor may leave out because it fills no frame.
-_END = 0.1
-# Seconds: shorter sounds are looked at in twice their length, so that one look is enough for many.
-_SHORT = 60
-
 
 class SoundLengths:
     """Checks lengths in samples against what the processor was seen to read, and looks further where it must.
@@ -44,8 +39,10 @@ class SoundLengths:
 
     def _look_beyond(self, count: int) -> None:
         rate = self._runner.part.sampling_rate
-        end = round(_END * rate)
-        longer = end + (2 * count if count < _SHORT * rate else count * 5 // 4)
+        # Seconds: the longest end of a sound that a processor may leave out because it fills no frame.
+        end = round(0.1 * rate)
+        # Seconds: shorter sounds are looked at in twice their length, so that one look is enough for many.
+        longer = end + (2 * count if count < 60 * rate else count * 5 // 4)
         if self._is_read(longer, end):
             self._read = longer - end
             return

@@ -82,7 +82,6 @@ def demo(
 
 
 def _write_report(out: Path, seconds: float) -> None:
-    """Write the report, with the model's texts in the viewer."""
     from rollouts.cli.report import write_report_at_the_end
 
     write_report_at_the_end(out, renderer=load_renderer(out / "model"), seconds=seconds)

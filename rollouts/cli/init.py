@@ -20,9 +20,6 @@ from rollouts.terminal.text import exit_with_error, print_line
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-#: Of a tiny model, whose completions are random and never end by themselves, and of a model of the user.
-_MAX_TOKENS = {"images": 8, "scoring": 8, "tools": 64}
-
 
 class Template(StrEnum):
     """What the environment of a new project does."""
@@ -111,12 +108,13 @@ def project_files(name: str, template: Template, model: Model | None) -> dict[st
     files["run.toml"] = _common("run.toml").format(
         environment=files.pop("environment.toml"),
         engine=_TINY_MODEL.format(install=install_command("torch")) if model is None else model.toml(),
-        max_tokens=_MAX_TOKENS[template.value] if model is None else 512,
+        # Of a tiny model, whose completions are random and never end by themselves, and of a model of the user.
+        max_tokens={"images": 8, "scoring": 8, "tools": 64}[template.value] if model is None else 512,
     )
     if model is None:
         files["tiny_model.py"] = _common("tiny_model.py")
     files[".gitignore"] = _common("gitignore")
-    files["pytest.ini"] = "[pytest]\n"  # else pytest would take the configuration of a directory above
+    files["pytest.ini"] = _common("pytest.ini")
     files["README.md"] = _readme(name, template, has_tiny_model=model is None)
     return files
 
@@ -160,6 +158,7 @@ def _readme(name: str, template: Template, *, has_tiny_model: bool) -> str:
     rows = [
         ("`environment.py`", "the environment, and what rewards the episodes"),
         ("`test_environment.py`", "its tests"),
+        ("`pytest.ini`", "ends the search of pytest for a configuration, which directories above may have"),
         ("`tasks.jsonl`", "the tasks, one a line"),
         ("`run.toml`", "the run: engine, model, sampling, limits, output"),
     ]

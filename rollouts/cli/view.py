@@ -57,7 +57,6 @@ def view(
 
 
 def _serve(path: Path, port: int, renderer: TemplateRenderer | None, tools: list[Any] | None) -> None:
-    """Serve until Ctrl-C."""
     from rollouts.view.growing_file import GrowingFile
     from rollouts.view.server import serve_viewer, viewer_app
 

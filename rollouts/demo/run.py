@@ -266,7 +266,6 @@ class Demo:
                 return
 
     async def _learn(self, step: int, writer: RecordWriter, log: TrainingLog) -> None:
-        """Make RL step `step`, from 1."""
         started = time.perf_counter()
         digits = self._curriculum.next(self._recipe.groups)
         specs = [

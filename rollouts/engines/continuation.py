@@ -16,10 +16,6 @@ from rollouts.engines.protocol import (
     WeightSpan,
 )
 
-#: Parameters that depend on the tokens generated so far. In a continuation those tokens are part of the prompt: a
-#: grammar, for example, would start again in the middle of the completion.
-_OUTPUT_DEPENDENT = ("frequency_penalty", "presence_penalty", "repetition_detection", "structured_outputs")
-
 
 def continuation(
     request: GenerateRequest, partial: Completion, round_number: int, max_model_len: int
@@ -83,7 +79,12 @@ def _sample_seed(seed: int | None, index: int) -> int | None:
 
 def restarts_from_prompt(request: GenerateRequest) -> bool:
     """Whether a completion of this request that is cut off is sampled again from its beginning."""
-    return any(request.sampling.extra.get(name) for name in _OUTPUT_DEPENDENT)
+    # Parameters that depend on the tokens generated so far. In a continuation those tokens are part of the prompt: a
+    # grammar, for example, would start again in the middle of the completion.
+    return any(
+        request.sampling.extra.get(name)
+        for name in ("frequency_penalty", "presence_penalty", "repetition_detection", "structured_outputs")
+    )
 
 
 async def completed(

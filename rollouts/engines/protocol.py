@@ -241,11 +241,9 @@ class Engine(Protocol):
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample `request.sampling.n` completions. Raises an `EngineError`."""
-        ...
 
     async def close(self) -> None:
         """Refuse further requests and release what the engine holds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,11 +287,9 @@ class ChatEngine(Protocol):
         self, messages: Sequence[Message], *, tools: Any = None, sampling: SamplingParams, seed: int | None = None
     ) -> ChatAnswer:
         """Answer checked messages, whose media are `MediaSource`s. Raises an `EngineError`."""
-        ...
 
     async def close(self) -> None:
         """Refuse further calls and release what the engine holds."""
-        ...
 
 
 @runtime_checkable
@@ -306,7 +302,6 @@ class StreamingEngine(Engine, Protocol):
         The tokens of each completion, joined in order, are those of the result. Raises `InvalidRequestError` for a
         request that `scores_prompt`, and what `generate` raises.
         """
-        ...
 
 
 @runtime_checkable
@@ -318,7 +313,6 @@ class AbortableEngine(Engine, Protocol):
 
         Ids of requests that do not run are ignored.
         """
-        ...
 
 
 #: What happens to running requests while weights are replaced. "abort": they end, and continue from their tokens with
@@ -334,7 +328,6 @@ class UpdatableEngine(Engine, Protocol):
     @property
     def weight_version(self) -> str:
         """The version of the weights in use, as `WeightSpan.version` names it."""
-        ...
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """Replace the weights; `generate` labels tokens with `version` from then on.
@@ -345,7 +338,6 @@ class UpdatableEngine(Engine, Protocol):
         Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were passed; the
         text says which are. Raises `ArgumentError` for arguments of other types.
         """
-        ...
 
 
 def is_chat(engine: object) -> TypeGuard[ChatEngine]:

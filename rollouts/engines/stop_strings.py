@@ -12,15 +12,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TokenListener
 from rollouts.errors import EngineError
 
 Decode = Callable[[Sequence[int]], str]
-
-#: Tokens in which a stop string is looked for, beyond one for each of its bytes: some have no text.
-_MORE_TOKENS: Final = 8
 
 
 def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> tuple[Completion, str | None]:
@@ -115,7 +112,8 @@ class _StopDetector:
     def __init__(self, stop: Sequence[str], decode: Decode) -> None:
         self._stop = stop
         self._decode = decode
-        self._window = max(len(string.encode()) for string in stop) + _MORE_TOKENS
+        # Tokens in which a stop string is looked for, beyond one for each of its bytes: some have no text.
+        self._window = max(len(string.encode()) for string in stop) + 8
         self._ids: list[int] = []
         self.found = False
 
@@ -130,7 +128,6 @@ class _StopDetector:
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> str | None:
-    """The stop string that begins first in the text."""
     found = [(position, string) for string in stop if (position := text.find(string)) >= 0]
     return min(found)[1] if found else None
 

@@ -131,7 +131,6 @@ class EpisodeRecorder(ABC):
 
     @contextmanager
     def _requesting(self, number: int) -> Iterator[None]:
-        """The block in which a turn is sampled and recorded."""
         self._in_flight += 1
         try:
             self.activity.waits_for("engine", number)

@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 from rollouts.errors import ArgumentError, UnsupportedModelError
 from rollouts.models.architecture import Architecture
 
-# Names in configurations for the number of experts, and for how many of them a token takes.
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # transformers' name for what it records of the modules that choose experts.
 _RECORDED = "router_logits"
 _TOPK = (torch.topk, torch.Tensor.topk)
@@ -32,7 +30,11 @@ class RoutingComparison:
 
 def num_experts(architecture: Architecture) -> int:
     """The number of experts of a layer; 0 for a model that routes to none."""
-    numbers = [getattr(architecture.text_config, name, None) for name in _NUM_EXPERTS]
+    # Names in configurations for the number of experts, and for how many of them a token takes.
+    numbers = [
+        getattr(architecture.text_config, name, None)
+        for name in ("num_experts", "num_local_experts", "n_routed_experts")
+    ]
     return max([number for number in numbers if isinstance(number, int) and number > 1], default=0)
 
 

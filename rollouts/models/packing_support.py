@@ -23,9 +23,6 @@ _PACKINGS: tuple[Packing, ...] = ("positions", "masks")
 
 _known: WeakKeyDictionary[torch.nn.Module, dict[tuple[str, bool], Packing | None]] = WeakKeyDictionary()
 
-# The second sequence may change by this part of the change of the first: matrix products of low precision round
-# differently for other rows of a batch of experts.
-_TOLERANCE = 1e-3
 
 _LENGTH = 6
 # Token types of the two sequences of the probe, and of the one that replaces the first.
@@ -63,7 +60,9 @@ def _separates(architecture: Architecture, packing: Packing, with_types: bool) -
     except UnsupportedModelError:  # it takes no such masks, or makes none
         return False
     changed, kept = ((one[part] - two[part]).abs().max() for part in (slice(_LENGTH), slice(_LENGTH, None)))
-    return bool(kept <= _TOLERANCE * changed)
+    # The second sequence may change by this part of the change of the first: matrix products of low precision round
+    # differently for other rows of a batch of experts.
+    return bool(kept <= 1e-3 * changed)
 
 
 def _states(

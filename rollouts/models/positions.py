@@ -19,7 +19,6 @@ from rollouts.models.placed_rows import PlacedRows, TokenSequence
 
 # What processors of Omni models call `second_per_grids`, and the mask of the frames of a sound.
 _SECONDS = "video_second_per_grid"
-_FRAMES = "feature_attention_mask"
 
 
 def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +96,7 @@ def _positions_with_sound(
         torch.from_numpy(ids)[None],
         attention_mask=torch.ones((1, len(ids)), dtype=torch.int64),
         use_audio_in_video=True,
-        audio_seqlens=torch.tensor([int(item[_FRAMES].sum())]),
+        audio_seqlens=torch.tensor([int(item["feature_attention_mask"].sum())]),
         **_grids(architecture, [item]),
     )
     own = _whole_numbers(positions[:, 0].numpy())

@@ -16,9 +16,6 @@ from rollouts.errors import SampleError
 from rollouts.models.architecture import EXTEND, MERGE, Architecture
 from rollouts.models.placed_rows import PlacedRows
 
-# Model types whose towers let the padding of a batch change the features of a shorter sound.
-_PADDING_CHANGES = frozenset({"phi4_multimodal", "qwen3_omni_moe_thinker"})
-
 
 def merging(base: Any, neutral_id: int, token_ids: torch.Tensor, placed: torch.Tensor) -> Mapping[str, Any]:
     """Attributes for Qwen2-Audio's `base`: it finds no placeholder, and then merges the features at `placed` (B, T)."""
@@ -118,7 +115,10 @@ def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained:
     placed = rows.items()
     sounds = [each for each in placed if each.item.has_sound]
     seeing = {each.sequence for each in placed if each.item.modality == "image"}
-    if architecture.model_type in _PADDING_CHANGES and _are_padded([each.item for each in sounds]):
+    # Model types whose towers let the padding of a batch change the features of a shorter sound.
+    if architecture.model_type in {"phi4_multimodal", "qwen3_omni_moe_thinker"} and _are_padded(
+        [each.item for each in sounds]
+    ):
         beside = "sounds of other lengths"
     elif architecture.search == EXTEND and len({each.sequence in seeing for each in sounds}) > 1:
         beside = "rows with images and rows without"

@@ -59,8 +59,6 @@ _SUMS = {
     "engine_media_cache_queries": ("vllm:mm_cache_queries_total",),
     "engine_media_cache_hits": ("vllm:mm_cache_hits_total",),
 }
-# Ratios, in spite of the name of vLLM's.
-_KV_CACHE_USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 
 
 class EngineMonitor:
@@ -140,7 +138,13 @@ def server_load(*servers: Metrics) -> dict[str, float]:
     for key, names in _SUMS.items():
         if totals := [server.total(name) for server in servers for name in names if name in server]:
             values[key] = sum(totals)
-    usages = [usage.value for server in servers for name in _KV_CACHE_USAGES for usage in server.get(name, ())]
+    # Ratios, in spite of the name of vLLM's.
+    usages = [
+        usage.value
+        for server in servers
+        for name in ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+        for usage in server.get(name, ())
+    ]
     if usages:
         values["engine_kv_cache_usage_ratio"] = sum(usages) / len(usages)
     return values

@@ -82,11 +82,9 @@ class MetricSink(Protocol):
 
     def write(self, section: str, step: int, values: Mapping[str, float]) -> None:
         """Keep `values` as those of step `step` of a section, "runner" or "training". Steps of a section ascend."""
-        ...
 
     def close(self) -> None:
         """Write what is not written yet. Has no effect on a closed sink."""
-        ...
 
 
 class JsonLinesSink:

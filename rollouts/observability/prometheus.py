@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 _PREFIX: Final = "mmrollouts_"
 
-#: Prometheus computes rates from counters, over any time.
-_NOT_EXPORTED: Final = frozenset({"turns_per_second", "completion_tokens_per_second"})
-
 
 class PrometheusEndpoint:
     """Serves the metrics of a run under `http://HOST:PORT/metrics`, in a thread. Needs the extra `prometheus`.
@@ -65,7 +62,8 @@ class PrometheusEndpoint:
         for metric in METRICS:
             if metric.kind == "histogram":
                 yield self._histogram(metric)
-            elif metric.name in values and metric.name not in _NOT_EXPORTED:
+            # Prometheus computes rates from counters, over any time.
+            elif metric.name in values and metric.name not in {"turns_per_second", "completion_tokens_per_second"}:
                 make: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
                 family: Any = make(_PREFIX + metric.name, _help(metric), labels=_labels(metric))
                 for label, value in values[metric.name].items():

@@ -22,8 +22,6 @@ MISMATCH_FILE: Final = "mismatch.mmr"
 
 _COLUMNS: Final = {"sampler": "f", "trainer": "f", "sample": "i", "position": "i", "item": "i"}
 _TABLES: Final = ("names", "media_modalities")
-#: The columns that are indices, and the tables that they are into.
-_TABLE_OF: Final = {"sample": "names", "item": "media_modalities"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +132,8 @@ def _violation(held: Any) -> str:
             return f"{name} is no array of numbers"
         if len(column) != len(held["sampler"]):
             return f"{name} has another length than sampler"
-    for name, table in _TABLE_OF.items():
+    # The columns that are indices, and the tables that they are into.
+    for name, table in {"sample": "names", "item": "media_modalities"}.items():
         column = held[name]
         lowest = 0 if name == "sample" else -1
         if len(column) and not lowest <= column.min() <= column.max() < len(held[table]):

@@ -8,9 +8,8 @@ except ImportError as error:
     raise MissingExtraError("rollouts.ray", "ray", "ray") from error
 
 from rollouts.ray.cluster import connect
-from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.object_media import ObjectMedia, StoredEpisodes, store_episodes
 from rollouts.ray.servers import RayServers
-from rollouts.ray.stored_episodes import StoredEpisodes, store_episodes
 from rollouts.ray.workers import RayWorkers
 
 __all__ = [

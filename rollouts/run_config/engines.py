@@ -101,7 +101,6 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
 
 
 def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Engine]:
-    """The engine of servers: of one, or of a fleet."""
     kind = server_kind(section)
     options: dict[str, Any] = {"api_key": _api_key(file, section.api_key_env)}
     for path, url in _addresses(file, section).items():

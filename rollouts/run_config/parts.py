@@ -75,7 +75,6 @@ def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer | None
 
 
 def _model(file: ConfigFile, name: str, revision: str | None, *, offline: bool) -> str | Path:
-    """The directory or the name of the repository."""
     directory = file.resolve(name)
     key = ("renderer", "model")
     if directory.is_dir():

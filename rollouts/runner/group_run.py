@@ -183,7 +183,6 @@ class GroupRun:
             raise failure  # outside of the handler, so that its own cause stays
 
     async def _run_episode(self, index: int) -> None:
-        """Run attempts at an episode until one is final."""
         settings = self._settings
         while self._ended[index] is None:
             async with settings.capacity.slots:

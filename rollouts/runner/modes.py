@@ -8,7 +8,7 @@ consumer, and it says what happens to a sample that is too old all the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from rollouts.values import check_choice, check_integer
 
@@ -54,13 +54,8 @@ class Synchronous:
     updated are dropped and counted; only a stream, or a `collect` that runs during the update, has such groups.
     """
 
-    @property
-    def max_staleness(self) -> int:
-        return 0
-
-    @property
-    def on_stale(self) -> OnStale:
-        return "drop"
+    max_staleness: ClassVar[int] = 0
+    on_stale: ClassVar[OnStale] = "drop"
 
     def max_undelivered(self, demand: Demand) -> int | None:
         return demand.waiting
@@ -75,13 +70,8 @@ class OneStepOffPolicy:
     group that is older by more than one update is dropped and counted.
     """
 
-    @property
-    def max_staleness(self) -> int:
-        return 1
-
-    @property
-    def on_stale(self) -> OnStale:
-        return "drop"
+    max_staleness: ClassVar[int] = 1
+    on_stale: ClassVar[OnStale] = "drop"
 
     def max_undelivered(self, demand: Demand) -> int | None:
         if demand.waiting is None or demand.batch is None:

@@ -433,7 +433,6 @@ class Schedule:
             await self._journal.discarded(task_id, reason)
 
     def _ages(self, finished: FinishedGroup) -> list[int]:
-        """The staleness of each episode."""
         history, run = self._settings.history, finished.run
         if run is not None:
             places = run.places()
@@ -447,7 +446,6 @@ class Schedule:
         return next(filter(self._is_stale, groups), None)
 
     def _is_stale(self, finished: FinishedGroup) -> bool:
-        """Whether a finished group is too old to be delivered."""
         return is_dropped(self._mode, max(self._ages(finished)))
 
     async def _drop(self, task_id: str, age: int) -> None:

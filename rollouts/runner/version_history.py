@@ -14,9 +14,6 @@ from rollouts.version_order import VersionOrder
 
 log = logging.getLogger("rollouts.runner")
 
-# So many versions that no token had are added to the order.
-_MOST_BETWEEN = 1000
-
 
 class VersionHistory:
     """The versions that have been in use, the oldest first; the last is in use now.
@@ -120,7 +117,8 @@ class VersionHistory:
         first, number = numbers.place(self._first), numbers.place(version)
         if first is not None and number is not None and number < first:
             # Those between were in use too: `versions` has them all, so that places in it are as far apart.
-            for between in range(max(number + 1, first - _MOST_BETWEEN), first):
+            # So many versions that no token had are added to the order.
+            for between in range(max(number + 1, first - 1000), first):
                 if between - first not in self._places.values():
                     self._places.setdefault(str(between), between - first)
             return number - first

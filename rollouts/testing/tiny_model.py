@@ -252,7 +252,6 @@ def _text_config(token_ids: dict[str, int], **rope: Any) -> dict[str, Any]:
 
 
 def _save(model_class: Any, config: Any, directory: Path, token_ids: dict[str, int], seed: int) -> None:
-    """Write a model of a class with random weights."""
     import torch
 
     from rollouts.models.loading import without_progress_bars

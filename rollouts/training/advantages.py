@@ -16,13 +16,6 @@ from rollouts.values import check_choice
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["group", "batch", "none"]
 
-#: Rewards of a group that differ by less than this, relative to the largest, are equal: a smaller difference is
-#: rounding, which a division by the standard deviation would turn into advantages of 1.
-_EQUAL = 1e-6
-
-#: Differences of rewards below this are 0: the squares of smaller ones, of which the standard deviation is made, are 0.
-_SMALLEST = 1e-30
-
 
 @dataclass(frozen=True, slots=True)
 class DegenerateGroup:
@@ -97,11 +90,13 @@ def _minus_baseline(rewards: np.ndarray, weights: np.ndarray, baseline: Baseline
 
 
 def _are_equal(rewards: np.ndarray) -> bool:
-    return bool(np.ptp(rewards) <= max(_EQUAL * np.abs(rewards).max(), _SMALLEST))
+    # Rewards of a group that differ by less than this, relative to the largest, are equal: a smaller difference is
+    # rounding, which a division by the standard deviation would turn into advantages of 1. Differences of rewards below
+    # this are 0: the squares of smaller ones, of which the standard deviation is made, are 0.
+    return bool(np.ptp(rewards) <= max(1e-6 * np.abs(rewards).max(), 1e-30))
 
 
 def _grouped(groups: Sequence[Hashable], count: int) -> Iterator[tuple[Hashable, list[int]]]:
-    """Each group with the indices of its episodes."""
     names = _as_value(groups)
     if isinstance(names, Set | Mapping) or not isinstance(names, Collection):
         raise ArgumentError("groups", groups, "pass a list with the group of each reward")

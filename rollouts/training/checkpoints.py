@@ -20,8 +20,6 @@ from rollouts.files import replaced_path
 from rollouts.models.loading import without_progress_bars
 from rollouts.models.lora_modules import LoraOptions
 
-_GENERATION = "generation_config.json"
-
 
 def save_checkpoint(
     model: PreTrainedModel, renderer: TemplateRenderer | RendererPool, directory: str | os.PathLike[str]
@@ -59,7 +57,7 @@ def save_checkpoint(
         with without_progress_bars():
             model.save_pretrained(unfinished)
         # It has stop tokens, which the renderer reads, too: those of the renderer's files, or none.
-        (unfinished / _GENERATION).unlink(missing_ok=True)
+        (unfinished / "generation_config.json").unlink(missing_ok=True)
         files.copy_to(unfinished)
     return target
 

@@ -15,9 +15,6 @@ from rollouts.training.losses import PolicyLoss, importance_sampling_loss
 from rollouts.training.masked_terms import MeanOver, checked_mask, log_ratios, masked_logprobs, masked_mean
 from rollouts.values import check_positive, finite_number
 
-#: What is left of the vocabulary beside k tokens is at least this mass: less is within the rounding of their sum.
-_LEAST_MASS = 1e-6
-
 
 def distillation_advantages(
     logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, mask: torch.Tensor, *, coefficient: float = 1.0
@@ -124,7 +121,8 @@ def _divergence(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _with_rest(top_logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The masked rows (n, k), and the log of the mass that their tokens leave: (n, k + 1)."""
     top = masked_logprobs(top_logprobs, mask)
-    rest = (1 - top.exp().sum(dim=-1, keepdim=True)).clamp(min=_LEAST_MASS).log()
+    # What is left of the vocabulary beside k tokens is at least this mass: less is within the rounding of their sum.
+    rest = (1 - top.exp().sum(dim=-1, keepdim=True)).clamp(min=1e-6).log()
     return torch.cat([top, rest], dim=-1)
 
 

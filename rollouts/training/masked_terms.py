@@ -14,8 +14,6 @@ MeanOver = Literal["tokens", "sequences"]
 #: The exponential of a log-ratio continues linearly above this: that of 89 is not finite in float32, and 0 * inf is no
 #: number.
 _MAX_LOG_RATIO = 20.0
-#: Log-probabilities below this count as this: a difference with -inf is not finite.
-_MIN_LOGPROB = -1e4
 
 
 def masked_values(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -28,7 +26,8 @@ def masked_values(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def masked_logprobs(logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The masked log-probabilities, (n,), each at least -1e4."""
-    return masked_values(logprobs, mask).clamp(min=_MIN_LOGPROB)
+    # Log-probabilities below this count as this: a difference with -inf is not finite.
+    return masked_values(logprobs, mask).clamp(min=-1e4)
 
 
 def log_ratios(logprobs: torch.Tensor, others: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -132,8 +132,6 @@ _MASK = frozenset({"mask"})
 CANDIDATES = frozenset({"teacher_top_ids", "teacher_top_logprobs"})
 #: Of PPO and CISPO: the limits of PPO's authors (Schulman et al. 2017, table 1), which Tinker documents as its own.
 _THRESHOLDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-#: Of GSPO: those of its authors (Zheng et al. 2025, section 5.1). A mean over a sequence varies much less.
-_SEQUENCE_THRESHOLDS = {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4}
 
 NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
     {
@@ -142,7 +140,13 @@ NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
         "ppo": NamedLoss(partial(_clipped, policy_gradient_loss), _POLICY, _MASK, _THRESHOLDS),
         "cispo": NamedLoss(partial(_clipped, cispo_loss), _POLICY, _MASK, _THRESHOLDS),
         "dro": NamedLoss(_dro, _POLICY, _MASK, {"beta": None}, counts_all=True),
-        "gspo": NamedLoss(_gspo, _POLICY | {"sequence_ratio_mask"}, frozenset(), _SEQUENCE_THRESHOLDS),
+        # Of GSPO: those of its authors (Zheng et al. 2025, section 5.1). A mean over a sequence varies much less.
+        "gspo": NamedLoss(
+            _gspo,
+            _POLICY | {"sequence_ratio_mask"},
+            frozenset(),
+            {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4},
+        ),
         "reverse_kl": NamedLoss(_reverse_kl, _POLICY | _MASK | {"teacher_logprobs"}, options={"coefficient": 1.0}),
         "forward_kl": NamedLoss(
             partial(_with_divergence, forward_kl_loss),

@@ -29,8 +29,6 @@ class LeftOut:
     reason: str
 
 
-#: The free fraction of rows above which their costs are evened out.
-_ROOM = 0.02
 #: The name of samples that train nothing: they fill up the rows of ranks and steps.
 _PADDING = "padding"
 
@@ -178,7 +176,8 @@ def _fill(
         stand_in += len(group.stand_ins)
         rows.append(range(first, len(bins.members)))
         # In rows that are nearly full, there is no room to even them out.
-        if bins.free_tokens[first : len(bins.members)].sum() > _ROOM * max_tokens * len(rows[-1]):
+        # The free fraction of rows above which their costs are evened out.
+        if bins.free_tokens[first : len(bins.members)].sum() > 0.02 * max_tokens * len(rows[-1]):
             bins.even_out(rows[-1], costs)
     return rows
 

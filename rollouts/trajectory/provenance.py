@@ -13,9 +13,6 @@ from typing import Any
 from rollouts.errors import as_unicode
 from transport import wire_type
 
-_ALWAYS = ("mmrollouts", "tokenizers", "jinja2", "numpy", "pillow")
-_IF_LOADED = ("torch", "transformers", "vllm")
-
 
 @wire_type("rollouts.Provenance")
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Provenance:
                 _text(modality): _text(getattr(processor, "fingerprint", ""))
                 for modality, processor in processors.items()
             },
-            packages=dict(_packages(tuple(name for name in _IF_LOADED if name in sys.modules))),
+            packages=dict(_packages(tuple(name for name in ("torch", "transformers", "vllm") if name in sys.modules))),
         )
 
 
@@ -64,7 +61,7 @@ def _digest(source: str) -> str:
 @functools.lru_cache(maxsize=8)
 def _packages(loaded: tuple[str, ...]) -> Mapping[str, str]:
     found = {}
-    for name in (*_ALWAYS, *loaded):
+    for name in (*("mmrollouts", "tokenizers", "jinja2", "numpy", "pillow"), *loaded):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

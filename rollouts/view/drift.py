@@ -19,7 +19,6 @@ from rollouts.view.display_json import display_json
 
 #: Bounds the work of the comparison of one branch: some seconds.
 _MAX_WORK: Final = 4096 * 4096
-_WORK_OF_A_PAIR: Final = 32
 #: Longer parts are first compared by runs of about this many tokens.
 _RUN: Final = 16
 
@@ -136,7 +135,7 @@ def _changes(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[_Part]:
 def _work(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
     """What a comparison takes: it grows with the product of the lengths, and with the pairs of equal items."""
     counts = Counter(other)
-    return len(one) * len(other) + _WORK_OF_A_PAIR * sum(counts[item] for item in one)
+    return len(one) * len(other) + 32 * sum(counts[item] for item in one)
 
 
 def _changed_parts(one: np.ndarray, other: np.ndarray, whole: _Part) -> list[_Part]:

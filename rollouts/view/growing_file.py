@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from renderers import MediaSource
 from renderers.messages import Modality
@@ -141,10 +141,6 @@ class GrowingFile:
         self._rows.append(row)
 
 
-# Names and digests that a reader does not see as text; the page leaves out the same (frontend/src/message_texts.ts).
-_NO_TEXT: Final = frozenset({"role", "type", "$source"})
-
-
 def has_texts(trajectory: Trajectory, wanted: Sequence[str]) -> bool:
     """Whether each of `wanted` is a part of a text of the messages. Upper and lower case are equal."""
     messages = [message for node in trajectory.nodes for message in node.messages]
@@ -160,5 +156,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(member)
     elif isinstance(value, dict):
         for name, member in value.items():
-            if name not in _NO_TEXT:
+            # Names and digests that a reader does not see as text; the page leaves out the same
+            # (frontend/src/message_texts.ts).
+            if name not in {"role", "type", "$source"}:
                 yield from _texts(member)

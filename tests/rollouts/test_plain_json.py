@@ -96,15 +96,6 @@ def test_a_tensor_at_rest_is_written_as_the_tensor_that_it_stands_for() -> None:
         (np.complex64(1 - 2j), {"real": 1.0, "imag": -2.0}),
         (np.void(b"ab"), {"base64": "YWI="}),
         (np.bytes_(b"ab"), {"base64": "YWI="}),
-        (np.array([(1, 2.5)], [("a", "i4"), ("b", "f4")])[0], {"a": 1, "b": 2.5}),
-        (
-            np.array([(1, (2, 3))], [("a", "i4"), ("b", "u1", (2,))]),
-            {
-                "dtype": [["a", "int32", []], ["b", "uint8", [2]]],
-                "shape": [1],
-                "data": [{"a": 1, "b": {"dtype": "uint8", "shape": [2], "data": [2, 3]}}],
-            },
-        ),
         (np.array(["2024-01-02"], "M8[D]"), {"dtype": "datetime64[D]", "shape": [1], "data": ["2024-01-02"]}),
         (np.array([np.nan, 1], np.float32), {"dtype": "float32", "shape": [2], "data": [None, 1.0]}),
         (datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC), "2024-01-02 00:00:00+00:00"),

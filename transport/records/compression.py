@@ -7,16 +7,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from transport.errors import DecodeError, MalformedError, MissingExtraError
 from transport.wire.limits import DecodeLimits
 from transport.wire.wire_format import Buffer
-
-_LEVEL: Final = 3  # zstd's own default
-_MAX_EXPANSION: Final = 1 << 15  # a zstd block of 4 bytes, the smallest, decompresses to at most 128 KiB
 
 
 def find_compressor(compression: str | None) -> Callable[[Buffer], bytes] | None:
@@ -26,7 +23,8 @@ def find_compressor(compression: str | None) -> Callable[[Buffer], bytes] | None
     if compression != "zstd":
         raise ValueError(f'compression {compression!r} is neither "zstd" nor None')
     zstd = _import_zstd()
-    compressor = zstd.ZstdCompressor(level=_LEVEL)
+    # zstd's own default
+    compressor = zstd.ZstdCompressor(level=3)
     return lambda data: compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
 
 
@@ -82,7 +80,8 @@ class Decompression:
 def _announced_size(data: memoryview, size: int | None) -> int:
     if size is None:
         raise MalformedError("compressed record does not say how large it is")
-    if size > data.nbytes * _MAX_EXPANSION:
+    # a zstd block of 4 bytes, the smallest, decompresses to at most 128 KiB
+    if size > data.nbytes * 1 << 15:
         raise MalformedError(f"compressed record announces {size} bytes and {data.nbytes} bytes of zstd hold fewer")
     return size
 

@@ -36,7 +36,6 @@ HEADER_BYTES: Final = ALIGNMENT
 _OBJECT, _BLOB = 1, 2
 _COMPRESSED: Final = 2  # added to either
 _READ_BYTES: Final = 1 << 20
-_FIRST_SEARCH_BYTES: Final = 1 << 10
 
 
 def file_header(pid: int = 0, host: str = "") -> bytes:
@@ -249,7 +248,7 @@ def _find_next_header(source: FileBytes, damage: int, least: int) -> int | None:
 
     Reads few bytes first, because a file may have damage between any two of its records.
     """
-    start, length = damage + ALIGNMENT, _FIRST_SEARCH_BYTES
+    start, length = damage + ALIGNMENT, 1 << 10
     while start < source.size:
         data = source.read(start, length)
         integers = np.frombuffer(data, "<u4", len(data) // ALIGNMENT * (ALIGNMENT // 4))

@@ -17,9 +17,6 @@ from transport.records.layout import file_header, frame_record
 from transport.records.reader import RecordReader
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
 
-# The errors of records that no reader can read, unlike a newer version, a limit of this reader or a missing library.
-_DAMAGE = (ChecksumError, MalformedError)
-
 
 @dataclass(frozen=True, slots=True)
 class DroppedRecord:
@@ -56,7 +53,9 @@ def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = D
         for index in range(len(reader)):
             try:
                 reader.stored(index)
-            except _DAMAGE as error:
+            # The errors of records that no reader can read, unlike a newer version, a limit of this reader or a missing
+            # library.
+            except (ChecksumError, MalformedError) as error:
                 dropped.append(DroppedRecord(index, error))
         report = RepairReport(len(reader) - len(dropped), tuple(dropped), reader.truncated_bytes)
         if not dropped and not report.truncated_bytes:
@@ -96,7 +95,6 @@ def merge_record_files(
 
 @contextlib.contextmanager
 def _add_path_to_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add a note with the path to decoding errors."""
     try:
         yield
     except DecodeError as error:
@@ -105,8 +103,6 @@ def _add_path_to_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 class _RecordCopier:
-    """Writes a record file from records of other files."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._stored: set[str] = set()

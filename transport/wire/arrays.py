@@ -24,7 +24,6 @@ Bytes = npt.NDArray[np.uint8]
 # The forms of `dtype.str` for plain element types. np.dtype() accepts many more ("O", "f4,f4", "(9,9)f4"), which a
 # message must not use.
 _DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
-_MAX_DIMENSIONS = 64
 
 # Most arrays are vectors of these dtypes; a message holds the position in this tuple. Only append.
 _COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
@@ -236,11 +235,7 @@ def _check_text(array: npt.NDArray[Any]) -> None:
 
 def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, ...]:
     """The shape, after a check that it describes exactly `data_bytes` bytes."""
-    if (
-        type(shape) is not list
-        or len(shape) > _MAX_DIMENSIONS
-        or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape)
-    ):
+    if type(shape) is not list or len(shape) > 64 or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape):
         raise MalformedError("array shape is not a list of at most 64 sizes")
     dims = tuple(shape)
     if item_bytes == 0:

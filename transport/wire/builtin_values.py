@@ -13,9 +13,6 @@ from typing import Any, Final
 from transport.errors import MalformedError, quoted
 from transport.wire import wire_format
 
-# What these constructors raise for wrong arguments.
-_BUILTIN_ERRORS: Final = (ArithmeticError, TypeError, ValueError)
-
 
 def _encode_time(time: datetime.time) -> list[object]:
     return [time.hour, time.minute, time.second, time.microsecond, time.fold, time.tzinfo]
@@ -83,5 +80,6 @@ def build_builtin(tag: int, payload: object) -> object:
         raise MalformedError(f"{name} of {printed} has parts of other types or another number")
     try:
         return build(*parts)
-    except _BUILTIN_ERRORS as error:
+    # What these constructors raise for wrong arguments.
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise MalformedError(f"{name} of {', '.join(map(quoted, parts))} does not exist: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgpack
 
@@ -15,9 +15,6 @@ from transport.wire.encoding import encode_message, may_hold_extensions
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
 from transport.wire.paths import parts_of
 from transport.wire.wire_format import Buffer
-
-_ENCLOSING: Final = 8  # objects, and lists, that `check_encodable` assumes around the value
-_LONGEST_PATH: Final = 32  # steps of the path that `check_encodable` gives for the part that cannot be encoded
 
 
 def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) -> list[Buffer]:
@@ -71,11 +68,13 @@ def check_encodable(value: object, name: str = "value") -> None:
     For a value that is stored now and encoded later with other data: the error comes while the origin of the value is
     known. The path in the error begins with `name`. Media sources and large arrays are not copied.
     """
-    error = _encode_error([[[[[[[[value]]]]]]]], depth=_ENCLOSING)
+    # Eight objects, and lists, are assumed around the value.
+    error = _encode_error([[[[[[[[value]]]]]]]], depth=8)
     if error is None:
         return
     path, part = name, value
-    for _ in range(_LONGEST_PATH):
+    # The steps of the path to the part that cannot be encoded.
+    for _ in range(32):
         inner_errors = ((step, inner, _encode_error(inner)) for step, inner in parts_of(part))
         failing = next(((step, inner, found) for step, inner, found in inner_errors if found is not None), None)
         if failing is None:

@@ -38,7 +38,6 @@ _EMPTY_TUPLE: Final[tuple[()]] = ()
 _EMPTY_TUPLE_REFERENCE: Final = msgpack.ExtType(wire_format.EMPTY_TUPLE, b"")
 # What can hold a dict key or an extension value; msgpack packs a user's ExtType without a call of `reference_to`.
 _CHECKED: Final = {list, dict, msgpack.ExtType}
-_EXTENSION_MARKS: Final = b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"  # msgpack begins an extension value with one of these
 _Add: TypeAlias = "Callable[[_Encoding, Any], msgpack.ExtType]"
 
 
@@ -307,7 +306,8 @@ def _unsupported(obj: object) -> NotEncodableError:
 
 def may_hold_extensions(packed: bytes) -> bool:
     """False if no value in these msgpack bytes is an extension value."""
-    return any(map(packed.__contains__, _EXTENSION_MARKS))
+    # msgpack begins an extension value with one of these
+    return any(map(packed.__contains__, b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"))
 
 
 def _needs_check(values: Any) -> bool:

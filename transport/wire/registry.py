@@ -43,17 +43,6 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
 
 C = TypeVar("C", bound=type)
 
-# What a constructor may raise to refuse the values it is given. A class's own error should derive from one of these.
-_CONSTRUCTOR_ERRORS: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-
 
 @dataclass(frozen=True, slots=True)
 class WireType:
@@ -134,7 +123,17 @@ class SentType:
             if self.arguments is None:
                 return self.type.cls(*payload)
             return self.type.cls(**{field: payload[position] for field, position in self.arguments})
-        except _CONSTRUCTOR_ERRORS as error:
+        # What a constructor may raise to refuse the values it is given. A class's own error should derive from one of
+        # these.
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise MalformedError(f"{self.type.name}: its constructor raised on the decoded values: {error}") from error
 
 

@@ -20,8 +20,6 @@ _FUNCTOOLS = re.compile(r"functools(?=\[\s*\{)")
 _LIST_OF_OBJECTS = re.compile(r"\s*\[\s*[{\]]")
 _KIMI_ID = re.compile(r"functions\.(.*):\d+", re.DOTALL)
 _KIMI_PREFIXES = ("functions.", "functions_", "functions", "")
-# Keys of a call object beside its name and arguments.
-_OTHER_KEYS = {"id", "tool_call_id", "type"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +225,10 @@ def object_attempt(call: CallText, value: Any, *, arguments_key: str = "argument
     other_key = "parameters" if arguments_key == "arguments" else "arguments"
     key = other_key if arguments_key not in value else arguments_key
     call_id = value.get("id", value.get("tool_call_id"))
-    is_known = value.keys() <= {"name", key, *_OTHER_KEYS} and value.get("type", "function") == "function"
+    # Keys of a call object beside its name and arguments.
+    is_known = (
+        value.keys() <= {"name", key, *{"id", "tool_call_id", "type"}} and value.get("type", "function") == "function"
+    )
     is_known = is_known and not {"id", "tool_call_id"} <= value.keys()
     return call.attempt(
         value.get("name"),

@@ -41,7 +41,6 @@ _SHADES = {
     "tool": ("black on color(189)", "black on color(147)"),
 }
 _UNMARKED = ("color(245)", "color(250)")
-_MEDIUM = "black on color(215)"
 
 
 class By(StrEnum):
@@ -145,7 +144,7 @@ def _mark(cell: TokenCell) -> str:
 
 def _style(cell: TokenCell, rendered: RenderedTokens, by: By, shade: int) -> str:
     if cell.is_medium:
-        return _MEDIUM
+        return "black on color(215)"
     if by is By.OWNER:
         role = rendered.message_roles[cell.message_index] if cell.message_index >= 0 else ""
         return _SHADES.get(role, _UNMARKED)[shade]

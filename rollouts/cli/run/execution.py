@@ -154,7 +154,6 @@ class Execution:
                         await _write_groups(runner, tasks, files)
 
     def _sinks(self) -> list[MetricSink]:
-        """Where the metrics of the runner are written. Raises `MissingExtraError` and `RunConfigError`."""
         output = self._parts.file.config.output
         sinks: list[MetricSink] = []
         if output.tensorboard:

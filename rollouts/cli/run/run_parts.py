@@ -157,7 +157,6 @@ class RunParts:
 
 
 def _without_places(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of an engine without the places of its servers."""
     return {key: value for key, value in engine.items() if key not in _PLACE_OF_SERVERS}
 
 

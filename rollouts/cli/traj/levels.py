@@ -30,7 +30,6 @@ from rollouts.trajectory_files import Episode, open_reader, read_episodes
 
 #: The columns of files, and what `datasets` reads of a Parquet file to know what they hold.
 FILE_COLUMNS: Final[Mapping[Modality, str]] = {"image": "image_files", "audio": "audio_files"}
-_FEATURES: Final[Mapping[Modality, str]] = {"image": "Image", "audio": "Audio"}
 
 
 class Level(StrEnum):
@@ -400,5 +399,8 @@ def _schema(pyarrow: Any, level: Level, types: Mapping[str, ValueType], modaliti
         return pyarrow.schema(columns)
     medium = pyarrow.struct({"bytes": pyarrow.binary(), "path": text})
     columns |= {FILE_COLUMNS[each]: pyarrow.list_(medium) for each in modalities}
-    features = {FILE_COLUMNS[each]: {"feature": {"_type": _FEATURES[each]}, "_type": "List"} for each in modalities}
+    features = {
+        FILE_COLUMNS[each]: {"feature": {"_type": {"image": "Image", "audio": "Audio"}[each]}, "_type": "List"}
+        for each in modalities
+    }
     return pyarrow.schema(columns, metadata={"huggingface": json.dumps({"info": {"features": features}})})

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from rollouts.calls import gathered
@@ -190,8 +191,6 @@ class FleetControl:
     async def _outcomes(
         self, members: Sequence[Member], call: Callable[[Member], Awaitable[Any]], name: str
     ) -> dict[str, Any]:
-        """What each call returned, or the error of this distribution that it raised."""
-
         async def outcome(member: Member) -> Any:
             try:
                 return await _until_given_up(member, name, call(member))
@@ -228,16 +227,13 @@ async def _until_given_up(member: Member, name: str, call: Awaitable[Any]) -> An
     if calling.done():
         return await calling
     calling.cancel()
-    calling.add_done_callback(_log_late_end(member.name, name))
+    calling.add_done_callback(partial(_log_late_end, member.name, name))
     raise ServerUnreachableError(name, f"{member.name} was given up meanwhile: {member.reason}")
 
 
-def _log_late_end(member: str, name: str) -> Callable[[asyncio.Future[Any]], None]:
-    def log_end(call: asyncio.Future[Any]) -> None:
-        if not call.cancelled() and (error := call.exception()) is not None:
-            log.warning("%s at %s ended after it was given up: %s", name, member, error)
-
-    return log_end
+def _log_late_end(member: str, name: str, call: asyncio.Future[Any]) -> None:
+    if not call.cancelled() and (error := call.exception()) is not None:
+        log.warning("%s at %s ended after it was given up: %s", name, member, error)
 
 
 def _member_of_engine(member: Member, name: str, call: str, lack: str) -> Any:

@@ -30,8 +30,6 @@ _COMPARED = (
     *("pixel_dtype", "placeholder_ids", "merge_area", "patch_values"),
 )
 log = logging.getLogger("rollouts.engines.fleet")
-#: Attempts to load the weights of the fleet into a member that came back are at most this far apart.
-_LONGEST_CATCH_UP_DELAY = 300.0
 
 
 class _Problem(NamedTuple):
@@ -234,7 +232,8 @@ class Membership:
         attempts = 1
         if earlier is not None:
             attempts += earlier.attempts
-            delay = min(_LONGEST_CATCH_UP_DELAY, self._limits.check_seconds * 2.0 ** (earlier.attempts - 1))
+            # Attempts to load the weights of the fleet into a member that came back are at most this far apart.
+            delay = min(300.0, self._limits.check_seconds * 2.0 ** (earlier.attempts - 1))
             if not earlier.task.done() or asyncio.get_running_loop().time() < earlier.ended_at + delay:
                 return
         task = asyncio.create_task(self._catch_up(member, directory, version))

@@ -256,11 +256,7 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
             length: int = capabilities.max_model_len
             return length
 
-        async def send_rest(rest_request: GenerateRequest) -> Completion:
-            log.info("request %s was cut off, and is continued as %s", request.request_id, rest_request.request_id)
-            return await send(rest_request)
-
-        return await completed(request, partial, context_length, send_rest)
+        return await completed(request, partial, context_length, send)
 
     def _set_weight_version(self, version: str) -> None:
         self._weight_version = version

@@ -14,8 +14,6 @@ from pathlib import Path
 from rollouts.errors import EngineStartError
 
 _LOG_LINES, _LOG_BYTES = 20, 8192
-#: A server that is told to end is killed after this time.
-_SECONDS_TO_END = 20
 
 
 class ServerProcess:
@@ -92,7 +90,8 @@ class ServerProcess:
             handle, name = tempfile.mkstemp(prefix="rollouts-server-", suffix=".log")
             os.close(handle)
             self.log_path = Path(name)
-        supervisor = [sys.executable, "-I", str(Path(__file__).with_name("supervisor.py")), str(_SECONDS_TO_END)]
+        # A server that is told to end is killed after this time.
+        supervisor = [sys.executable, "-I", str(Path(__file__).with_name("supervisor.py")), str(20)]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  the user's own command
                 [*supervisor, *self.command],

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,10 +30,7 @@ def main(seconds: float, command: Sequence[str]) -> int:
         preexec_fn=_end_with_parent(),
     )
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        _signal_group(child, signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, lambda number, frame: _signal_group(child, signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_input, args=(child, seconds), daemon=True).start()
     code = child.wait()

@@ -31,7 +31,6 @@ from rollouts.models.lora_modules import (
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _MAX_CONFIG_BYTES = 2**20
-_PREFIX = "base_model.model."
 _PARTS = (".lora_A.weight", ".lora_B.weight")
 #: Fields of the configuration that are passed on to PEFT.
 _READ = frozenset({"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "fan_in_fan_out"})
@@ -43,8 +42,6 @@ _WITHOUT_EFFECT = frozenset(
         *("ensure_weight_tying", "lora_dropout", "megatron_core", "qalora_group_size", "runtime_config"),
     }
 )
-#: Values of `init_lora_weights` that leave the weights of the model as they are; others change them.
-_INITIAL = (None, True, False, "gaussian", "orthogonal")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -138,7 +135,8 @@ def _checked_config(directory: Path) -> dict[str, Any]:
         raise _error(directory, f"{_CONFIG} is of no LoRA adapter (peft_type LORA)")
     initial = config.pop("init_lora_weights", None)
     others = {name: value for name, value in config.items() if name not in _READ | _WITHOUT_EFFECT}
-    if initial not in _INITIAL:
+    # Values of `init_lora_weights` that leave the weights of the model as they are; others change them.
+    if initial not in (None, True, False, "gaussian", "orthogonal"):
         others["init_lora_weights"] = initial
     if others.get("bias") == "none":
         del others["bias"]
@@ -170,7 +168,7 @@ def _checked_weights(modules: Mapping[str, torch.nn.Module], directory: Path) ->
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in tensors.items():
         suffix = next((part for part in _PARTS if name.endswith(part)), None)
-        module_name = name.removeprefix(_PREFIX).removesuffix(suffix or "")
+        module_name = name.removeprefix("base_model.model.").removesuffix(suffix or "")
         module = modules.get(module_name)
         if suffix is None or not isinstance(module, torch.nn.Linear):
             raise _error(directory, f"{name[:200]} is no lora_A or lora_B of a linear layer of this model")

@@ -22,9 +22,6 @@ from rollouts.engines.protocol import (
 from rollouts.models.forward_pass import EncodeImages, ForwardPass
 from rollouts.models.placed_rows import TokenSequence, padded_rows
 
-# Uniform numbers are generated for this many steps at a time: a completion may end long before its `max_tokens`.
-_STEPS = 64
-
 
 class SampledTokens(NamedTuple):
     """Of one step: ids int64 (rows,) and their raw log-probabilities float32 (rows,); the likeliest ids int32 (rows, k)
@@ -56,7 +53,9 @@ class RowSampler:
     def sample(self, logits: torch.Tensor, step: int) -> SampledTokens:
         """One token a row, from logits (rows, vocabulary)."""
         if step >= self._first + self._uniforms.shape[1]:
-            uniforms = np.stack([generator.random(_STEPS) for generator in self._generators])
+            # Uniform numbers are generated for this many steps at a time: a completion may end long before its
+            # `max_tokens`.
+            uniforms = np.stack([generator.random(64) for generator in self._generators])
             self._uniforms, self._first = torch.from_numpy(uniforms).to(logits.device), step
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         greedy = self._temperature == 0
@@ -206,7 +205,6 @@ class Batch:
         return results
 
     def _limit(self, sample: _Sample) -> int:
-        """The largest number of tokens of a completion."""
         room = self._max_length - len(self._prompts[sample.prompt].ids)
         return min(self._requests[sample.request].sampling.max_tokens, room)
 
@@ -311,12 +309,10 @@ class Batch:
         return list(zip(*parts, strict=True))
 
     def _are_aborted(self, active: torch.Tensor) -> torch.Tensor:
-        """bool (rows,): whether the request of each row was aborted."""
         aborted = [self._running[self._samples[sample].request].is_aborted for sample in active.tolist()]
         return torch.tensor(aborted, device=active.device)
 
     def _report(self, active: torch.Tensor, sampled: SampledTokens) -> None:
-        """Pass the tokens of one step to the listeners of their requests."""
         if all(each.listen is None for each in self._running):
             return
         ids, values, *top = (column.cpu().numpy() for column in sampled)

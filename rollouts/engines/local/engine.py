@@ -52,9 +52,6 @@ from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import inserted
 from rollouts.models.qwen3_vl import VisionFeatures
 
-#: Features of images that are kept on the device of the model.
-_FEATURE_BYTES = 256 * 2**20
-
 
 class LocalEngine:
     """`Engine` over a model of transformers in this process: a text model, or one that sees or hears.
@@ -100,7 +97,8 @@ class LocalEngine:
             raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
         self._request_limits = request_limits or EngineLimits()
         # By adapter, which may change the vision tower, version of the weights, and mm_hash.
-        self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(_FEATURE_BYTES)
+        # Features of images that are kept on the device of the model.
+        self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(256 * 2**20)
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)

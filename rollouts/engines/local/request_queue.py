@@ -46,14 +46,6 @@ class RunningRequest:
 # rounding.
 
 
-# How many rounds of the event loop must pass without a new request before a batch starts: enough for the task of a
-# finished episode to wake, step its environment and request again, so that a batch does not depend on timing.
-_QUIET_ROUNDS = 4
-
-# A batch waits for announced requests until none has arrived for this long.
-_ANNOUNCED_SECONDS = 0.25
-
-
 class _Waiting(NamedTuple):
     running: RunningRequest
     result: asyncio.Future[GenerateResult]
@@ -122,7 +114,6 @@ class RequestQueue:
         _fail(self._arrived, error)
 
     async def _run_batches(self) -> None:
-        """Run batches until no request is waiting."""
         loop = asyncio.get_running_loop()
         try:
             while await self._collect():
@@ -150,7 +141,10 @@ class RequestQueue:
         the rows of a batch.
         """
         quiet, count, wait_for_announced = 0, len(self._arrived), True
-        while quiet < _QUIET_ROUNDS:
+        # How many rounds of the event loop must pass without a new request before a batch starts: enough for the task
+        # of a finished episode to wake, step its environment and request again, so that a batch does not depend on
+        # timing.
+        while quiet < 4:
             await asyncio.sleep(0)
             if wait_for_announced and self._announced:
                 wait_for_announced = await self._wait_for_announced()
@@ -167,7 +161,8 @@ class RequestQueue:
             count = len(self._arrived)
             self._none_announced.clear()
             try:
-                await asyncio.wait_for(self._none_announced.wait(), _ANNOUNCED_SECONDS)
+                # A batch waits for announced requests until none has arrived for this long.
+                await asyncio.wait_for(self._none_announced.wait(), 0.25)
             except TimeoutError:
                 if len(self._arrived) == count:
                     return False

@@ -15,11 +15,7 @@ from rollouts.errors import CapabilityError, MalformedResultError
 
 #: At position 0 of every vocabulary; what it means does not matter.
 _PROBE_IDS: Final = (0,)
-#: So many likeliest tokens show whether the temperature is in the log-probabilities; no model has fewer tokens.
-_PROBE_TOP: Final = 8
 _PROBE_TEMPERATURE: Final = 0.5
-#: The smallest distance between the likeliest tokens by which the two kinds are told apart.
-_LEAST_GAP: Final = 1e-3
 
 _KEYS_ERROR = re.compile(r"logit_bias must ha(?:s|ve) keys in \[0, (\d+)\]")
 
@@ -138,9 +134,9 @@ def _agreed(connection: ServerConnection, name: str, found: object, given: int |
 
 
 async def _probe_tokens(connection: ServerConnection, temperature: float) -> Mapping[str, Any]:
-    """The answer to a request for one token."""
     sampling = {"max_new_tokens": 1, "temperature": temperature}
-    fields = {"return_logprob": True, "top_logprobs_num": _PROBE_TOP, "return_prompt_token_ids": True}
+    # So many likeliest tokens show whether the temperature is in the log-probabilities; no model has fewer tokens.
+    fields = {"return_logprob": True, "top_logprobs_num": 8, "return_prompt_token_ids": True}
     response = await _generate(connection, {"sampling_params": sampling, **fields})
     content = response.json() if response.status == 200 else None
     if not isinstance(content, dict):
@@ -161,6 +157,7 @@ def _gap(answer: Mapping[str, Any]) -> float:
 
 def _are_raw(plain: float, scaled: float) -> bool | None:
     """Whether log-probabilities are those before temperature, which otherwise multiplies distances by 1 / 0.5."""
-    if plain < _LEAST_GAP:
+    # The smallest distance between the likeliest tokens by which the two kinds are told apart.
+    if plain < 1e-3:
         return None
     return scaled / plain < (1 + 1 / _PROBE_TEMPERATURE) / 2

@@ -29,9 +29,6 @@ from rollouts.engines.sglang.capabilities import SGLangCapabilities
 from rollouts.engines.token_checks import float32_array, logprobs_error
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError, ServerError
 
-#: Most parts of a stream of a server that repeats in each part what the earlier ones had.
-_MOST_PARTS = 128
-
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -59,7 +56,8 @@ def request_body(
     if stream:
         fields["stream"] = True
         if not capabilities.streams_new_tokens:
-            fields["sampling_params"]["stream_interval"] = math.ceil(request.sampling.max_tokens / _MOST_PARTS)
+            # Most parts of a stream of a server that repeats in each part what the earlier ones had.
+            fields["sampling_params"]["stream_interval"] = math.ceil(request.sampling.max_tokens / 128)
     if request.adapter is not None:
         fields["lora_path"] = request.adapter
     if experts and capabilities.routed_experts:

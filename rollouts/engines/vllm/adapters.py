@@ -27,9 +27,6 @@ from rollouts.errors import CapabilityError, UnknownAdapterError, WeightUpdateEr
 _CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 
-#: How often it is looked whether the requests with an adapter have ended.
-_POLL_SECONDS = 0.02
-
 
 class ServerAdapters:
     """The adapters of one server. `base_version` returns the label of the weights that they adapt."""
@@ -82,7 +79,8 @@ class ServerAdapters:
         Raises as `VLLMEngine.unload_adapter` does.
         """
         while self._in_use[name]:  # noqa: ASYNC110  an event for each adapter would be a second record of its requests
-            await asyncio.sleep(_POLL_SECONDS)
+            # How often it is looked whether the requests with an adapter have ended.
+            await asyncio.sleep(0.02)
         response = await self._call("/v1/unload_lora_adapter", {"lora_name": name})
         if response.status == 404:
             raise UnknownAdapterError("unload_adapter", name, await self.loaded())

@@ -157,7 +157,6 @@ class CacheControl:
         await self._routes.call("POST", "/reset_encoder_cache", "resetting the encoder cache")
 
     async def _reset_all(self) -> None:
-        """Empty every cache of a paused server."""
         await self.reset_prefix_cache(preempt=True)
         await self.reset_mm_cache()
         await self.reset_encoder_cache()
@@ -167,7 +166,6 @@ class CacheControl:
         await self._routes.call("POST", "/pause", "pausing", params={"mode": mode, "clear_cache": clear_cache})
 
     async def _send_resume(self) -> None:
-        """Resume, whatever state the server is in."""
         await self._routes.call("POST", "/resume", "resuming")
         self._state.paused_by_update = False
 

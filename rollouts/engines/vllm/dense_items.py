@@ -66,7 +66,6 @@ def _in_server_layout(item: MediaItem, capabilities: ServerCapabilities) -> Medi
 
 
 def _joined_runs(placeholder: PlaceholderRange) -> list[tuple[int, int]]:
-    """The runs of feature tokens, adjacent ones joined."""
     joined: list[tuple[int, int]] = []
     for start, end in placeholder.runs:
         if joined and joined[-1][1] == start:

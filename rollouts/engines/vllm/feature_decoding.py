@@ -28,12 +28,7 @@ from rollouts.engines.vllm.tensors import (
 from rollouts.errors import MalformedResultError
 
 T = TypeVar("T")
-_MAX_TENSORS = 256
-_MAX_DIMENSIONS = 16
-_MAX_ELEMENTS = 2**40  # also of shapes with a 0, which need no bytes
 _MAX_NUMBERS = 2**16
-_MAX_NAME_BYTES = 256
-_MAX_LIST_DEPTH = 8
 # Types by first byte, and the bytes before the content of an extension type. Source: the msgpack specification.
 _TYPES: Mapping[int, str] = {
     **dict.fromkeys((*range(0x80), *range(0xCC, 0xD4), *range(0xE0, 0x100)), "int"),
@@ -90,7 +85,7 @@ def _tensor_entry(reader: _Reader, key: str) -> DecodedTensor:
     if (count := reader.count("map", 2, "members")) != 2 or reader.value("str", "a member") != "data":
         reader.refuse(f"{key!r} is not a map of data and field, but of {count} members")
     start = reader.position
-    value = _tensor(reader, key) if reader.next_is_tensor() else _numbers(reader, key, _MAX_LIST_DEPTH)
+    value = _tensor(reader, key) if reader.next_is_tensor() else _numbers(reader, key, max_depth=8)
     end = reader.position
     if reader.value("str", "a member") != "field":
         reader.refuse(f"{key!r} has no field after its data")
@@ -120,10 +115,9 @@ def _tensor(reader: _Reader, key: str) -> ServerTensor:
     dtype = reader.value("str", "a dtype")
     if dtype not in ITEM_BYTES:
         reader.refuse(f"{key!r} has the dtype {dtype!r}; supported are {', '.join(ITEM_BYTES)}")
-    shape = tuple(
-        reader.value("int", "a dimension") for _ in range(reader.count("array", _MAX_DIMENSIONS, "dimensions"))
-    )
-    if any(size < 0 for size in shape) or math.prod(max(1, size) for size in shape) > _MAX_ELEMENTS:
+    shape = tuple(reader.value("int", "a dimension") for _ in range(reader.count("array", 16, "dimensions")))
+    # The limit holds for shapes with a 0, too, which need no bytes.
+    if any(size < 0 for size in shape) or math.prod(max(1, size) for size in shape) > 2**40:
         reader.refuse(f"{key!r} has the shape {shape}")
     if (kind := reader.next_type()) != "ext":
         reader.refuse(f"{key!r} has {kind} instead of its bytes")
@@ -166,7 +160,6 @@ def _decoded_field(reader: _Reader, key: str) -> _Field:
 
 
 def _numbers(reader: _Reader, key: str, max_depth: int) -> Any:
-    """A number or nested lists of numbers."""
     if reader.next_is_tensor():
         reader.refuse(
             f"{key!r} is a list of tensors, which is not supported: load a renderer from the directory of the model"
@@ -189,7 +182,7 @@ class _Reader:
             self.data = memoryview(binascii.a2b_base64(encoded, strict_mode=True))
         except ValueError as error:  # binascii.Error, and text that is not ASCII
             raise MalformedResultError(name, f"{len(encoded)} characters are not base64: {error}") from error
-        self._unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(self.data)), max_str_len=_MAX_NAME_BYTES)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(self.data)), max_str_len=256)
         self._unpacker.feed(self.data)
         self._numbers = 0
 
@@ -203,7 +196,7 @@ class _Reader:
     def tensor_names(self) -> Iterator[str]:
         """The keys of the item; the caller reads the value of each before the next one."""
         names: set[str] = set()
-        for _ in range(self.count("map", _MAX_TENSORS, "tensors")):
+        for _ in range(self.count("map", 256, "tensors")):
             key = self.value("str", "the name of a tensor")
             if key in names:
                 self.refuse(f"{key!r} comes twice")

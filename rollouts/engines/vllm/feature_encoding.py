@@ -108,7 +108,6 @@ class _Payload(NamedTuple):
 
 
 def _pieces(item: MediaItem, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> Iterator[bytes | _Payload]:
-    """The msgpack of an item."""
     packer = msgpack.Packer()
     yield packer.pack_map_header(len(item.tensors))
     for name in sorted(item.tensors):

@@ -20,9 +20,6 @@ from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest,
 from rollouts.engines.token_checks import float32_array
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 
-#: Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the prompt and
-#: its media have reached the engine, and all other tokens.
-_ONE_CHUNK = 1_000_000
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 #: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token ("each").
 Chunks = Literal["first", "each"] | None
@@ -85,7 +82,9 @@ def _sampling(request: GenerateRequest, chunks: Chunks, cuts_likeliest: bool) ->
     if request.scores_prompt:
         fields["prompt_logprobs"] = request.prompt_top_logprobs  # 0: of the tokens of the prompt only
     if chunks == "first":
-        fields["stream_interval"] = _ONE_CHUNK
+        # Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the
+        # prompt and its media have reached the engine, and all other tokens.
+        fields["stream_interval"] = 1_000_000
     return fields
 
 

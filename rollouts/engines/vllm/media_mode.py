@@ -254,7 +254,6 @@ def _against_content(
 
 
 def _listed(objections: Sequence[Objection]) -> str:
-    """The first three distinct reasons."""
     texts: dict[str, str] = {}
     for objection in objections:
         texts.setdefault(objection.reason, str(objection))

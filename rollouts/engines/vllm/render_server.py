@@ -151,7 +151,6 @@ class RenderServer:
         )
 
     async def _token_texts(self, model: str, token_ids: Sequence[int]) -> dict[int, str]:
-        """The text of each token that the server detokenizes."""
         distinct = sorted(set(token_ids))
         responses = await asyncio.gather(
             *(

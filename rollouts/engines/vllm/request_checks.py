@@ -28,9 +28,6 @@ from rollouts.engines.vllm.tensors import ITEM_BYTES, ServerNumbers, tensor_type
 # Checks that the media of a request are the tensors that the server expects.
 
 
-_PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-
-
 def feature_violations(request: GenerateRequest, capabilities: ServerCapabilities) -> Iterator[str]:
     """Check that the items hold the tensors that this server expects. `select_mode` must have selected features."""
     for item, placeholder in request.media:
@@ -57,7 +54,7 @@ def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Ite
         if error is not None:
             yield f"{item_label}: {error}"
         return
-    pixels, grid = _PIXELS[item.modality], f"{item.modality}_grid_thw"
+    pixels, grid = {"image": "pixel_values", "video": "pixel_values_videos"}[item.modality], f"{item.modality}_grid_thw"
     if grid not in item.tensors:
         return
     sides = item[grid]
@@ -109,10 +106,6 @@ def check_request(
         refuse_first(request, feature_violations(request, capabilities))
 
 
-#: This many sessions keep the salt of their first request.
-_MAX_SESSIONS = 65_536
-
-
 class CacheSalts:
     """One salt per model (or adapter) and weight version. A session keeps the salt of its first request to a model, so
     that all of its turns share the prefix cache even if the weights change between them."""
@@ -126,7 +119,8 @@ class CacheSalts:
             return salt
         salt = self._by_session.setdefault((session_id, model), salt)
         self._by_session.move_to_end((session_id, model))
-        if len(self._by_session) > _MAX_SESSIONS:
+        # This many sessions keep the salt of their first request.
+        if len(self._by_session) > 65_536:
             self._by_session.popitem(last=False)
         return salt
 

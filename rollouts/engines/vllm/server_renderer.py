@@ -365,7 +365,6 @@ class ServerRenderer(ClosedAtEnd):
     async def _render_alone(
         self, cache_name: str, modality: Modality, file: SourceFile, model: str, request_name: str
     ) -> tuple[RenderResponse, RenderedMedia]:
-        """Render a message that contains only the medium."""
         message = {"role": "user", "content": [media_part(modality, cache_name)]}
         response = await self._server.render(
             [message], {cache_name: file}, model=model, name=request_name, tensors=True

@@ -14,8 +14,6 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.probe_requests import json_object
 from rollouts.errors import CapabilityError, EngineError, MalformedResultError
 
-_SLEEP_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
-
 
 class ServerMetrics(Metrics):
     """Samples by the server's own names ("vllm:num_requests_running"), one sample for each set of labels.
@@ -55,7 +53,7 @@ class ServerMetrics(Metrics):
         if "vllm:engine_sleep_state" not in self:
             return None
         states = {sample.labels.get("sleep_state", "") for sample in self["vllm:engine_sleep_state"] if sample.value}
-        return max((_SLEEP_LEVELS.get(state, 0) for state in states), default=0)
+        return max(({"weights_offloaded": 1, "discard_all": 2}.get(state, 0) for state in states), default=0)
 
 
 class ControlRoutes:

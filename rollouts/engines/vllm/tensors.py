@@ -14,10 +14,16 @@ from rollouts.values import Bfloat16Array
 
 #: The dtype of pixels that a server expects: uint8 where it normalises on its device, else the model's own dtype.
 PixelDtype = Literal["uint8", "float32", "bfloat16", "float16"]
-_NUMPY_DTYPES = ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16")
 #: Bytes of an element, by torch's name of the dtype.
 ITEM_BYTES: Mapping[str, int] = {
-    **{name: np.dtype(name).itemsize for name in (*_NUMPY_DTYPES, "float32", "float64")},
+    **{
+        name: np.dtype(name).itemsize
+        for name in (
+            *("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16"),
+            "float32",
+            "float64",
+        )
+    },
     "bfloat16": 2,
 }
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})

@@ -145,7 +145,6 @@ class _SharedServer:
                 await connection.close()
 
     async def _usable_connection(self, tool: str) -> Connection:
-        """The open connection; a new one where it has ended."""
         connection = self._connection
         if connection is not None and connection.is_usable:
             return connection

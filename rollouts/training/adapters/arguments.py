@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import io
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Final, Literal
@@ -10,8 +11,13 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import ExifTags, Image
 
+from renderers import MediaSource
 from renderers.errors import MediaError
+from renderers.media.decoding import PILLOW_ERRORS, decode_image
+from renderers.media.policy import MediaPolicy
+from renderers.media.sniffing import sniff
 from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.patches import StillPatches
 from rollouts.errors import ArgumentError, RolloutsError, SampleError
@@ -246,3 +252,32 @@ def padded(rows: Sequence[np.ndarray], fill: Any, dtype: npt.DTypeLike, side: Li
 def presence(lengths: Sequence[int], side: Literal["left", "right"]) -> torch.Tensor:
     """Int64 (rows, longest): 1 on the tokens of rows padded on `side`, 0 on padding."""
     return padded([np.ones(length, dtype=np.int64) for length in lengths], 0, np.int64, side)
+
+
+ImageFormat = Literal["png", "jpeg"]
+
+
+def image_file(source: MediaSource) -> tuple[bytes, ImageFormat]:
+    """The bytes of a PNG or JPEG, and its format.
+
+    A PNG or JPEG of plain RGB or grey pixels is returned as it is. One that is turned by EXIF data or has transparent
+    pixels, other formats and raw pixels become a PNG of the RGB pixels that `decode_image` makes: readers differ in
+    what they do with such files. Raises `MediaError` for a source that cannot be decoded.
+    """
+    formats: Mapping[str, ImageFormat] = {"image/png": "png", "image/jpeg": "jpeg"}
+    image_format = formats.get(sniff(source.data) or "")
+    if image_format is not None and _is_plain(source.data):
+        return bytes(source.data), image_format
+    file = io.BytesIO()
+    decode_image(source, MediaPolicy()).save(file, format="PNG")
+    return file.getvalue(), "png"
+
+
+def _is_plain(data: bytes | memoryview) -> bool:
+    """Whether the file has RGB or grey pixels of 8 bits, upright and opaque."""
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+            upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+            return image.mode in ("L", "RGB") and upright and "transparency" not in image.info
+    except PILLOW_ERRORS:
+        return False

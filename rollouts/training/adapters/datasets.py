@@ -16,8 +16,7 @@ from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.errors import ArgumentError, MissingExtraError, short_repr
-from rollouts.training.adapters.arguments import AdapterError, checked_samples
-from rollouts.training.adapters.image_files import image_file
+from rollouts.training.adapters.arguments import AdapterError, checked_samples, image_file
 from rollouts.training.samples import TrainingSample
 from rollouts.training.trajectory_samples import Advantage, samples_from_trajectory
 from rollouts.trajectory.media_reference import MediaReference

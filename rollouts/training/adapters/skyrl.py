@@ -25,7 +25,6 @@ from rollouts.training.adapters.arguments import (
 )
 from rollouts.training.samples import TrainingSample
 
-_MODULE = "skyrl.backends.skyrl_train.training_batch"
 _TARGET = "SkyRL TrainingInputBatch"
 _MEDIA = ("pixel_values", "image_grid_thw")
 
@@ -50,7 +49,7 @@ def skyrl_training_batch(
     classes; raises `ImportError` where skyrl is not installed.
     """
     samples = check_samples(_TARGET, samples, first_trained, partial(refuse_other_arguments, supported=_MEDIA))
-    structs = trainer_module(_MODULE, types)
+    structs = trainer_module("skyrl.backends.skyrl_train.training_batch", types)
     starts = [first_trained(_TARGET, sample) for sample in samples]
 
     def responses(columns: list[np.ndarray], kind: type) -> torch.Tensor:

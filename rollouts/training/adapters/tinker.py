@@ -19,11 +19,11 @@ from renderers.placement import PlacedItem
 from rollouts.training.adapters.arguments import (
     AdapterError,
     checked_samples,
+    image_file,
     refuse_parts,
     trained_values,
     trainer_module,
 )
-from rollouts.training.adapters.image_files import image_file
 from rollouts.training.samples import TrainingSample
 from rollouts.trajectory.media_reference import processor_for
 from rollouts.values import check_choice

@@ -28,7 +28,6 @@ from rollouts.training.samples import TrainingSample
 
 _GRPO, _SFT = "TRL GRPO inputs", "TRL SFT inputs"
 _SFT_LACKING = ("logprobs", "advantages", "weight_spans", "routed_experts", "top_logprobs")
-_GRPO_MEDIA = ("pixel_values", "image_grid_thw", "image_sizes")
 _NOT_TRAINED = -100
 
 TypeIds = Literal["mm_token_type_ids", "token_type_ids"] | None
@@ -55,7 +54,12 @@ def trl_grpo_inputs(
     `sampling_per_token_logps` under that name. Raises `AdapterError` for a sampled placeholder token and for media
     whose tensors TRL cannot divide among rows.
     """
-    samples = check_samples(_GRPO, samples, first_trained, partial(refuse_other_arguments, supported=_GRPO_MEDIA))
+    samples = check_samples(
+        _GRPO,
+        samples,
+        first_trained,
+        partial(refuse_other_arguments, supported=("pixel_values", "image_grid_thw", "image_sizes")),
+    )
     starts = [first_trained(_GRPO, sample) for sample in samples]
     lengths = [len(sample) - start for sample, start in zip(samples, starts, strict=True)]
 

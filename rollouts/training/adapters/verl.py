@@ -25,7 +25,6 @@ from rollouts.training.adapters.arguments import (
 )
 from rollouts.training.samples import TrainingSample
 
-_MODULE = "verl.protocol"
 _TARGET = "verl DataProto"
 
 
@@ -51,7 +50,7 @@ def verl_data_proto(
     `ImportError` where verl is not installed.
     """
     samples = check_samples(_TARGET, samples, first_trained, *([_refuse_unknown_positions] if mrope else []))
-    module = trainer_module(_MODULE, types)
+    module = trainer_module("verl.protocol", types)
     starts = [first_trained(_TARGET, sample) for sample in samples]
     prompts = [sample.token_ids[:start] for sample, start in zip(samples, starts, strict=True)]
 

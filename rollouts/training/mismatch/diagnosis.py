@@ -30,8 +30,6 @@ from rollouts.values import check_integer, check_positive
 Side = Literal["sampler", "trainer"]
 
 _ROWS_AT_ONCE = 16
-#: A hypothesis must explain this many tokens: fewer can agree by chance.
-_MIN_TOKENS = 16
 
 
 class HypothesisResult(NamedTuple):
@@ -288,7 +286,8 @@ def _causes(
     while True:
         of_rest = [(each, tuple(index for index in each.explained if index in tokens)) for each in tested]
         found, explained = max(of_rest, key=lambda pair: (len(pair[1]), -pair[0].after))
-        if sum(tokens[index] for index in explained) < _MIN_TOKENS:
+        # A hypothesis must explain this many tokens: fewer can agree by chance.
+        if sum(tokens[index] for index in explained) < 16:
             return tuple(causes), tuple(tokens)
         causes.append(found._replace(explained=explained))
         for index in explained:
@@ -345,7 +344,6 @@ def replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> Replaye
     return ReplayedRouting(tokens.trainer.astype(np.float64), comparison.choices, comparison.different)
 
 
-_FIT_STEPS = 8
 _LARGEST_TEMPERATURE = 20.0
 
 
@@ -364,7 +362,7 @@ def fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) -
     """
     inverse, best = 1.0, FittedTemperature(1.0, np.empty(0))
     least = np.inf
-    for _ in range(_FIT_STEPS):
+    for _ in range(8):
         scored = token_logprobs_and_entropy(model, batch, temperature=1 / inverse)
         logprobs = compare_tokens(batch, scored.logprobs).trainer.astype(np.float64)
         entropy = compare_tokens(batch, scored.entropy).trainer

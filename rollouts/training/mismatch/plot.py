@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 #: Differences of 0 are drawn at this value, because the axis is logarithmic.
 _SMALLEST = 1e-8
 
-_MODALITY_COLOURS = {"text": "tab:blue", "image": "tab:orange", "video": "tab:green", "audio": "tab:purple"}
-
-_IMAGES_SHOWN = 12
-
 
 def plot_mismatch(report: MismatchReport, path: str | Path) -> None:
     """Write a figure of the report to `path`; its ending selects the format (PNG, SVG, PDF).
@@ -40,7 +36,7 @@ def plot_mismatch(report: MismatchReport, path: str | Path) -> None:
     _plot_scatter(scatter, report)
     _plot_positions(position, report)
     _plot_bars(groups, [*report.by_turn, *report.by_modality, *report.by_lag], "mean |difference| (nats)")
-    worst = sorted(report.by_image, key=lambda group: -group.statistics.mean_abs)[:_IMAGES_SHOWN]
+    worst = sorted(report.by_image, key=lambda group: -group.statistics.mean_abs)[:12]
     _plot_bars(images, worst, "mean |difference| after an image (nats)")
     figure.suptitle(f"{report!r:.100}".replace("<", "").replace(">", ""))
     figure.tight_layout()
@@ -50,7 +46,12 @@ def plot_mismatch(report: MismatchReport, path: str | Path) -> None:
 def _plot_scatter(axes: Axes, report: MismatchReport) -> None:
     compared = report.compared
     modality = compared.modality()
-    for name, colour in _MODALITY_COLOURS.items():
+    for name, colour in {
+        "text": "tab:blue",
+        "image": "tab:orange",
+        "video": "tab:green",
+        "audio": "tab:purple",
+    }.items():
         chosen = modality == name
         if chosen.any():
             axes.scatter(compared.sampler[chosen], compared.trainer[chosen], s=4, color=colour, label=name)

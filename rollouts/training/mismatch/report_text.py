@@ -13,9 +13,6 @@ from rollouts.training.mismatch.report import DifferenceStatistics, MismatchGrou
 #: Token ids to text, for example `renderer.tokenizer.decode`.
 Decode = Callable[[list[int]], str]
 
-_GROUPS_SHOWN = 12
-
-_LABEL_WIDTH = {"image": 12, "sample": 40}
 
 _REPEATS_SHOWN = 2
 
@@ -67,8 +64,11 @@ def _table(title: str, report: MismatchReport) -> list[str]:
     groups = [MismatchGroup(title, report.statistics)]
     for name, members in _group_lines(report):
         if name in ("image", "sample"):
-            worst = sorted(members, key=lambda group: -group.statistics.mean_abs)[:_GROUPS_SHOWN]
-            members = tuple(MismatchGroup(f"{name} {label:.{_LABEL_WIDTH[name]}}", figures) for label, figures in worst)
+            worst = sorted(members, key=lambda group: -group.statistics.mean_abs)[:12]
+            members = tuple(
+                MismatchGroup(f"{name} {label:.{ {'image': 12, 'sample': 40}[name] }}", figures)
+                for label, figures in worst
+            )
         groups += [MismatchGroup(f"  {label}", figures) for label, figures in members]
     width = max(len(group.label) for group in groups)
     heading = f"{'':{width}}  {'tokens':>8}  {'mean':>8}  {'max':>8}  {'k1':>8}  {'k3':>8}"

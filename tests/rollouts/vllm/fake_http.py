@@ -56,10 +56,6 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
     chunks: list[bytes | asyncio.Event] | None = None
 
-    @property
-    def json(self) -> Json:
-        return json.loads(self.body)
-
 
 def json_response(content: Json, status: int = 200) -> Response:
     return Response(status, json.dumps(content).encode(), {"content-type": "application/json"})
@@ -70,8 +66,8 @@ def error_response(status: int, message: str, kind: str, param: str | None = Non
     return json_response({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
 
 
-def event_stream(chunks: list[bytes | asyncio.Event], status: int = 200) -> Response:
-    return Response(status, headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=chunks)
+def event_stream(chunks: list[bytes | asyncio.Event]) -> Response:
+    return Response(headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=chunks)
 
 
 class Connection(asyncio.Protocol):

@@ -132,7 +132,7 @@ def cut(count, prompt_logprobs=True):
     async def step(server, seen, channel):
         response = server.generated(seen, cut=count)
         if not prompt_logprobs:
-            response.body = json.dumps(response.json | {"prompt_logprobs": [None]}).encode()
+            response.body = json.dumps(json.loads(response.body) | {"prompt_logprobs": [None]}).encode()
         return response
 
     return step

@@ -40,7 +40,7 @@ class TeacherVLLM(FakeVLLM):
 
     def generated(self, seen, *, cut=None) -> Response:
         response = super().generated(seen, cut=cut)
-        content, name = response.json, seen.json["model"]
+        content, name = json.loads(response.body), seen.json["model"]
         if content["prompt_logprobs"] and name in self.adapters:
             for entry in content["prompt_logprobs"][1:]:
                 for said in entry.values():
