@@ -86,10 +86,6 @@ class Settings(NamedTuple):
         return cls(options_of(resolved), resolved.name, resolved)
 
 
-if TYPE_CHECKING:
-    from renderers.configs import BaseRendererConfig
-
-
 class RendererArguments(TypedDict):
     """The arguments of `TemplateRenderer`."""
 

@@ -24,7 +24,6 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.MismatchOutlier": "rollouts.training.mismatch.report",
         "rollouts.MismatchReport": "rollouts.training.mismatch.report",
         "rollouts.PackedEpisodes": "rollouts.trajectory.packed_episodes",
-        "rollouts.PackedItem": "rollouts.trajectory.packed_episodes",
         "rollouts.Provenance": "rollouts.trajectory.provenance",
         "rollouts.SamplingParams": "rollouts.engines.protocol",
         "rollouts.Task": "rollouts.task",

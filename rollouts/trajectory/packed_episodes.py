@@ -20,7 +20,7 @@ import numpy as np
 
 from renderers import MediaItem, MediaSource
 from renderers.errors import MediaError
-from renderers.media.item import ExpansionPiece, PackedArray, PixelScale, TensorField
+from renderers.media.item import PackedArray
 from renderers.messages import Modality
 from renderers.vision.patches import StillPatches, float32_to_bfloat16, normalised
 from renderers.vision.processor import MediaProcessor
@@ -62,50 +62,10 @@ class AbsentSource(MediaSource):
         return AbsentSource, (self.digest,)
 
 
-@wire_type("rollouts.PackedItem")
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedItem:
-    """A `MediaItem` without its source, with its pixels in one of the array forms."""
-
-    modality: Modality
-    mm_hash: str
-    digest: str
-    tensors: dict[str, np.ndarray | StillPatches | Bfloat16Array]
-    num_tokens: int
-    scale: PixelScale | None
-    fields: dict[str, list[Any]]
-    expansion: list[list[Any]] | None
-
-    @classmethod
-    def of(cls, item: MediaItem, form: PixelForm) -> PackedItem:
-        return cls(
-            item.modality,
-            item.mm_hash,
-            item.source.digest,
-            {name: _packed_tensor(item, name, form) for name in item.tensors},
-            item.num_tokens,
-            item.scale if form == "uint8" else None,
-            {name: list(how) for name, how in item.fields.items()},
-            None if item.expansion is None else [list(piece) for piece in item.expansion],
-        )
-
-    def item(self) -> MediaItem:
-        return MediaItem(
-            self.modality,
-            self.mm_hash,
-            AbsentSource(self.digest),
-            cast("dict[str, np.ndarray | PackedArray]", self.tensors),
-            self.num_tokens,
-            self.scale,
-            {name: TensorField(*how) for name, how in self.fields.items()},
-            None if self.expansion is None else tuple(ExpansionPiece(*piece) for piece in self.expansion),
-        )
-
-
 @wire_type("rollouts.PackedEpisodes")
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedEpisodes:
-    """Episodes in one form. In the array forms `items` has their media: `mm_hash` -> an encoded `PackedItem`."""
+    """Episodes in one form. In the array forms `items` has their media: `mm_hash` -> an encoded `MediaItem`."""
 
     pixels: PixelForm
     episodes: list[Trajectory]
@@ -171,7 +131,7 @@ def pack_episodes(
     if pixels != "none":
         for reference in (one for episode in episodes for one in episode.all_media()):
             if reference.mm_hash not in items:
-                packed = PackedItem.of(reference.derive(processors or {}), pixels)
+                packed = _packed_item(reference.derive(processors or {}), pixels)
                 items[reference.mm_hash] = MediaSource.of(encode(packed))
     return PackedEpisodes(pixels, [_without_sources(episode) for episode in episodes], items)
 
@@ -199,11 +159,11 @@ class _ReceivedItems:
             raise MediaError(f"the pixels of the source {source.digest} were not sent", digest=source.digest)
         if source.digest not in self.items:
             packed = decode(self.packed[self.hashes[source.digest]].data)
-            if not isinstance(packed, PackedItem) or packed.digest != source.digest:
+            if not isinstance(packed, MediaItem) or packed.source != AbsentSource(source.digest):
                 raise RolloutsError(
                     f"what was sent for the source {source.digest} holds no pixels of it. Pack the episodes again."
                 )
-            self.items[source.digest] = packed.item()
+            self.items[source.digest] = packed
         return self.items[source.digest]
 
 
@@ -232,6 +192,12 @@ def _plain_without_sources(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain_without_sources(one) for key, one in value.items()}
     return type(value)(map(_plain_without_sources, value)) if type(value) in (list, tuple) else value
+
+
+def _packed_item(item: MediaItem, form: PixelForm) -> MediaItem:
+    tensors: dict[str, np.ndarray | PackedArray] = {name: _packed_tensor(item, name, form) for name in item.tensors}
+    scale = item.scale if form == "uint8" else None
+    return replace(item, source=AbsentSource(item.source.digest), tensors=tensors, scale=scale)
 
 
 def _packed_tensor(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | StillPatches | Bfloat16Array:
