@@ -225,10 +225,8 @@ def object_attempt(call: CallText, value: Any, *, arguments_key: str = "argument
     other_key = "parameters" if arguments_key == "arguments" else "arguments"
     key = other_key if arguments_key not in value else arguments_key
     call_id = value.get("id", value.get("tool_call_id"))
-    # Keys of a call object beside its name and arguments.
-    is_known = (
-        value.keys() <= {"name", key, *{"id", "tool_call_id", "type"}} and value.get("type", "function") == "function"
-    )
+    known = {"name", key, "id", "tool_call_id", "type"}
+    is_known = value.keys() <= known and value.get("type", "function") == "function"
     is_known = is_known and not {"id", "tool_call_id"} <= value.keys()
     return call.attempt(
         value.get("name"),

@@ -37,6 +37,8 @@ log = logging.getLogger("rollouts.engines.sglang")
 
 _GENERATE = "/generate"
 
+#: Waits before a request is sent again whose id the server still has. It notices a connection that broke within 4 s.
+_WAITS_FOR_ID = (0.25, 0.5, 1.0, 2.0, 2.0, 2.0)
 
 #: How often it is looked whether the running requests have ended.
 _POLL_SECONDS = 0.02
@@ -213,8 +215,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
 
     async def _send_under_free_id(self, request: GenerateRequest, parts: Parts | None) -> Generation:
         """Send one request, also where an attempt whose connection broke still runs under its id on the server."""
-        # The server notices a connection that broke within 4 s.
-        for seconds in (0.25, 0.5, 1.0, 2.0, 2.0, 2.0):
+        for seconds in _WAITS_FOR_ID:
             try:
                 return await self._send(request, parts)
             except ServerError as error:

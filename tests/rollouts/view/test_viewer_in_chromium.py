@@ -11,7 +11,7 @@ from chromium import AXE, PHONE, serious_violations
 from viewer_episodes import two_turns, with_likeliest
 
 from rollouts import FinishReason, Trajectory
-from rollouts.view import token_texts, write_html
+from rollouts.view import episode_data, write_html
 
 pytestmark = pytest.mark.browser
 
@@ -128,10 +128,10 @@ def test_the_likeliest_tokens_stand_beside_the_numbers_of_a_token_and_cannot_act
     renderer, tmp_path, open_page, monkeypatch
 ):
     attack = '<img src=x onerror="window.attacked = 1">\u202e\n'
-    text_of = token_texts._text
+    text_of = episode_data._text
     (hostile,) = renderer.tokenizer.encode_scaffold("x")
     monkeypatch.setattr(
-        token_texts, "_text", lambda *of: (0, attack.encode()) if of[2] == hostile else text_of(*of)
+        episode_data, "_text", lambda *of: (0, attack.encode()) if of[2] == hostile else text_of(*of)
     )  # a tokenizer may have such a token
     first, later = [("R", -0.5), ("x", -1.0)], [("G", -0.25), ("x", -2.0)]
     trajectory = with_likeliest(renderer, first, later)
