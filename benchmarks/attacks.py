@@ -46,7 +46,7 @@ from renderers.tokens.encoding import encode_printed, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts.engines.chat_completions import overflow_in
 from rollouts.engines.http.metrics import Metrics
-from rollouts.environments.mcp.results import result_content
+from rollouts.environments.mcp.tools import result_content
 from rollouts.errors import RolloutsError
 from rollouts.judge.answer import answer_reader
 from rollouts.run_config.config_file import read_config
