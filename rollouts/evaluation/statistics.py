@@ -22,6 +22,7 @@ from rollouts.values import check_integer, mean_and_spread
 
 #: The probability with which an interval holds the true value.
 CONFIDENCE: Final = 0.95
+_ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +136,14 @@ def rate_of_tasks(values: np.ndarray) -> Estimate:
 def reward_of_tasks(values: np.ndarray) -> Estimate:
     """The mean of `values`, float64 (tasks,), each the mean reward of one task.
 
-    Where all lie in 0 to 1, as those of most scoring functions do, it has the interval of `rate_of_tasks`, which lies
-    there too; else that of `mean_of_tasks`. Raises `ArgumentError` without values.
+    Where all lie in 0 to 1 (but for rounding), as those of most scoring functions do, it has the interval of
+    `rate_of_tasks`, which lies there too; else that of `mean_of_tasks`. Raises `ArgumentError` without values.
     """
     return rate_of_tasks(values) if _is_bounded(values) else mean_of_tasks(values)
 
 
 def _is_bounded(values: np.ndarray) -> bool:
-    return len(values) > 0 and bool(values.min() >= 0 and values.max() <= 1)
+    return len(values) > 0 and bool(values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING)
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
@@ -153,13 +154,14 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
     9,999 permutations with a fixed seed; for more than 500 tasks that differ, that of the paired t-test). Of n tasks it
     is at least 2 ** (1 - n).
 
-    Where all values lie in 0 to 1, the interval is Newcombe's hybrid score interval for pairs, of the intervals of
-    `rate_of_tasks` and the correlation of the two runs between tasks, less his continuity correction (method 10 of
-    R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired
-    data", 1998; G. Y. Zou and A. Donner, "Construction of confidence limits about effect measures: A general approach",
-    2008, for other estimates than proportions). It lies in -1 to 1 and has a width, also where all tasks agree. Other
-    values have the interval of `mean_of_tasks` of the differences. Raises `ArgumentError` for rows of different lengths
-    or without values.
+    The interval is that of `mean_of_tasks` of the differences, within -1 to 1 where all values lie in 0 to 1. Where
+    those are only 0 and 1, or no difference differs from another, it is Newcombe's hybrid score interval for pairs, of
+    the intervals of `rate_of_tasks` and the correlation of the two runs between tasks, less his continuity correction
+    (method 10 of R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions based
+    on paired data", 1998). It has a width also where all tasks agree. Its correction is for outcomes that are one
+    success or failure a task: for graded rewards, whose runs often correlate more than it allows, the interval would be
+    several times as wide as the differences vary. Raises `ArgumentError` for rows of different lengths or without
+    values.
     """
     if len(first) != len(second):
         raise ArgumentError("second", len(second), f"pass a value for each of the {len(first)} tasks of first")
@@ -198,9 +200,22 @@ def unpaired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
 
 
 def _bounded(mean: Estimate, first: np.ndarray, second: np.ndarray, *, paired: bool) -> Estimate:
-    """The mean difference with the hybrid score interval, where all values lie in 0 to 1; else as it is."""
+    """The mean difference with an interval within -1 to 1, where all values lie in 0 to 1; else as it is."""
     if not _is_bounded(first) or not _is_bounded(second):
         return mean
+    first, second = np.clip(first, 0, 1), np.clip(second, 0, 1)
+    is_of_differences = (
+        paired
+        and any(np.any(values % 1) for values in (first, second))
+        and np.ptp(second - first) > _ROUNDING * max(first.max(), second.max())
+    )
+    low, high = mean.low, mean.high
+    if low is None or high is None or not is_of_differences:
+        low, high = _hybrid_interval(mean.value, first, second, paired=paired)
+    return replace(mean, value=min(max(mean.value, -1.0), 1.0), low=max(low, -1.0), high=min(high, 1.0))
+
+
+def _hybrid_interval(value: float, first: np.ndarray, second: np.ndarray, *, paired: bool) -> tuple[float, float]:
     runs = [rate_of_tasks(values) for values in (first, second)]
     deviations = math.prod(math.sqrt(run.value * (1 - run.value)) for run in runs)  # of single successes and failures
     correlation = 0.0
@@ -216,8 +231,7 @@ def _bounded(mean: Estimate, first: np.ndarray, second: np.ndarray, *, paired: b
     def half(one: float, other: float) -> float:
         return math.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
 
-    low, high = mean.value - half(own_below, above), mean.value + half(own_above, below)
-    return replace(mean, low=max(low, -1.0), high=min(high, 1.0))
+    return value - half(own_below, above), value + half(own_above, below)
 
 
 def _p_value(differences: np.ndarray) -> float:

@@ -14,6 +14,7 @@ from scipy import stats
 
 from rollouts.errors import ArgumentError
 from rollouts.evaluation import (
+    Difference,
     mean_of_tasks,
     paired_difference,
     pass_at_k,
@@ -175,6 +176,51 @@ def test_intervals_of_differences_hold_the_truth_at_least_as_often_as_they_say(
             found = difference(first / samples, second / samples).difference
             held[place] += found.low <= truth <= found.high  # type: ignore[operator]
     assert held.min() >= 465
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.1])
+def test_graded_differences_of_tasks_that_correlate_have_the_interval_of_their_differences(spread: float) -> None:
+    rng = np.random.default_rng(34)
+    first = rng.beta(2, 2, size=(500, 10)) * 0.6 + 0.2
+    second = np.clip(first + rng.normal(0.02, spread, size=first.shape), 0, 1)
+    held = 0
+    for one, other in zip(first, second, strict=True):
+        found = paired_difference(one, other).difference
+        assert (found.low, found.high) == pytest.approx(stats.ttest_rel(other, one).confidence_interval(), rel=1e-9)
+        held += found.low <= 0.02 <= found.high  # type: ignore[operator]
+    assert held >= 465
+
+
+def test_paired_intervals_have_a_width_and_are_opposite_where_the_runs_are_exchanged() -> None:
+    rng = np.random.default_rng(35)
+    graded = rng.uniform(size=6)
+    for first, second in [
+        (graded, np.roll(graded, 1)),
+        (graded, graded),
+        (graded * 0.9, graded * 0.9 + 0.1),
+        (np.full(3, 0.1 + 0.2), np.array([0.3, 0.1 + 0.2, 0.3])),  # equal, but for rounding
+        (np.array([0.0, 0.0, 0.01]), np.ones(3)),
+        outcomes(3, 1, 0, 2),
+        outcomes(0, 4, 0, 0),
+    ]:
+        found, exchanged = (paired_difference(*pair).difference for pair in ((first, second), (second, first)))
+        assert -1 <= found.low <= found.value <= found.high <= 1  # type: ignore[operator]
+        assert found.high - found.low > 1e-3  # type: ignore[operator]
+        assert (exchanged.low, exchanged.high) == pytest.approx((-found.high, -found.low), abs=1e-12)  # type: ignore[operator]
+
+
+def test_a_rounding_error_does_not_take_values_out_of_0_to_1() -> None:
+    first, second = outcomes(0, 5, 1, 0)
+    rounded = first - (first == 0) * 1e-17, second * (0.2 + 0.4 + 0.3 + 0.1)
+    for compare in (
+        paired_difference,
+        unpaired_difference,
+        lambda _, values: Difference(reward_of_tasks(values), None),
+    ):
+        exact, found = (compare(*pair).difference for pair in ((first, second), rounded))
+        assert (found.value, found.low, found.high) == pytest.approx((exact.value, exact.low, exact.high), abs=1e-12)
+    certain = paired_difference(np.full(4, -1e-17), np.full(4, 0.2 + 0.4 + 0.3 + 0.1)).difference
+    assert certain.low < certain.value == certain.high == 1  # type: ignore[operator]
 
 
 def test_the_p_value_of_few_tasks_is_the_share_of_sign_choices_with_as_large_a_sum() -> None:
