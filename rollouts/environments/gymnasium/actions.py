@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
 import math
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,9 +17,19 @@ from rollouts.errors import RolloutsError
 
 # What texts have in place of the hyphen: three hyphens, figure dash, en dash, minus, and two compatibility forms.
 _MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
-# A whole word: `(?>` keeps "1.5x" from being read as 1.
-_NUMBER = re.compile(rf"(?<![\w.])(?>[-+{_MINUS}]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
-_NEGATIVE = re.compile(r"\b(?:minus|negative|neg)\Z", re.IGNORECASE)
+# A whole word: `(?>` keeps "1.5x" from being read as 1. What goes on as no number does has no value: "0.5.1", "5e -1".
+_NUMBER = re.compile(
+    rf"(?<![\w.])(?>[-+{_MINUS}]?\.?\d+(?:\.+\d+)*(?:\.?[eE^]\s*+[-+{_MINUS}]?\s*+\d+)?)(?!\.?[\w\u207a\u207b])"
+)
+_NEGATIVE = re.compile(r"\b(?:minus|negative|neg\.?)\s*\Z", re.IGNORECASE)
+_DASH = re.compile(r"HYPHEN|MINUS|MAQAF|MACRON|\bDASH\b|HORIZONTAL(?! ELLIPSIS)")  # in the name of a character
+# What a sign may have between it and its number: tags, commands of LaTeX, emphasis; and lines that have only dashes.
+_MARKUP = re.compile(
+    r"</?[a-zA-Z][^<>]*>|\\(?!minus|neg)[a-zA-Z]++(?:\{(?!minus|neg)\w*\})?|[*$`{}]"
+    r"|^[ |:]*+[-\u2500\u2014]{3}[-\u2500\u2014|: \r]*+(?=\n)",
+    re.MULTILINE,
+)
+_ENTITY = re.compile(r"&#?\w{1,32};")
 
 
 def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
@@ -50,10 +63,12 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
 
     A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
     action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
-    finite numbers as it has, within its bounds. A minus, of any Unicode form, belongs to the number that directly
-    follows it. No number is read where the text does not say which sign it has: "- 2", "minus 2", "1-2", "x-2". Raises
+    finite numbers as it has, within its bounds. A minus, of any Unicode form or an entity of HTML, belongs to the
+    number that directly follows it. In a space with negative actions no number is read where the text does not say
+    which sign it has: "- 2", "minus 2", "1-2", "x-2", "-<b>2</b>"; a minus or "minus" in a name is none. Raises
     `ValueError`.
     """
+    text = _unescaped(text)
     return _discrete_action(text, space, action_names) if kind_of(space) == "discrete" else _box_action(text, space)
 
 
@@ -74,7 +89,7 @@ def in_dtype_of(space: Any, action: Any) -> Any:
 def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
     first, count = int(space.start), int(space.n)
     found = set()
-    for written, index in _outermost(text, action_names):
+    for written, index in _outermost(text, space, action_names):
         if index is not None:
             found.add(first + index)
             continue
@@ -90,12 +105,13 @@ def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
     return found.pop()
 
 
-def _outermost(text: str, action_names: Sequence[str]) -> Iterator[tuple[str, int | None]]:
+def _outermost(text: str, space: Any, action_names: Sequence[str]) -> Iterator[tuple[str, int | None]]:
     """The names in a text with their index, and the numbers with None, without those within a longer name."""
-    spans: list[tuple[int, int, int | None]] = [(*span, None) for span in _numbers(text)]
+    spans: list[tuple[int, int, int | None]] = []
     for index, name in enumerate(action_names):
-        pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
+        pattern = rf"(?<!\w){re.escape(_unescaped(name))}(?!\w)"
         spans += [(*match.span(), index) for match in re.finditer(pattern, text, re.IGNORECASE)]
+    spans += [(*span, None) for span in _numbers(text, space, [0, *sorted(end for _, end, _ in spans)])]
     # Of those that begin at one place the longest comes first, and of equally long ones the name.
     spans.sort(key=lambda found: (found[0], -found[1], found[2] is None))
     last = 0
@@ -105,29 +121,37 @@ def _outermost(text: str, action_names: Sequence[str]) -> Iterator[tuple[str, in
             yield text[start:end], named
 
 
-def _numbers(text: str) -> Iterator[tuple[int, int]]:
-    """Where the numbers in a text start and end, with everything on their left that may be a sign of theirs."""
+def _numbers(text: str, space: Any, ends: Sequence[int] = (0,)) -> Iterator[tuple[int, int]]:
+    """Where the numbers in a text start and end, with everything on their left that may be a sign of theirs.
+
+    `ends` are those of the names, whose characters are no sign. Where no action is negative, only what directly
+    precedes a number is its sign.
+    """
+    is_signed = bool(np.any((space.start if kind_of(space) == "discrete" else space.low) < 0))
     last = 0
     for match in _NUMBER.finditer(text):
         start, end = match.span()
-        # Between a sign and its number there is neither a word, nor the end of a line, of a tag or of an arrow.
-        *_, marks = re.split(r"[\w>\n]", text[last:start])
-        begin = start - len(marks)
-        dashes = [place for place, mark in enumerate(marks, begin) if _is_dash(mark)]
-        if word := _NEGATIVE.search(text, last, begin):
-            start = word.start()
-        elif dashes:  # with the word that it directly follows: "1-2"
-            start = dashes[0] - (dashes[0] == begin and text[begin - 1 : begin] not in "\n>")
+        if is_signed:
+            last = max(last, ends[bisect_right(ends, start) - 1])
+            left = _MARKUP.sub(lambda found: " " * len(found[0]), text[last:start])
+            # Between a sign and its number there is neither a word nor the end of an arrow.
+            *_, marks = re.split(r"[\w>]", left)
+            begin = start - len(marks)
+            dashes = [place for place, mark in enumerate(marks, begin) if _DASH.search(unicodedata.name(mark, ""))]
+            if word := _NEGATIVE.search(left):
+                start = last + word.start()
+            elif dashes:  # with the word that it directly follows: "1-2"
+                start = dashes[0] - (dashes[0] == begin and text[begin - 1 : begin] not in ">")
         yield start, end
         last = end
 
 
-def _is_dash(mark: str) -> bool:
-    return any(word in unicodedata.name(mark, "") for word in ("HYPHEN", "MINUS", "DASH", "HORIZONTAL BAR"))
+def _unescaped(text: str) -> str:
+    return _ENTITY.sub(lambda found: html.unescape(found[0]), text)
 
 
 def _box_action(text: str, space: Any) -> np.ndarray:
-    written = [text[start:end] for start, end in _numbers(text)]
+    written = [text[start:end] for start, end in _numbers(text, space)]
     numbers = [_value(number) for number in written]
     size = int(np.prod(space.shape))
     if len(numbers) != size:
@@ -166,8 +190,10 @@ def _check_names(space: Any, action_names: Sequence[str]) -> None:
         )
     first = int(space.start)
     for index, name in enumerate(action_names):
-        number = _value(name) if _NUMBER.fullmatch(name) else None
-        if number is not None and first <= number < first + count and number != first + index:
+        number = math.nan
+        with contextlib.suppress(ValueError):  # "1^2"
+            number = _value(name) if _NUMBER.fullmatch(name) else number
+        if first <= number < first + count and number != first + index:
             raise RolloutsError(
                 f"the action space {space} has action {first + index} with the name {name!r}, the number of "
                 "another action; pass another name"
@@ -178,7 +204,8 @@ def _value(written: str) -> float:
     try:
         return float(written.translate(dict.fromkeys(map(ord, _MINUS), "-")))
     except ValueError:
-        reason = f"it is not clear whether {_shortened(written)} is negative; write a minus directly before a number"
+        cure = "write it in digits, with a minus directly before them if it is negative"
+        reason = f"it is not clear which number {_shortened(written)} is; {cure}"
         raise ValueError(reason) from None
 
 

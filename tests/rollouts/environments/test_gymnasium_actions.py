@@ -64,8 +64,9 @@ def test_a_text_without_one_action_is_refused(text, reason):
 @pytest.mark.parametrize("minus", list("-\u2212\u2010\u2011\u2013\ufe63\uff0d"), ids=ascii)
 def test_a_minus_directly_before_a_number_is_its_sign(minus):
     for before in ("", "I push with ", "Well...", "a = ", "a=", "(", "**", "$", "<action>", "--->\n", "=> "):
-        assert parse_action(f"{before}{minus}1", spaces.Discrete(3, start=-1)) == -1
-        numbers = parse_action(f"{before}{minus}0.5, {minus}.25 1e-1", spaces.Box(-1, 1, (3,), np.float64))
+        for written in (minus, f"&#x{ord(minus):x};"):
+            assert parse_action(f"{before}{written}1", spaces.Discrete(3, start=-1)) == -1
+        numbers = parse_action(f"{before}&#{ord(minus)};0.5, {minus}.25 1e-1", spaces.Box(-1, 1, (3,), np.float64))
         assert numbers.tolist() == [-0.5, -0.25, 0.1]
 
 
@@ -73,24 +74,78 @@ def test_a_minus_directly_before_a_number_is_its_sign(minus):
     "signs",
     [
         "- |\u2212 |-\t|-\u200b|\u2013\u00a0|- **|-$|-(|{-}",
-        "--|-+|- -|\u2014|\u00b1|\u00ad|\u207b|\u2796",
-        "minus |Minus: |negative |neg. |&minus;|\\minus ",
+        "--|-+|- -|\u2014|\u00b1|\u00ad|\u207b|\u2796|\u2500|\u05be|\u00af",
+        "minus |Minus\n|<b>minus</b> |\\text{minus }|\\text{minus}|negative |neg. |minus **|minus <b>|\\minus ",
         "x-|1-|1\u2013|1 - ",
+        "Action: -\n|-\n\n|--- |--\n|x\n---\n- ",
+        "-\\text{|-\\mathbf{|-\\boxed{|-\\left(|-\\textcolor{red}{|-<b>|<mo>\u2212</mo><mn>|-<i class='a b'>|a<b -<b>",
+        "&#x2212; |&ndash; |&#8212;|<mo>&minus;</mo> ",
+        "5e -|5e\u2013 |5^|0.5.|-1..|2e+ ",
     ],
-    ids=["apart from the number", "another mark", "a word", "after another word"],
+    ids=[
+        "apart from the number",
+        "another mark",
+        "a word",
+        "after another word",
+        "on another line",
+        "before its markup",
+        "an entity",
+        "within a number",
+    ],
 )
 def test_a_number_whose_sign_is_not_clear_is_refused(signs):
     for sign in signs.split("|"):
         for space in (spaces.Discrete(3, start=-1), spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (2,))):
-            with pytest.raises(ValueError, match=r"not clear whether .*1 is negative; write a minus directly before"):
+            with pytest.raises(ValueError, match=r"(?s)not clear which number .*1 is; write it in digits"):
                 parse_action(f"{sign}1", space)
 
 
 @pytest.mark.parametrize(
-    "text", ["---\n\n2", "Action -> 2", "--> 2", "\u2014> 2", "left-handed: 2", "2 - as I said", "-\n2", "+2"]
+    "text",
+    [
+        *("---\n\n2", "Action -> 2", "--> 2", "\u2014> 2", "left-handed: 2", "2 - as I said", "+2", "- I push\n2"),
+        *("| a |\n|---|\n| 2 |", "negative: 2", "2\u2026", "\u2026 2", "\u21e2 2", "<left-action>2", "\\boxed{2}"),
+    ],
 )
 def test_a_dash_that_is_no_sign_of_a_number_does_not_matter(text):
-    assert parse_action(text, FOUR) == 2
+    assert parse_action(text, spaces.Discrete(4, start=-1)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("- 1", "- **1**", "Answer \u2013 1", "**Action** \u2014 1", "Option-1", "right - 1", "-\n1", "&ndash; 1"),
+        *("Velocity is negative: 1", "minus 1", "x-\\text{1}"),
+    ],
+)
+def test_no_sign_is_looked_for_where_no_action_is_negative(text):
+    assert parse_action(text, FOUR) == 1
+    assert parse_action(text, spaces.Box(0, 1, (1,))).tolist() == [1]
+    for space in (FOUR, spaces.Box(0, 1, (1,))):
+        with pytest.raises(ValueError, match=r"-1 is not|is -1, not between"):
+            parse_action(text.replace("1", "-1"), space)
+
+
+@pytest.mark.parametrize("text", ["10\u207b\u00b9", "1\u207a", "1.x", "0.5x"])
+def test_a_number_that_goes_on_is_none(text):
+    with pytest.raises(ValueError, match="the answer has 0 numbers"):
+        parse_action(text, spaces.Box(-20, 20, (1,)))
+
+
+@pytest.mark.parametrize(("number", "value"), [("1.e-1", 0.1), ("1e\u22121", 0.1), ("-.5.", -0.5), ("1...", 1)])
+def test_a_number_is_read_as_far_as_it_goes(number, value):
+    assert parse_action(number, spaces.Box(-1, 1, (1,), np.float64)).tolist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [(name, start) for name in ("x-", "minus", "negative", "-") for start in (0, -1)]
+)
+def test_the_minus_or_word_of_a_name_is_no_sign(name, start):
+    space, names = spaces.Discrete(2, start=start), [name, "1^2"]
+    describe_actions(space, names)
+    for text in (f"{name} ({start})", f"{name}: {start}", f"I take {name} {start}", f"**{name}** = {start}", name):
+        assert parse_action(text, space, names) == start
+    assert parse_action(f"{name}&gt; {start}", space, [f"{name}&gt;", "y"]) == start
 
 
 @pytest.mark.parametrize(
