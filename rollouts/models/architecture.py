@@ -43,19 +43,23 @@ FORWARD_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, Run
 class Architecture:
     """A model, and what its classes tell.
 
-    `output_layer` makes logits of hidden states. `base` gives those: the base model, or where that is the model itself,
-    a copy of it without the output layer. `placeholder_ids` are the token ids that stand for features; `mrope`:
-    positions have three axes (`get_rope_index` computes them); `search`: the name of the attribute of `base` that looks
-    for placeholders by id, None where there is none.
+    `base` gives hidden states: the base model, or where that is the model itself, a copy without the output layer.
+    `placeholder_ids` are the token ids that stand for features; `mrope`: positions have three axes (`get_rope_index`
+    computes them); `search`: the name of the attribute of `base` that looks for placeholders by id, None where there is
+    none.
     """
 
     model: Any
     model_type: str
     base: Any
-    output_layer: Any
     placeholder_ids: frozenset[int]
     mrope: bool
     search: str | None
+
+    @property
+    def output_layer(self) -> Any:
+        """The layer that makes logits of hidden states. Adapters that come and go replace it."""
+        return _output_layer(self.model)
 
     @property
     def text_config(self) -> Any:
@@ -113,7 +117,6 @@ def architecture(model: Any) -> Architecture:
         model=model,
         model_type=model_type,
         base=base,
-        output_layer=output_layer,
         placeholder_ids=placeholder_ids(config),
         mrope=mrope,
         search=next((name for name in (*SEARCHES, EXTEND, MERGE) if hasattr(base, name)), None),

@@ -181,7 +181,9 @@ class Steps:
 
 async def test_a_short_request_of_another_share_has_its_turn_beside_a_long_one(trainer, monkeypatch):
     monkeypatch.setattr(device_turns, "SLICE_SECONDS", 0.0)
-    sampler, steps = LocalSampler(trainer), Steps(monkeypatch)
+    sampler = LocalSampler(trainer)
+    await sampler.sample(None, SampleRequest(TEXT, max_tokens=2, stop=()))  # an engine tries a step before its first
+    steps = Steps(monkeypatch)
     long = asyncio.ensure_future(
         sampler.sample(None, SampleRequest(TEXT, num_samples=8, max_tokens=400, stop=()), share="killed")
     )
