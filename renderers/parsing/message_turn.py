@@ -103,7 +103,7 @@ class MessageTurnParser(TurnParser):
         self._recipient = _recipient(header)
         if self._recipient:
             self._begin_body(_Channel.CALL)
-            self._body = OpenBlock(self._values(), body_at)
+            self._body = OpenBlock(self._readings(), body_at)
             self._out.add_call_text(header)
         else:
             words = _words_in(header)

@@ -118,7 +118,7 @@ class TaggedTurnParser(TurnParser):
         elif role is Role.BARE_CALL_START:
             self._flush_leading()
             self._state = _State.BARE_CALL
-            self._block = OpenBlock(self._values(), at, marker)
+            self._block = OpenBlock(self._readings(), at, marker)
         elif role is Role.BLOCK_START and self._state is _State.REASONING and self._grammar.calls_end_reasoning:
             self._undecided = [marker]
         elif role is Role.BLOCK_START:
@@ -231,22 +231,34 @@ class TaggedTurnParser(TurnParser):
 
     def _handle_in_bare_call(self, marker: str, role: Role) -> None:
         inside = self._block.ends_inside_value()
-        self._block.add(marker)
-        if role is Role.BARE_CALL_END and not inside:
-            assert self._grammar.syntax is not None
-            attempts = self._grammar.syntax.decode(self._out.block(self._block.text, closed=True))
-            if attempts and all(attempt.status is not None and attempt.status.is_call for attempt in attempts):
-                status = ToolCallParseStatus.NONCANONICAL
-                self._bare_attempts = [attempt._replace(status=status) for attempt in attempts]
-                self._state = _State.BEHIND_BARE_CALL
-                return
-        elif inside and role is not Role.BARE_CALL_START:
+        if inside and role is Role.BARE_CALL_END:
+            self._block.pass_marker(marker, closes=True)
             return
-        self._reject_bare_call()
+        self._block.add(marker)
+        is_ended = role is Role.BARE_CALL_END and self._read_bare_call()
+        if not is_ended and (not inside or role is Role.BARE_CALL_START):
+            self._reject_bare_call()
+
+    def _read_bare_call(self) -> bool:
+        """Whether the text of the block is a call of an offered tool: it is then one, if the text behind it allows."""
+        assert self._grammar.syntax is not None
+        attempts = self._grammar.syntax.decode(self._out.block(self._block.text, closed=True))
+        is_call = bool(attempts) and all(attempt.status is not None and attempt.status.is_call for attempt in attempts)
+        if is_call:
+            self._bare_attempts = [attempt._replace(status=ToolCallParseStatus.NONCANONICAL) for attempt in attempts]
+            self._state = _State.BEHIND_BARE_CALL
+        return is_call
 
     def _reject_bare_call(self) -> None:
-        """The start marker is content, and what follows is read again."""
-        text, start = self._block.text, len(self._grammar.bare_call_start)
+        """The call ends at the first end marker that it has passed over, or its start marker is content. What follows
+        is read again.
+        """
+        text, passed, start = self._block.text, self._block.passed, len(self._grammar.bare_call_start)
+        if passed is not None:
+            self._block = OpenBlock((), self._block.at, text[:passed])
+            if self._read_bare_call():
+                self._again = text[passed:]
+                return
         self._state = _State.CONTENT
         self._out.add_content(text[:start])
         self._again = text[start:]
@@ -266,7 +278,7 @@ class TaggedTurnParser(TurnParser):
             self._draft = self._draft or _Draft()
         self._flush_leading()
         self._state = _State.BLOCK
-        self._block = OpenBlock(self._values(), at, marker, self._grammar.stray)
+        self._block = OpenBlock(self._readings(), at, marker, self._grammar.stray)
         self._show(marker)
 
     def _extend_block(self, text: str) -> None:

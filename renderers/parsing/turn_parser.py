@@ -9,7 +9,7 @@ from renderers.parsing.grammar import Grammar
 from renderers.parsing.markers import MarkerSearch, Role
 from renderers.parsing.syntaxes.syntax import Attempt
 from renderers.parsing.transcript import Transcript
-from renderers.parsing.values import MAX_REREADS, Value
+from renderers.parsing.values import MAX_REREADS, Readings, readings
 
 
 class TurnParser(ABC):
@@ -69,9 +69,9 @@ class TurnParser(ABC):
     def _is_well_formed(self, attempts: Sequence[Attempt]) -> bool:
         return bool(attempts) and all(a.status is not None and a.status.is_well_formed for a in attempts)
 
-    def _values(self) -> tuple[Value, ...]:
-        """Where values begin and end in the next block."""
-        return self._grammar.values if self._rereads < MAX_REREADS else ()
+    def _readings(self) -> Readings:
+        """The ways to read values in the next block. JSON is given up first: a text may begin like it, and be none."""
+        return readings(self._grammar.values)[self._rereads // MAX_REREADS :]
 
     @abstractmethod
     def _markers(self) -> MarkerSearch:

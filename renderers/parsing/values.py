@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 _NEVER = r"(?!)"
-#: How often text is read again because a value, or what seemed one, has lost its end. Later delimiters count wherever
-#: they are, so that the work is proportional to the length of the text.
+#: How often text is read again by one of the `readings` because a value, or what seemed one, has lost its end. Behind
+#: the last of them, delimiters count wherever they are, so that the work is proportional to the length of the text.
 MAX_REREADS = 16
 
 
@@ -28,12 +28,14 @@ class Value(NamedTuple):
     holds_json: bool = False
 
 
+#: Ways to read values, of which each is the kinds of values that it knows.
+Readings: TypeAlias = tuple[tuple[Value, ...], ...]
 JSON_STRING = Value('"', '"', skipped=r"\\.")
 PYTHON_STRINGS = (JSON_STRING, Value("'", "'", skipped=r"\\."))
 
 
 @lru_cache(maxsize=64)
-def readings(values: tuple[Value, ...]) -> tuple[tuple[Value, ...], ...]:
+def readings(values: tuple[Value, ...]) -> Readings:
     """The ways to read values: with JSON objects and lists where they may be, and without.
 
     In the results, `holds_json` says that the value is JSON, whose strings are `skipped`.
@@ -137,12 +139,12 @@ class OpenBlock:
     block that is not well-formed.
     """
 
-    def __init__(self, values: tuple[Value, ...], at: int, start: str = "", stray: str = _NEVER) -> None:
+    def __init__(self, readings: Readings, at: int, start: str = "", stray: str = _NEVER) -> None:
         """`start` is the text at position `at` that began the block; `stray`: see `_Scan`."""
         self.at = at
         self.passed: int | None = None
         self.passed_closes = False
-        self._scans = [_Scan(reading, stray) for reading in readings(values)]
+        self._scans = [_Scan(reading, stray) for reading in readings]
         self._parts = [start]
         self._scanned = 1
         self._length = len(start)

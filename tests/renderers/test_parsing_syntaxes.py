@@ -247,3 +247,55 @@ def test_a_call_behind_many_whose_values_have_lost_their_ends_is_read(name: str,
     assert len(lost) == 40
     assert not any(call.status.is_well_formed for call in lost)
     assert (last.name, last.arguments, last.status) == ("look", {"q": "a"}, OK)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "before", "behind", "status"),
+    [
+        (
+            "qwen3.5",
+            "<tool_call>\n<function=look>\n<parameter=q>\n{}\n</parameter>\n</function>\n</tool_call>\n",
+            "",
+            "",
+            OK,
+        ),
+        (
+            "qwen3.5",
+            "<function=look>\n<parameter=q>\n{}\n</parameter>\n</function>\n",
+            "<tool_call>",
+            "</tool_call>",
+            OK,
+        ),
+        (
+            "qwen3.5",
+            "<function=look>\n<parameter=q>\n{}\n</parameter>\n</function>\n",
+            "",
+            "",
+            NONCANONICAL,
+        ),
+        ("glm-4.5", "<tool_call>look<arg_key>q</arg_key><arg_value>{}</arg_value></tool_call>\n", "", "", OK),
+        (
+            "minimax-m2",
+            '<invoke name="look"><parameter name="q">{}</parameter></invoke>\n',
+            "<minimax:tool_call>",
+            "</minimax:tool_call>",
+            OK,
+        ),
+        (
+            "minimax-m2",
+            '<invoke name="look"><parameter name="q">{}</parameter></invoke>\n',
+            "",
+            "",
+            NONCANONICAL,
+        ),
+    ],
+)
+@pytest.mark.parametrize("text", ['[INFO] disk 3.5" full', '{{"', '[{"a": "'])
+def test_texts_that_begin_like_json_without_its_end_take_nothing_of_later_calls(
+    name: str, call: str, before: str, behind: str, status: ToolCallParseStatus, text: str
+) -> None:
+    (end,) = by_name(name).tool_calls.end_markers  # type: ignore[union-attr]
+    values = [*[text] * 20, f"a {end} b"]
+    parsed = parse(name, before + "".join(map(call.format, values)) + behind, tools=TOOLS)
+    assert [(made.status, made.arguments) for made in parsed.tool_calls] == [(status, {"q": value}) for value in values]
+    assert parsed.content.strip() == ""
