@@ -209,7 +209,8 @@ _MAX_SCANS = 32
 _START_OF_SCAN = re.compile(rb"\xff\xda")
 # Segments of Exif data in a JPEG, which Pillow joins one by one; cameras write one.
 _MAX_EXIF_SEGMENTS = 64
-_EXIF = re.compile(rb"\xff\xe1..Exif\0\0", re.DOTALL)
+# A segment as Pillow finds it: its marker, unless that stands alone, its length, and whether it may hold Exif data.
+_SEGMENT = re.compile(rb"\xff(?![\xc8\xd0-\xd9\xf0-\xfd])([\x01-\xfe])(..)(Exif\0\0)?", re.DOTALL)
 _ICON_HEAD = 6 + 16 * 65535
 
 _QUICK_FORMATS = {"image": "a baseline JPEG or PNG", "video": "H.264 in MP4", "sound": "WAV"}
@@ -229,7 +230,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     deadline = Deadline(policy.timeout)
     with decode_errors(source, policy, deadline):
         _check_icon(source, policy)
-        _check_exif(source)
+        _check_exif(source, deadline)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             policy.check_size(*image.size, digest=source.digest)
             check_tiles(image, source, policy)
@@ -314,12 +315,22 @@ def _check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) -
         )
 
 
-def _check_exif(source: MediaSource) -> None:
-    """Raise `MediaLimitError` for a JPEG of so many segments of Exif data that joining them would take minutes."""
-    count = len(_EXIF.findall(source.data)) if bytes(source.data[:2]) == b"\xff\xd8" else 0
-    if count > _MAX_EXIF_SEGMENTS:
-        reason = f"has {count} segments of Exif data, more than {_MAX_EXIF_SEGMENTS}; re-encode it without them"
-        raise MediaLimitError(f"image {source.digest[:12]} {reason}", digest=source.digest)
+def _check_exif(source: MediaSource, deadline: Deadline) -> None:
+    """Raise `MediaLimitError` for a JPEG of so many segments of Exif data that joining them would take minutes.
+
+    Those before the first scan count, as Pillow reads them; an MPO has more of them in its other pictures.
+    """
+    at = count = 0
+    while bytes(source.data[:2]) == b"\xff\xd8" and (segment := _SEGMENT.search(source.data, at)) is not None:
+        marker, length, exif = segment.groups()
+        if marker == b"\xda":
+            return
+        deadline.remaining()
+        at = segment.end(1) + max(2, int.from_bytes(length, "big"))
+        count += marker == b"\xe1" and exif is not None
+        if count > _MAX_EXIF_SEGMENTS:
+            reason = f"has more than {_MAX_EXIF_SEGMENTS} segments of Exif data; re-encode it without them"
+            raise MediaLimitError(f"image {source.digest[:12]} {reason}", digest=source.digest)
 
 
 def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:

@@ -139,6 +139,23 @@ def test_a_photo_with_a_preview_behind_it_is_an_image() -> None:
     assert pixels(animation("MPO")).shape == (8, 8, 3)
 
 
+EXIF_SEGMENT = b"\xff\xe1\0\x16Exif\0\0II*\0\x08" + bytes(9)
+
+
+@pytest.mark.parametrize(
+    "before", [b"", b"\xff\xd0", b"\xff\xfe\0\x04\xff\xda", b"\xff\xff", b"\xff\0junk", b"\xff\xfe\0\0"]
+)
+def test_segments_of_exif_data_are_counted_up_to_the_first_scan(before: bytes) -> None:
+    one = encoded(Image.fromarray(NOISE), "JPEG")
+    few = one[:2] + EXIF_SEGMENT + one[2:]
+    assert pixels(few * 70).shape == (20, 30, 3)
+    frame = Image.open(io.BytesIO(few))
+    assert pixels(encoded(frame, "MPO", save_all=True, append_images=[frame] * 69, exif=EXIF_SEGMENT[4:])).any()
+    assert pixels(one[:2] + before + EXIF_SEGMENT * 64 + one[2:]).any()
+    with pytest.raises(MediaLimitError, match="more than 64 segments of Exif data"):
+        pixels(one[:2] + before + EXIF_SEGMENT * 65 + one[2:])
+
+
 def test_postscript_is_not_handed_to_an_interpreter() -> None:
     with pytest.raises(MediaDecodeError, match="not an image"):
         pixels(encoded(Image.new("RGB", (8, 8)), "EPS"))
