@@ -84,6 +84,6 @@ def _validated(model: type[BaseModel], text: str) -> Any:
     text = text.strip()
     first, _, fenced = text.partition("\n")
     if first.strip() in ("```", "```json") and fenced.endswith("```"):
-        text = fenced.removesuffix("```")
+        text = fenced.removesuffix("```").strip()
     read: Any = model.model_validate_json(text)
     return read.score

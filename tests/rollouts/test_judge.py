@@ -195,6 +195,8 @@ PATTERN = r"Score: (?P<score>-?\d+(?:\.\d+)?)"
         (PATTERN, "  Score: -1  ", -1.0),
         (Grade, '{"reason": "red", "score": 0.5}', 0.5),
         (Grade, '```json\n{"reason": "red", "score": 1}\n```', 1.0),
+        (Grade, '```json\n{"reason": "red", "score": 1}\n\u3000```', 1.0),
+        (Grade, '``` \n\x0c{"reason": "red", "score": 1}\xa0\n\x0c\xa0```', 1.0),
         (length, "four", 4.0),
     ],
 )
