@@ -68,7 +68,7 @@ class SamplingParams:
             ("max_tokens", 1 <= self.max_tokens < 2**31, "at least 1, below 2**31"),
             ("temperature", self.temperature >= 0, "0 (greedy) or more"),
             ("top_p", 0 < self.top_p <= 1, "a number above 0, up to 1"),
-            ("top_k", 0 <= self.top_k < 2**31, "0 (off) or more, below 2**31: no vocabulary is larger"),
+            ("top_k", 0 <= self.top_k < 2**31, "0 (off, -1 in vLLM) or more, below 2**31: no vocabulary is larger"),
             ("n", 1 <= self.n < 2**31, "at least 1, below 2**31"),
             ("top_logprobs", self.top_logprobs >= 0, "0 (none) or more"),
         ):
