@@ -424,7 +424,7 @@ class Trajectory:
 
         The first two count what the nodes show: a medium counts for each node that introduced it, so that one of a
         prompt that was stored again after a fork counts again, as its tokens do. `distinct_` counts sources of
-        different bytes.
+        different bytes, once as an image and once as a video where they are shown as both.
         """
         shown = [(reference.modality, reference.source.digest) for reference in self.all_media()]
         distinct = media_counts(modality for modality, _ in set(shown))
