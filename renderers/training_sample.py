@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import RendererError, short_repr
+from renderers.errors import RendererError, UnreachableTurnError, short_repr
 from renderers.messages import check_messages
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, check_roles
@@ -35,6 +35,7 @@ from renderers.sampled_turn import (
     sampled_turn,
     with_final_stop,
 )
+from renderers.template.call_forms import json_object
 from renderers.template_renderer import TemplateRenderer
 
 
@@ -122,8 +123,8 @@ def build_training_sample(
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
     The sample may have no token with loss. Raises `RendererError`, `MessageError`, the errors of rendering, and
-    `UnreachableTurnError` for a trained turn of which the template prints no content, calls or reasoning; reasoning
-    before the last message of a user may be missing.
+    `UnreachableTurnError` for a trained turn of which the template prints no content, calls or reasoning, or with a
+    call whose arguments are no JSON object; reasoning before the last message of a user may be missing.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
@@ -196,7 +197,7 @@ class _LossPlan(NamedTuple):
         content_sft_roles: Collection[str] | None,
         message_loss_mask: Sequence[bool | int] | None,
     ) -> _LossPlan:
-        check_messages(messages)
+        checked = check_messages(messages)
         chosen = _chosen_messages(messages, message_loss_mask)
         body_roles = check_roles(content_sft_roles or ())
         # The body of an assistant message is its sampled tokens.
@@ -207,7 +208,18 @@ class _LossPlan(NamedTuple):
             if messages[index]["role"] in body_roles or role_to_mask is None or role_to_mask(messages[index])
         }
         assistants = {index for index in turns if messages[index]["role"] == "assistant"}
+        for index in sorted(assistants):
+            _check_arguments(checked[index], index)
         return cls(frozenset(assistants), frozenset(bodies))
+
+
+def _check_arguments(message: Mapping[str, Any], index: int) -> None:
+    """Raise `UnreachableTurnError` for a call whose arguments are no JSON object, nor the text of one."""
+    for number, call in enumerate(message.get("tool_calls", ())):
+        given = call["function"]["arguments"]
+        if not isinstance(json_object(given) if isinstance(given, str) else given, Mapping):
+            reason = f"the arguments of tool_calls[{number}], {short_repr(given)}, are no JSON object"
+            raise UnreachableTurnError(index, reason, cure="give a dict, or the text of a JSON object: {} for none")
 
 
 def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> set[int]:
