@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +32,8 @@ KEPT_RESULTS: Final = 50_000
 #: A request that can be cancelled and runs is forgotten once nobody has asked for its result for as long: clients ask
 #: all the time, and send it again where it was.
 UNASKED_SECONDS: Final = 60.0
+#: The same for one that is done: it costs only its place, and a client may be without its network for a while.
+UNASKED_RESULT_SECONDS: Final = 900.0
 
 _USER_ERRORS: Final = (
     ArgumentError, CapabilityError, InvalidRequestError, RendererError, RequestError, SampleError,
@@ -55,10 +57,11 @@ def failure(error: BaseException) -> dict[str, object]:
 
 @dataclass(slots=True)
 class _Accepted:
-    """`asked`: until when somebody waited for its result."""
+    """`asked`: until when somebody waited for its result. `share`: what it is counted for."""
 
     task: asyncio.Task[Outcome]
     can_end: bool
+    share: str
     asked: float
 
 
@@ -69,22 +72,26 @@ class Futures:
         self._accepted: dict[str, _Accepted] = {}
         self._fetched: OrderedDict[str, int] = OrderedDict()
         self._fetched_bytes = 0
+        self._unfetched: Counter[str] = Counter()  # by share; all others of `_accepted` are in `_fetched`
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._accepted
 
-    def unfetched(self, prefix: str = "") -> int:
-        """How many run, or have results that no client has fetched, of those whose ids begin with `prefix`."""
-        return sum(each.startswith(prefix) for each in self._accepted.keys() - self._fetched.keys())
+    def unfetched(self, share: str | None = None) -> int:
+        """How many run, or have results that no client has fetched: those of a share, or all."""
+        return len(self._accepted) - len(self._fetched) if share is None else self._unfetched[share]
 
-    def submit(self, request_id: str, work: Callable[[], Awaitable[Outcome]], *, can_end: bool = False) -> None:
+    def submit(
+        self, request_id: str, work: Callable[[], Awaitable[Outcome]], *, can_end: bool = False, share: str = ""
+    ) -> None:
         """Start a request, unless one of this id was accepted before.
 
-        `can_end`: it may be cancelled, and ends where nobody asks for its result.
+        `can_end`: it may be cancelled, and it is forgotten where nobody asks for its result.
         """
         if request_id not in self._accepted:
             task = asyncio.create_task(_outcome(work))
-            self._accepted[request_id] = _Accepted(task, can_end, time.monotonic())
+            self._accepted[request_id] = _Accepted(task, can_end, share, time.monotonic())
+            self._unfetched[share] += 1
 
     async def result(self, request_id: str, seconds: float) -> Outcome | None:
         """The outcome; None while there is none after `seconds`. Raises `RequestError` 410 for an id that is gone."""
@@ -99,14 +106,15 @@ class Futures:
         if not task.done():
             return None
         outcome = failure(asyncio.CancelledError()) if task.cancelled() else task.result()
-        self._note_fetched(request_id, outcome)
+        if self._accepted.get(request_id) is accepted:
+            self._note_fetched(request_id, outcome)
         return outcome
 
     def cancel(self, request_id: str) -> None:
-        """End a request that runs and can be cancelled; another one stays as it is."""
+        """End and forget a request that can be cancelled; who waits for its result is told. Another one stays."""
         accepted = self._accepted.get(request_id)
         if accepted is not None and accepted.can_end:
-            accepted.task.cancel()
+            self._forget(request_id)
 
     def forget(self, prefix: str, *, only_done: bool = False) -> None:
         """End and forget the requests whose ids begin with `prefix`; `only_done`: those that run go on."""
@@ -115,15 +123,28 @@ class Futures:
                 self._forget(request_id)
 
     def forget_unasked(self) -> None:
-        """End and forget those that can be cancelled and run, and that nobody has asked for in `UNASKED_SECONDS`."""
-        before = time.monotonic() - UNASKED_SECONDS
+        """End and forget those that can be cancelled and that nobody asks for, as `UNASKED_SECONDS` says.
+
+        What was fetched is kept within its own bound.
+        """
+        now = time.monotonic()
         for request_id, accepted in [*self._accepted.items()]:
-            if accepted.can_end and accepted.asked < before and not accepted.task.done():
+            seconds = UNASKED_RESULT_SECONDS if accepted.task.done() else UNASKED_SECONDS
+            if accepted.can_end and accepted.asked < now - seconds and request_id not in self._fetched:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._accepted.pop(request_id).task.cancel()
-        self._fetched_bytes -= self._fetched.pop(request_id, 0)
+        accepted = self._accepted.pop(request_id)
+        accepted.task.cancel()
+        if (size := self._fetched.pop(request_id, None)) is None:
+            self._count_out(accepted.share)
+        else:
+            self._fetched_bytes -= size
+
+    def _count_out(self, share: str) -> None:
+        self._unfetched[share] -= 1
+        if not self._unfetched[share]:
+            del self._unfetched[share]
 
     async def close(self) -> None:
         tasks = [each.task for each in self._accepted.values()]
@@ -133,8 +154,9 @@ class Futures:
             await asyncio.wait(tasks)
 
     def _note_fetched(self, request_id: str, outcome: Outcome) -> None:
-        if request_id not in self._accepted or request_id in self._fetched:
+        if request_id in self._fetched:
             return
+        self._count_out(self._accepted[request_id].share)
         size = len(outcome) if isinstance(outcome, bytes) else 1000
         self._fetched[request_id] = size
         self._fetched_bytes += size

@@ -66,7 +66,7 @@ class Sampling:
                 raise RequestError(404, f"there is no sampling session {found}; create one")
             sampling_id, session_id, weights = body.sampling_session_id, sampling.session.session_id, sampling.weights
             version = sampling.model_path or sampling.base_model
-        own = self._futures.unfetched(f"{session_id}:sample:" if session_id else _DIRECT)
+        own = self._futures.unfetched(share := session_id or _DIRECT)
         if own >= limits.pending - self._futures.unfetched():  # at most half of what the others leave
             raise RequestError(429, f"{own} requests of this session are waiting; fetch results, or send it later")
         chunks = chunks_of_json("prompt.chunks", body.prompt.chunks)
@@ -86,7 +86,7 @@ class Sampling:
             return sample_result(result if scored is None else _of_last(result, scored), layout)
 
         request_id = f"{sampling_id}/{body.seq_id if body.seq_id is not None else uuid.uuid4().hex}"
-        self._futures.submit(request_id, work, can_end=True)
+        self._futures.submit(request_id, work, can_end=True, share=share)
         return {
             "request_id": request_id,
             "sample_sequence_ids": [f"{request_id}:{index}" for index in range(body.num_samples)],

@@ -440,18 +440,19 @@ async def test_a_result_is_waited_for_and_can_be_fetched_again():
     assert await futures.result("a", 60.0) == {"done": True}
 
 
-async def test_a_cancelled_request_has_a_result_and_one_that_may_not_be_cancelled_goes_on():
+async def test_a_cancelled_request_is_gone_with_a_result_for_who_waits_and_one_that_may_not_be_cancelled_goes_on():
     futures = Futures()
     for name in "ab":
         futures.submit(name, lambda: asyncio.sleep(1000), can_end=True)
     futures.submit("trains", lambda: asyncio.sleep(0, {"done": True}))
-    for name in ("a", "trains"):
-        futures.cancel(name)  # before it began
+    waiting = [asyncio.ensure_future(futures.result(name, 60.0)) for name in "ab"]
     await asyncio.sleep(0)
-    futures.cancel("b")
-    futures.cancel("unknown")
-    for request_id in "ab":
-        assert (await futures.result(request_id, 60.0))["category"] == "user"
+    for name in ("a", "b", "trains", "unknown"):
+        futures.cancel(name)
+    for each in waiting:
+        assert (await each)["category"] == "user"
+    with pytest.raises(RequestError, match="send it again"):
+        await futures.result("a", 60.0)
     assert await futures.result("trains", 60.0) == {"done": True}
 
 
@@ -484,6 +485,11 @@ async def test_a_request_ends_that_nobody_has_asked_for_long_and_is_sent_again_b
         await futures.result("lost", 0.0)
     assert await futures.result("trains", 0.0) is None
     assert "done" in futures
+    now = 901.0
+    futures.forget_unasked()
+    assert "done" not in futures
+    assert "trains" in futures
+    assert futures.unfetched() == 2  # and the one that is held
     holding.cancel()
     await futures.close()
 
@@ -540,6 +546,51 @@ def test_a_session_with_many_requests_leaves_room_for_another(app_of, monkeypatc
         accepted.append(statuses.index(429))
         assert {*statuses[accepted[-1] :]} == {429}
     assert accepted == [4, 2]
+
+
+def _sampling_bodies(server):
+    """What a session and a client without one send, as often as they like."""
+    session = server.post("/api/v1/create_session", SESSION).json["session_id"]
+    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampling_id = server.post("/api/v1/create_sampling_session", body).json["sampling_session_id"]
+    common = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": IDS}]}, "sampling_params": {"max_tokens": 1}}
+    return common | {"sampling_session_id": sampling_id}, common | {"base_model": "tiny"}
+
+
+def test_cancelled_requests_and_results_that_nobody_fetches_leave_room_for_others(app_of, monkeypatch):
+    monkeypatch.setattr(app_module, "_TIDY_SECONDS", 0.05)
+    server = app_of(limits=Limits(pending=4))
+    for body in _sampling_bodies(server):
+        monkeypatch.setattr(futures_module, "UNASKED_RESULT_SECONDS", 900.0)
+        for number in range(8):
+            answer = server.post("/api/v1/asample", body | {"seq_id": number})
+            assert answer.status == 200, answer.json
+            server.post("/api/v1/cancel_future", {"request_id": answer.json["request_id"]})
+        monkeypatch.setattr(futures_module, "UNASKED_RESULT_SECONDS", 0.0)
+        for number in range(8, 16):
+            while server.post("/api/v1/asample", body | {"seq_id": number}).status == 429:
+                pass
+
+
+async def test_how_many_results_were_not_fetched_is_known_without_a_walk_through_them(monkeypatch):
+    monkeypatch.setattr(futures_module, "KEPT_RESULTS", 300)
+    futures, calls = Futures(), []
+    for number in range(1000):
+        futures.submit(f"{number}", lambda: asyncio.sleep(0, {}), can_end=True, share=str(number % 2))
+    for number in range(500):  # 300 of which are kept
+        await futures.result(f"{number}", 60.0)
+    await futures.result("499", 60.0)
+    futures.cancel("499")
+    futures.cancel("999")
+    futures.forget("99")
+    sys.setprofile(lambda *event: calls.append(event[1]))
+    counts = futures.unfetched("0"), futures.unfetched("1"), futures.unfetched("2"), futures.unfetched()
+    sys.setprofile(None)
+    assert counts == (245, 245, 0, 490)
+    assert len(calls) < 100
+    futures.forget("")
+    assert futures.unfetched("0") == futures.unfetched() == 0
+    await futures.close()
 
 
 async def test_results_that_were_fetched_are_kept_within_a_bound(monkeypatch):
