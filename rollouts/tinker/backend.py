@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,14 +57,21 @@ class Backend:
         self._training = ThreadPoolExecutor(1, "tinker-training")
 
     async def train(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """The result of a call of the trainer, while the sampler sleeps where both have one device."""
+        """The result of a call of the trainer, while the sampler sleeps where both have one device.
+
+        Who is cancelled meanwhile has it, too: the call runs to its end, and a save that was written is a checkpoint.
+        """
 
         async def awaited() -> T:
             async with self.sampler.asleep():
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._training, lambda: call(*args, **options))
 
-        return await asyncio.shield(awaited())  # a call that runs is not ended by whoever waits for it
+        called = asyncio.create_task(awaited())
+        while not called.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([called])
+        return called.result()
 
     def check_name(self, name: str) -> None:
         """Raise `RequestError` (400) for the name of a base model that is not served."""

@@ -1,6 +1,8 @@
 """The routes of `rollouts tinker`: what is accepted, in which order, for whom, and how a request is refused."""
 
 import asyncio
+import contextlib
+import gc
 import io
 import json
 import socket
@@ -20,16 +22,17 @@ from tinker.proto import tinker_public_pb2 as messages
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rollouts.engines.local.batch import Batch
-from rollouts.errors import CommandFileError
+from rollouts.errors import CommandFileError, SampleError
 from rollouts.serve.errors import RequestError
 from rollouts.tinker import app as app_module
 from rollouts.tinker import futures as futures_module
 from rollouts.tinker import turns as turns_module
 from rollouts.tinker.access import read_keys
-from rollouts.tinker.backend import Limits
+from rollouts.tinker.backend import Backend, Limits
 from rollouts.tinker.futures import Futures
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.model_app import model_app
+from rollouts.tinker.run_directory import RunDirectory
 from rollouts.tinker.turns import Turns
 from rollouts.training.trainer import Trainer
 
@@ -399,6 +402,64 @@ async def test_a_session_that_ends_leaves_no_request_behind(app_of):
         sampling = training.save_weights_and_get_sampling_client().result()
         sampling.sample(types.ModelInput.from_ints(IDS), 1, types.SamplingParams(max_tokens=1)).result()
         client.close("success").result()
+
+
+@pytest.mark.parametrize(
+    ("route", "method", "overwrite"),
+    [
+        ("save_weights", "save", False),
+        ("save_weights", "save", True),
+        ("save_weights_for_sampler", "save_for_sampler", False),
+    ],
+)
+def test_a_save_that_runs_when_the_server_is_stopped_is_a_checkpoint(
+    app_of, tmp_path, monkeypatch, route, method, overwrite
+):
+    began, go_on, save, close = threading.Event(), threading.Event(), getattr(Trainer, method), Futures.close
+    server = app_of(tmp_path)
+    model = client_of(server).create_lora_training_client("tiny", rank=4).result().model_id
+    body = {"model_id": model, "path": "a", "user_metadata": {"which": "first"}}
+    if overwrite:
+        assert "path" in result_of(server, server.post(f"/api/v1/{route}", body | {"seq_id": 1})).json
+        body |= {"overwrite": True}
+
+    def saved(*args):
+        began.set()
+        assert go_on.wait(60)
+        save(*args)
+
+    async def closed(self):
+        asyncio.get_running_loop().call_later(0.1, go_on.set)  # what runs is cancelled by then
+        await close(self)
+
+    monkeypatch.setattr(Trainer, method, saved)
+    monkeypatch.setattr(Futures, "close", closed)
+    server.post(f"/api/v1/{route}", body | {"seq_id": 2 if overwrite else 1, "user_metadata": {"which": "last"}})
+    assert began.wait(60)
+    server.stop()
+    (found,) = RunDirectory(tmp_path).all_checkpoints()
+    assert found.user_metadata == {"which": "last"}
+
+
+async def test_a_call_of_the_trainer_that_fails_after_its_request_was_cancelled_is_waited_for(caplog):
+    """As a save that waits while its session ends: nothing is logged of what nobody has asked for."""
+    sampler = SimpleNamespace(asleep=contextlib.nullcontext)
+    futures, backend, go_on = Futures(), Backend(None, sampler, None, []), threading.Event()
+
+    def fail():
+        assert go_on.wait(60)
+        raise SampleError("data[0]", "of a model that is gone")
+
+    for name in ("runs", "waits"):
+        futures.submit(f"model/{name}", lambda: backend.train(fail))
+    await asyncio.sleep(0.05)
+    futures.forget("model/")
+    await asyncio.sleep(0.05)
+    go_on.set()
+    await asyncio.to_thread(backend._training.shutdown)
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert not caplog.records
 
 
 def test_sessions_and_models_are_limited(app_of):
