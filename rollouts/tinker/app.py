@@ -269,6 +269,7 @@ class _Routes:
 
     async def _retrieve(self, request: Request) -> Response:
         request_id = _request_id(await read_object(request))
+        self._service.session_of(request_id)  # a client that asks is alive
         outcome = await unless_disconnected(request, self._service.futures.result(request_id, _HOLD_SECONDS))
         if outcome is None:
             body = {"type": "try_again", "request_id": request_id, "queue_state": "active"}

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,7 @@ from rollouts.errors import CommandFileError, SampleError
 from rollouts.serve.errors import RequestError
 from rollouts.tinker import app as app_module
 from rollouts.tinker import futures as futures_module
+from rollouts.tinker import service as service_module
 from rollouts.tinker import turns as turns_module
 from rollouts.tinker.access import read_keys
 from rollouts.tinker.backend import Backend, Limits
@@ -402,6 +404,22 @@ async def test_a_session_that_ends_leaves_no_request_behind(app_of):
         sampling = training.save_weights_and_get_sampling_client().result()
         sampling.sample(types.ModelInput.from_ints(IDS), 1, types.SamplingParams(max_tokens=1)).result()
         client.close("success").result()
+
+
+def test_a_client_that_asks_for_a_result_keeps_its_session(app_of, monkeypatch):
+    """Also one that sends no heartbeat; one that asks for nothing is over."""
+    passed = 0.0
+    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
+    server = app_of()
+    sessions = [server.post("/api/v1/create_session", SESSION).json["session_id"] for _ in range(3)]
+    asked = [f"{sessions[0]}:train:0-begin", f"{sessions[1]}:sample:0/1"]
+    for _ in range(2):
+        passed += 600.0
+        for request_id in asked:
+            server.post("/api/v1/retrieve_future", {"request_id": request_id})
+    server.post("/api/v1/create_session", SESSION)
+    statuses = [server.post("/api/v1/session_heartbeat", {"session_id": each}).status for each in sessions]
+    assert statuses == [200, 200, 404]
 
 
 @pytest.mark.parametrize(
