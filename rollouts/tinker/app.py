@@ -91,7 +91,7 @@ async def _tidy(services: Sequence[Service]) -> None:
         for service in services:
             try:
                 await service.tidy()
-            except (OSError, RolloutsError):
+            except Exception:  # the next time all of them are tried again
                 log.exception("what idle sessions hold could not be released")
 
 

@@ -331,7 +331,7 @@ class RunDirectory:
                 fields["base_model"],
                 fields["session_id"],
                 fields["lora"],
-                datetime.fromisoformat(fields["created"]),
+                _time(fields["created"]),
                 fields["user_metadata"],
             ),
         )
@@ -349,8 +349,8 @@ class RunDirectory:
             return None
 
         def checkpoint(fields: Mapping[str, Any]) -> Checkpoint:
-            created, expires_at = datetime.fromisoformat(fields["created"]), fields["expires_at"]
-            expires_at = None if expires_at is None else datetime.fromisoformat(expires_at)
+            created, expires_at = _time(fields["created"]), fields["expires_at"]
+            expires_at = None if expires_at is None else _time(expires_at)
             return Checkpoint(model_id, kind, name, created, fields["size_bytes"], fields["user_metadata"], expires_at)
 
         with self._lock:
@@ -396,6 +396,12 @@ def _write(path: Path, record: TrainingRun | Checkpoint) -> None:
     fields = {key: value.isoformat() if isinstance(value, datetime) else value for key, value in asdict(record).items()}
     with replaced_file(path) as file:
         file.write(json.dumps(fields, indent=1).encode())
+
+
+def _time(text: str) -> datetime:
+    if (found := datetime.fromisoformat(text)).tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone, and cannot be compared with other times")
+    return found
 
 
 def _read_record(path: Path, record: Callable[[Mapping[str, Any]], Record]) -> Record | None:

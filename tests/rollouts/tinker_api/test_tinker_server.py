@@ -499,6 +499,22 @@ def test_sessions_and_models_are_limited(app_of):
 # Futures and turns.
 
 
+async def test_what_idle_sessions_hold_is_released_again_after_any_error(monkeypatch, caplog):
+    monkeypatch.setattr(app_module, "_TIDY_SECONDS", 0.0)
+    again, times = asyncio.Event(), []
+
+    async def tidy():
+        times.append(None)
+        if len(times) == 1:
+            raise TypeError("of one service")
+        again.set()
+
+    tidying = asyncio.create_task(app_module._tidy([SimpleNamespace(tidy=tidy)]))
+    await asyncio.wait_for(again.wait(), 60)
+    tidying.cancel()
+    assert "of one service" in caplog.text
+
+
 def test_an_id_without_a_request_is_gone(server):
     answer = server.post("/api/v1/retrieve_future", {"request_id": "other"})
     assert answer.status == 410
