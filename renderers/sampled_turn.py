@@ -165,7 +165,9 @@ def _check_reasoning_markers(
     prompt, turn = renderer.tokenizer.decode(prompt_ids[-4:]), renderer.tokenizer.decode(turn_ids)
     is_open = not renderer.parse_response([], prompt_ids=prompt_ids).reasoning_complete
     if is_open and markers.end not in turn:
-        raise UnreachableTurnError(index, f"the prompt ends with {prompt!r}, and the printed turn never ends reasoning")
+        cure = f"give its reasoning as reasoning_content or, ended with {markers.end}, in the content: as it is printed"
+        reason = f"the prompt ends with {prompt!r}, and the printed turn never ends reasoning"
+        raise UnreachableTurnError(index, reason, cure=cure)
     if (is_open or prompt.rstrip().endswith(markers.end)) and turn.lstrip().startswith(markers.start):
         raise UnreachableTurnError(index, f"the prompt ends with {prompt!r}, and the printed turn begins reasoning")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from renderers import RendererError
 from rollouts.errors import RolloutsError, text_with_notes
@@ -38,7 +38,16 @@ APP_SETTINGS: Final[Mapping[str, Any]] = {
 
 
 class Command(TyperCommand):
-    """One command. Its usage shows `FILE`, not typer's `{FILE}`; in a list of commands its first sentence is whole."""
+    """One command. Its help shows `FILE`, not typer's `{FILE}` and `FILE <path>`.
+
+    In a list of commands its first sentence is whole.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument):
+                setattr(parameter, "display_type_rich", lambda ctx: "")  # noqa: B010
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
@@ -55,7 +64,19 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands. Each ends with an exit code, and with a line on stderr where that is 2."""
+    """A group of commands. Each ends with an exit code, and with a line on stderr where that is 2.
+
+    Help lists those of one `rich_help_panel` under that title.
+    """
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            sections.setdefault(command.rich_help_panel or "Commands", []).append((name, command.get_short_help_str()))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(_ANY_LENGTH)

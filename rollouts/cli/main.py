@@ -22,18 +22,15 @@ from rollouts.cli.traj.commands import traj_commands
 from rollouts.cli.view import view
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
-app.add_typer(traj_commands, name="traj")
-app.command(cls=Command)(doctor)
-app.command(cls=Command)(demo)
-app.command(cls=Command)(init)
-app.command(cls=Command)(render)
-app.command(cls=Command)(run)
-app.command("eval", cls=Command)(evaluate)
-app.command(cls=Command)(compare)
-app.command(cls=Command)(report)
-app.command(cls=Command)(serve)
-app.command(cls=Command)(tinker)
-app.command(cls=Command)(view)
+app.add_typer(traj_commands, name="traj", rich_help_panel="Look at episodes")
+for title, functions in {
+    "Begin": (demo, init, doctor),
+    "Run": (run, evaluate, serve, tinker),
+    "Look at episodes": (report, compare, view, render),
+}.items():
+    for function in functions:
+        name = "eval" if function is evaluate else None
+        app.command(name, cls=Command, rich_help_panel=title)(function)
 
 
 def _print_version(wanted: bool) -> None:

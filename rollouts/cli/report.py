@@ -16,7 +16,7 @@ def report(
     directories: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN_DIR...",
+            metavar="RUN_DIR",
             help="The output directory of a run or demo, or of `rollouts tinker`: a report for each model; several: "
             "they are compared with the first one, as by `rollouts compare`.",
         ),

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from renderers.process.threads import available_cores
 from rollouts.demo.recipe import Recipe
 from rollouts.errors import RolloutsError
 from rollouts.observability.training_log import MISMATCH_FILE, TRAINING_FILE
@@ -75,12 +74,9 @@ class TrainerProcess:
     """The training process. All messages on its pipe are bytes of `transport.encode`."""
 
     def __init__(self, model_directory: Path, recipe: Recipe, seed: int) -> None:
-        self.threads = min(2, available_cores())
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, str(model_directory), recipe, seed, self.threads), daemon=True
-        )
+        self._process = context.Process(target=_serve, args=(theirs, str(model_directory), recipe, seed), daemon=True)
         with _sigint_blocked():
             self._process.start()
         theirs.close()
@@ -142,14 +138,14 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def _serve(connection: Connection, model_directory: str, recipe: Recipe, seed: int, threads: int) -> None:
+def _serve(connection: Connection, model_directory: str, recipe: Recipe, seed: int) -> None:
     """Handle requests until the pipe closes. Only the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 
     from rollouts.demo.trainer import Trainer
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)  # on busy cores a tiny model is many times slower with two
     collect_garbage_rarely()
     trainer: Trainer | None = None
     while True:

@@ -206,7 +206,7 @@ class Demo:
         make_policy: Callable[[Path], Policy] = local_policy,
     ) -> None:
         remove_earlier_episodes(out)
-        torch.set_num_threads(trainer.threads)
+        torch.set_num_threads(1)  # on busy cores a tiny model is many times slower with two
         model_directory = tiny_qwen3_vl(out / "model", seed)
         self._recipe, self._seed, self._trainer, self._progress = recipe, seed, trainer, progress
         self._out = out

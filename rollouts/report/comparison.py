@@ -60,9 +60,10 @@ def pairing_line(comparison: Comparison, against: RunDifference) -> str:
     """What the differences of a run are of."""
     names = f"{against.name} minus {comparison.runs[0].name}"
     if not against.paired:
-        return f"Unpaired differences, {names}: of the means over different tasks (Welch's t-test)."
+        return f"Unpaired differences, {names}: of the means over all tasks of each run (Welch's t-test)."
     least = 2.0 ** (1 - against.shared_tasks)
-    few = f" The smallest p that so few tasks allow is {_number(least)}." if least >= 0.001 else ""
+    more = "where an interval excludes 0 and p is larger than you accept, more tasks are needed"
+    few = f" The smallest p that so few tasks allow is {_number(least)}: {more}." if least >= 0.001 else ""
     return (
         f"Paired differences, {names}, over {counted(against.shared_tasks, 'shared task')}; the total reward is larger "
         f"in {against.increased:,}, smaller in {against.decreased:,}, equal in {against.equal:,}.{few}"

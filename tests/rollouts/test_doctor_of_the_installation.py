@@ -61,10 +61,11 @@ def test_a_program_for_gpus_that_fails_is_named(monkeypatch: pytest.MonkeyPatch,
     assert "none known (nvidia-smi failed: " in text
 
 
-def test_a_url_without_a_model_is_an_error_that_names_the_option() -> None:
-    result = CliRunner().invoke(app, ["doctor", "http://127.0.0.1:9"])
+@pytest.mark.parametrize("given", [["http://127.0.0.1:9"], ["--model", "absent"]])
+def test_a_url_or_a_model_alone_is_an_error_that_asks_for_both(given: list[str]) -> None:
+    result = CliRunner().invoke(app, ["doctor", *given])
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: --model is missing")
+    assert result.stderr.startswith("error: pass both: the URL of the server")
 
 
 @pytest.mark.slow

@@ -191,15 +191,15 @@ def doctor(
     Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. It only sends requests like any
     other client.
 
-    Without a URL it prints versions, extras, GPUs and the system, for bug reports, and exits with 1 if another
+    Without URL and model it prints versions, extras, GPUs and the system, for bug reports, and exits with 1 if another
     distribution's `renderers` is installed beside mmrollouts.
     """
-    if url is None:
+    if url is None and model is None:
         if not describe_installation(as_json=as_json):
             raise typer.Exit(1)
         return
-    if model is None:
-        exit_with_error("--model is missing: pass the directory of the model that the server serves")
+    if url is None or model is None:
+        exit_with_error("pass both: the URL of the server, http://host:port, and --model DIR, the model that it serves")
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # the error at the end reports retries
     options = Options(name, api_key_from_environment(api_key_env), reference_gb)
     try:

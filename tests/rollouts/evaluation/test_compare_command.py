@@ -71,7 +71,7 @@ def test_few_tasks_are_never_certain_and_differences_of_rates_lie_in_their_range
     for name, rewards in (("a", before), ("b", after)):
         write_run(tmp_path / name, {str(number): [reward] for number, reward in enumerate(rewards)})
     printed = compare(tmp_path / "a", tmp_path / "b", *options).output
-    assert (f"The smallest p that so few tasks allow is {smallest_p}." in " ".join(printed.split())) == (not options)
+    assert (f"The smallest p that so few tasks allow is {smallest_p}:" in " ".join(printed.split())) == (not options)
     comparison = Comparison.model_validate_json(compare(tmp_path / "a", tmp_path / "b", *options, "--json", "-").output)
     found = comparison.against_baseline[0].differences.total_reward
     estimates = [run.estimates.total_reward for run in comparison.runs]
