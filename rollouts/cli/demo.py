@@ -33,7 +33,9 @@ INTERRUPTED_REPORT_SECONDS = 5.0
 
 
 def demo(
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Decides everything: weights, digits, samples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Decides the first weights, the digits, and how samples are drawn.")
+    ] = 0,
     out: Annotated[
         Path, typer.Option(metavar="DIRECTORY", help="The directory for model, trajectories, curves and figures.")
     ] = Path("demo-out"),
