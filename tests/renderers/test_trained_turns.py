@@ -13,7 +13,7 @@ from corpus import answer, call, says, user
 from loaded import TODAY, directory_of, renderer_of
 
 from renderers import RendererOptions, TemplateRenderer, build_training_sample, build_training_samples, load_renderer
-from renderers.errors import LoadError, TemplateError, UnreachableTurnError
+from renderers.errors import TemplateError, UnreachableTurnError
 
 Conversation = list[dict[str, Any]]
 
@@ -59,11 +59,7 @@ def renderers_of(template: str) -> dict[str, TemplateRenderer]:
 
 
 def cases(template: str) -> Iterator[tuple[str, TemplateRenderer, Conversation]]:
-    try:
-        renderers = renderers_of(template)
-    except LoadError as error:  # its tokenizer lacks a token
-        pytest.skip(str(error))
-    for thinking, renderer in renderers.items():
+    for thinking, renderer in renderers_of(template).items():
         for name, messages in CONVERSATIONS.items():
             yield f"{name}, thinking {thinking}", renderer, messages
 
@@ -117,7 +113,11 @@ def faults_of(renderer: TemplateRenderer, messages: Conversation) -> list[str]:
     return [f"{fault}: {prompt_text[-40:]!r} {text!r}" for fault, is_fault in faults.items() if is_fault]
 
 
-@pytest.mark.parametrize("template", corpus.drawn(corpus.templates()))
+# Its template prints a token that its tokenizer lacks.
+TEMPLATES = [name for name in corpus.templates() if name != "own/deepseek-vl2-small"]
+
+
+@pytest.mark.parametrize("template", corpus.drawn(TEMPLATES))
 def test_a_turn_is_trained_as_the_model_samples_it_or_refused(template: str) -> None:
     found = {name: faults for name, *case in cases(template) if (faults := faults_of(*case))}
     assert found == {}
