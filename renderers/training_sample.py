@@ -25,6 +25,7 @@ import numpy as np
 
 from renderers.errors import RendererError, UnreachableTurnError, short_repr
 from renderers.messages import check_messages
+from renderers.parsing.json_text import no_object_reason
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, check_roles
 from renderers.sampled_turn import (
@@ -35,7 +36,6 @@ from renderers.sampled_turn import (
     sampled_turn,
     with_final_stop,
 )
-from renderers.template.call_forms import json_object
 from renderers.template_renderer import TemplateRenderer
 
 
@@ -209,17 +209,11 @@ class _LossPlan(NamedTuple):
         }
         assistants = {index for index in turns if messages[index]["role"] == "assistant"}
         for index in sorted(assistants):
-            _check_arguments(checked[index], index)
+            for number, call in enumerate(checked[index].get("tool_calls", ())):
+                if reason := no_object_reason(call["function"]["arguments"]):
+                    cure = "give a dict, or the text of a JSON object: {} for none"
+                    raise UnreachableTurnError(index, f"in the arguments of tool_calls[{number}], {reason}", cure=cure)
         return cls(frozenset(assistants), frozenset(bodies))
-
-
-def _check_arguments(message: Mapping[str, Any], index: int) -> None:
-    """Raise `UnreachableTurnError` for a call whose arguments are no JSON object, nor the text of one."""
-    for number, call in enumerate(message.get("tool_calls", ())):
-        given = call["function"]["arguments"]
-        if not isinstance(json_object(given) if isinstance(given, str) else given, Mapping):
-            reason = f"the arguments of tool_calls[{number}], {short_repr(given)}, are no JSON object"
-            raise UnreachableTurnError(index, reason, cure="give a dict, or the text of a JSON object: {} for none")
 
 
 def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> set[int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from renderers.errors import RendererError
+from renderers.errors import RendererError, short_repr
 
 # Templates and JSON writers recurse, and a policy can sample more brackets than their stack allows.
 MAX_DEPTH = 64
@@ -59,6 +60,17 @@ def parse_json(text: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise InvalidJsonError(str(error)) from error
     return value
+
+
+def no_object_reason(value: Any) -> str | None:
+    """Why a value is neither a JSON object nor, by `parse_json`, the text of one; None if it is."""
+    detail = ""
+    try:
+        if isinstance(parse_json(value) if isinstance(value, str) else value, Mapping):
+            return None
+    except InvalidJsonError as error:
+        detail = f": {error}"
+    return f"{short_repr(value)} is not the text of a JSON object{detail}"
 
 
 def end_of_json(text: str, start: int) -> int | None:

@@ -105,13 +105,13 @@ def _converted_call(call: Mapping[str, Any], forms: frozenset[str]) -> Mapping[s
     """The call with a type, and with arguments in one of the forms where it is known how to convert them."""
     arguments = call["function"]["arguments"]
     if isinstance(arguments, str) and forms == {"object"}:
-        arguments = json_object(arguments)
+        arguments = _json_object(arguments)
     elif isinstance(arguments, Mapping) and forms == {"text"}:
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {"type": "function", **call, "function": {**call["function"], "arguments": arguments}}
 
 
-def json_object(text: str) -> Any:
+def _json_object(text: str) -> Any:
     """The JSON object that the text holds, else the text."""
     try:
         value = json.loads(text)

@@ -161,10 +161,12 @@ def test_a_turn_of_which_the_template_drops_something_is_refused_with_what_and_a
 
 
 @pytest.mark.parametrize("build", [build_training_sample, build_training_samples])
-@pytest.mark.parametrize("arguments", ["", "{a: 1", None, "[1]"])
+@pytest.mark.parametrize("arguments", ["", "{a: 1", None, "[1]", '{"a": 1, "a": 2}', '{"a": NaN}'])
 @pytest.mark.parametrize("template", ["trl/qwen3", "trl/qwen3_5_think", "own/deepseek-v3.1"])
 def test_a_call_whose_arguments_are_no_json_object_is_not_trained(build: Any, template: str, arguments: Any) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    with pytest.raises(UnreachableTurnError, match=r"message 1 .*tool_calls\[0\].*no JSON object.*give a dict"):
+    with pytest.raises(
+        UnreachableTurnError, match=r"message 1 .*tool_calls\[0\].*not the text of a JSON object.*give a dict"
+    ):
         build(renderers_of(template)["default"], messages, tools=corpus.TOOLS)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from renderers.messages import MEDIA_PART_TYPES, ROLES, media_value, unknown_part_reason
-from renderers.parsing.json_text import InvalidJsonError, parse_json
+from renderers.parsing.json_text import no_object_reason
 from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
 from rollouts.serve.errors import invalid_message, unsupported_field
@@ -122,14 +122,9 @@ def check_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
     """
     for index, message in enumerate(messages):
         for position, call in enumerate(message.get("tool_calls") or ()):
-            place = f"messages[{index}].tool_calls[{position}].function.arguments"
-            arguments = call["function"]["arguments"]
-            try:
-                value = parse_json(arguments) if isinstance(arguments, str) else arguments
-            except InvalidJsonError as error:
-                raise invalid_message(f"{place} is not the text of a JSON object: {error}", place) from None
-            if not isinstance(value, dict):
-                raise invalid_message(f"{place} is {short_repr(arguments)}, not the text of a JSON object", place)
+            if reason := no_object_reason(call["function"]["arguments"]):
+                place = f"messages[{index}].tool_calls[{position}].function.arguments"
+                raise invalid_message(f"{place}: {reason}", place)
 
 
 def _check_keys(raw: Mapping[str, Any], place: str) -> None:

@@ -126,7 +126,7 @@ WRONG = [
     (message_with({"type": "image", "path": "/etc/passwd"}), None, "unknown key 'path'"),
     (message_with({"type": "image_url", "image_url": {"url": data_url(b"x"), "path": "/etc"}}), None, "unknown key"),
     (with_arguments('{"row": '), "messages[1].tool_calls[0].function.arguments", "not the text of a JSON object"),
-    (with_arguments("[1]"), "messages[1].tool_calls[0].function.arguments", "'[1]', not the text of a JSON object"),
+    (with_arguments("[1]"), "messages[1].tool_calls[0].function.arguments", "'[1]' is not the text of a JSON object"),
     ({**HELLO, "temperature": -1}, None, "temperature"),
     ({**HELLO, "top_k": 2**63}, None, "top_k is 9223372036854775808; pass 0 (off, -1 in vLLM) or more, below 2**31"),
     ({**HELLO, "stop_token_ids": [2**70]}, None, "not a sequence of token ids, each from 0 to 2**31 - 1"),
