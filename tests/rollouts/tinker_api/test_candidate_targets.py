@@ -9,19 +9,11 @@ import numpy as np
 import pytest
 import tinker
 import torch
-from family_rows import loaded_family
 from tinker import types
-from tinker_clients import Gradients, Server, datum_of, weighted
+from tinker_clients import Gradients, datum_of, weighted
 
 #: Targets of a row for each token; None: one, without the second axis.
 WIDTHS = (4, 1, None, 3)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = Server(loaded_family("qwen3_vl"), tmp_path_factory.mktemp("run"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

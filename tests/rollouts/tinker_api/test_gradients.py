@@ -4,18 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from family_rows import loaded_family
 from tinker import types
-from tinker_clients import FIRST_STEP, Gradients, Server, datum_of, post, request_of, weighted, weights
+from tinker_clients import FIRST_STEP, Gradients, datum_of, post, request_of, weighted, weights
 
 FAMILIES = ("qwen3_vl", "gemma3")
-
-
-@pytest.fixture(scope="module", params=FAMILIES[:1])
-def server(request, tmp_path_factory):
-    server = Server(loaded_family(request.param), tmp_path_factory.mktemp("run"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture

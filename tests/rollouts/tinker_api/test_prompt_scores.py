@@ -8,20 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from family_rows import loaded_family
 from tinker import types
-from tinker_clients import Server, datum_of, weighted
+from tinker_clients import datum_of, weighted
 
 from rollouts.errors import ArgumentError
 from rollouts.tinker.requests import ModelInput, SampleRequest
 from rollouts.tinker.vllm_sampler import VLLMSampler
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = Server(loaded_family("qwen3_vl"), tmp_path_factory.mktemp("run"))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")
