@@ -21,6 +21,7 @@ from rollouts.engines.protocol import (
     WeightSpan,
     check_adapter_name,
     check_update_arguments,
+    context_length,
 )
 from rollouts.errors import ArgumentError, EngineClosedError, EngineError, UnknownAdapterError, WeightUpdateError
 
@@ -182,13 +183,10 @@ class LoRAEngine:
             result, interrupted = await self._sample(rest_request)
             return result.completions[0]
 
-        async def context_length() -> int | None:
-            capabilities = getattr(self._engine, "capabilities", None)
-            if not interrupted:
-                return None
-            return 2**31 if capabilities is None else int((await capabilities()).max_model_len)
+        async def length_to_continue() -> int | None:
+            return (await context_length(self._engine) or 2**31) if interrupted else None
 
-        return await completed(request, partial, context_length, send)
+        return await completed(request, partial, length_to_continue, send)
 
     async def _abort(self, request_ids: list[str]) -> None:
         abort = getattr(self._engine, "abort", None)

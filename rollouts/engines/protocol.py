@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
@@ -13,7 +14,7 @@ import numpy as np
 from renderers import Message, MultiModalData, ParsedResponse
 from renderers.placement import PlacedItem
 from rollouts.engines.token_checks import prompt_error
-from rollouts.errors import ArgumentError, InvalidRequestError, is_unicode, short_repr
+from rollouts.errors import ArgumentError, EngineError, InvalidRequestError, is_unicode, short_repr
 from rollouts.values import check_choice, finite_number, has_members, whole_number
 from transport import wire_type
 
@@ -235,8 +236,9 @@ class Engine(Protocol):
     """Samples from a model. Many requests may be awaited at once, on one event loop.
 
     An engine may have further attributes, which `run_episode` uses where they exist: `vocab_size`, the limit for token
-    ids; `max_model_len`, the most tokens of a prompt and its completion together; and `expecting_request()`, a context
-    manager that is entered while a request is being prepared, for an engine that collects requests into batches.
+    ids; `max_model_len`, the most tokens of a prompt and its completion together, which is None until the coroutine
+    function `capabilities` has asked a server; and `expecting_request()`, a context manager that is entered while a
+    request is being prepared, for an engine that collects requests into batches.
     """
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
@@ -358,6 +360,20 @@ def is_abortable(engine: object) -> TypeGuard[AbortableEngine]:
 def is_updatable(engine: object) -> TypeGuard[UpdatableEngine]:
     """Whether an engine has the members of `UpdatableEngine`, also by `__getattr__` from an engine that it wraps."""
     return has_members(engine, UpdatableEngine)
+
+
+async def context_length(engine: Any) -> int | None:
+    """The most tokens of a prompt and its completion, for which servers are asked once; None where none is known.
+
+    Raises `EngineError` for a server that does not answer, and not for those of a fleet, where others may.
+    """
+    if (known := getattr(engine, "max_model_len", 0)) is not None:
+        return whole_number(known) or None
+    for member in getattr(engine, "engines", {}).values():  # they agree
+        with suppress(EngineError):
+            return await context_length(member)
+    capabilities = getattr(engine, "capabilities", None)  # None also where the server is not started yet
+    return None if capabilities is None else whole_number((await capabilities()).max_model_len)
 
 
 def check_update_arguments(version: object, in_flight: object) -> None:

@@ -16,9 +16,9 @@ from renderers import (
     TemplateRenderer,
 )
 from renderers.tokens.length_bound import at_most_tokens
+from rollouts.engines.protocol import context_length
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.errors import RolloutsError
-from rollouts.values import whole_number
 
 
 @contextmanager
@@ -57,7 +57,7 @@ class RendererCalls:
 
     async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
         """The prompt for the next assistant turn."""
-        with self._naming("render"), self._bounded():
+        with at_most_tokens(await context_length(self._engine)), self._naming("render"):
             return await self._pool.render_async(messages, tools=tools, add_generation_prompt=True)
 
     async def bridge(
@@ -73,7 +73,7 @@ class RendererCalls:
         media = prompt.multi_modal_data
         passes_media = media is not None and (self._is_template_renderer or not media.is_empty())
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
-        with self._naming("bridge_to_next_turn"), self._bounded():
+        with at_most_tokens(await context_length(self._engine)), self._naming("bridge_to_next_turn"):
             return await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,
                 completion_ids,
@@ -90,9 +90,6 @@ class RendererCalls:
         with self._naming("parse_response"):
             parsed = await self._pool.parse_response_async(completion_ids, tools=tools, prompt_ids=prompt.token_ids)
             return parsed.to_message(), parsed
-
-    def _bounded(self) -> AbstractContextManager[None]:
-        return at_most_tokens(whole_number(getattr(self._engine, "max_model_len", None)))
 
     def _naming(self, method: str) -> AbstractContextManager[None]:
         """Replaces an exception of the renderer's `method`, which may be anything, by one that names it."""

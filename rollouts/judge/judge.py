@@ -20,9 +20,18 @@ from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
 from renderers.messages import check_messages, with_medium
 from renderers.process.caches import ByteLRU
+from renderers.tokens.length_bound import at_most_tokens
 from rollouts.calls import call_on_thread
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
-from rollouts.engines.protocol import ChatEngine, Engine, FinishReason, GenerateRequest, SamplingParams, is_chat
+from rollouts.engines.protocol import (
+    ChatEngine,
+    Engine,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    context_length,
+    is_chat,
+)
 from rollouts.errors import (
     ArgumentError,
     GenerationInterruptedError,
@@ -244,7 +253,8 @@ class Judge:
             if is_chat(self._engine):
                 reply = await self._engine.chat(messages, sampling=self._sampling, seed=seed)
                 return _Answer(reply.parsed.content, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens)
-            prompt = await call_on_thread(partial(self._renderer.render, messages, add_generation_prompt=True))
+            with at_most_tokens(await context_length(self._engine)):
+                prompt = await call_on_thread(partial(self._renderer.render, messages, add_generation_prompt=True))
             stops = self._sampling.stop_token_ids or tuple(self._renderer.get_stop_token_ids())
             request = GenerateRequest(
                 prompt.token_ids,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -241,17 +241,6 @@ async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
     elif isinstance(section, EndpointEngineSection):
         with _naming_server(file, section, ("engine",)):
             await cast(Any, engine).check()
-
-
-async def context_length(engine: Any) -> int | None:
-    """The most tokens of a prompt and its completion, of an engine that is connected; None where none is known."""
-    if (length := getattr(engine, "max_model_len", None)) is not None:
-        return int(length)
-    for server in getattr(engine, "engines", {"": engine}).values():  # those of a fleet agree; some may be down
-        if (capabilities := getattr(server, "capabilities", None)) is not None:
-            with suppress(EngineError):
-                return int((await capabilities()).max_model_len)
-    return None
 
 
 async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: Any) -> None:

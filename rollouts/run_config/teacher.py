@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from renderers import TemplateRenderer
-from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams, context_length
 from rollouts.engines.result_checks import check_result
 from rollouts.errors import EngineError
 from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.engines import context_length, engine_factory
+from rollouts.run_config.engines import engine_factory
 from rollouts.run_config.parts import make_renderer
 from rollouts.run_config.sections import LocalEngineSection, RendererSection
 from rollouts.scoring import score, with_scores

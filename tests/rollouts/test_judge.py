@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -318,6 +319,20 @@ async def test_an_engine_with_its_renderer_judges(renderer):
     assert request.sampling.stop_token_ids == tuple(renderer.get_stop_token_ids())
     assert judge.usage.prompt_tokens == len(expected.token_ids)
     assert judge.usage.completion_tokens == len(renderer.tokenizer.encode_run("It is.\nyes").ids) + 1
+
+
+async def test_a_judge_refuses_a_text_that_its_context_cannot_hold_before_it_encodes_it(renderer):
+    class ShortEngine(ScriptedEngine):
+        max_model_len = None
+
+        async def capabilities(self):
+            return SimpleNamespace(max_model_len=100)
+
+    engine = ShortEngine(["yes"], renderer=renderer)
+    judge = Judge(engine, "{{ completion.content }}", parse=YES, renderer=renderer)
+    with pytest.raises(RolloutsError, match=r"does not fit .*the prompt length \(at least \d+\)"):
+        await judge(assistant("word " * 100_000))
+    assert (await judge(assistant("word")), len(engine.requests)) == (1.0, 1)
 
 
 @pytest.mark.parametrize(

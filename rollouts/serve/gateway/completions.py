@@ -79,11 +79,6 @@ async def complete_chat(
     nothing. Raises `RequestError`, and what renderer and engine raise.
     """
     recorder = session.recorder
-    # An engine learns the length of the context with its first request; texts of others must not be encoded before.
-    engine: Any = recorder.engine
-    probe = getattr(engine, "capabilities", None)  # None also where the server is not started yet
-    if probe is not None and getattr(engine, "max_model_len", 0) is None:
-        await probe()
     prompt, match = await _prompt(session, chat)
     sampling = chat.sampling
     if sampling.stop_token_ids:

@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,8 +17,9 @@ from gateway_server import served, user
 from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts import SamplingParams
 from rollouts.engines.chat_completions import read_answer
+from rollouts.engines.fleet import EngineFleet
 from rollouts.environments.tools.parameters import FunctionParameters
-from rollouts.errors import RolloutsError
+from rollouts.errors import RolloutsError, ServerUnreachableError
 from rollouts.run_config.config_file import checked_config
 from rollouts.serve.errors import RequestError
 from rollouts.serve.gateway.chat_request import read_chat_request
@@ -34,10 +36,22 @@ class UnprobedEngine(ScriptedEngine):
     max_model_len = None
 
     async def capabilities(self):
-        self.max_model_len = CONTEXT
+        return SimpleNamespace(max_model_len=CONTEXT)
 
 
-@pytest.mark.parametrize(("engine_class", "turns"), [(ShortEngine, 0), (ShortEngine, 1), (UnprobedEngine, 0)])
+class UnreachableEngine(UnprobedEngine):
+    async def capabilities(self):
+        raise ServerUnreachableError("probe", "connection refused")
+
+
+def fleet(*answers, **options):
+    return EngineFleet({"down": UnreachableEngine(*answers, **options), "up": UnprobedEngine(*answers, **options)})
+
+
+@pytest.mark.parametrize(
+    ("engine_class", "turns"),
+    [(ShortEngine, 0), (ShortEngine, 1), (UnprobedEngine, 0), (UnprobedEngine, 1), (fleet, 0)],
+)
 def test_a_text_that_no_context_holds_is_refused_before_it_is_encoded(renderer, monkeypatch, engine_class, turns):
     encoded = 0
     encode = TemplateTokenizer._encode
