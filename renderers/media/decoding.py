@@ -204,13 +204,14 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000"
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 # Scans of a JPEG with as many pixels as the policy allows; proportionally more with fewer pixels. Encoders write at
 # most 18. A decoder visits all coefficients once for each scan, and a scan may take as few as 20 bytes: neither
-# pixels nor bytes bound its time. Inside the data of a scan, 0xFF is followed by 0.
+# pixels nor bytes bound its time.
 _MAX_SCANS = 32
-_START_OF_SCAN = re.compile(rb"\xff\xda")
 # Segments of Exif data in a JPEG, which Pillow joins one by one; cameras write one.
 _MAX_EXIF_SEGMENTS = 64
-# A segment as Pillow finds it: its marker, unless that stands alone, its length, and whether it may hold Exif data.
-_SEGMENT = re.compile(rb"\xff(?![\xc8\xd0-\xd9\xf0-\xfd])([\x01-\xfe])(..)(Exif\0\0)?", re.DOTALL)
+# A segment as Pillow and libjpeg find it, also behind the data of a scan: its marker, its length, and whether it may
+# hold Exif data. Other markers stand alone, or end the decoder; that of the end of a picture stands alone, too.
+_SEGMENT = re.compile(rb"\xff(?![\xc8\xd0-\xd8\xf0-\xfd])([\xc0-\xfe])(.{0,2})(Exif\0\0)?", re.DOTALL)
+_END_OF_PICTURE, _START_OF_SCAN, _APP1 = b"\xd9", b"\xda", b"\xe1"
 _ICON_HEAD = 6 + 16 * 65535
 
 _QUICK_FORMATS = {"image": "a baseline JPEG or PNG", "video": "H.264 in MP4", "sound": "WAV"}
@@ -230,11 +231,11 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     deadline = Deadline(policy.timeout)
     with decode_errors(source, policy, deadline):
         _check_icon(source, policy)
-        _check_exif(source, deadline)
+        scans = _count_scans(source, deadline)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             policy.check_size(*image.size, digest=source.digest)
             check_tiles(image, source, policy)
-            _check_scans(image, source, policy)
+            _check_scans(image, scans, source, policy)
             # An MPO (which `formats` opens as JPEG) is a photo followed by a preview or a gain map, not an animation.
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
@@ -302,11 +303,8 @@ def check_tiles(image: Image.Image, source: MediaSource, policy: MediaPolicy) ->
         )
 
 
-def _check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
+def _check_scans(image: Image.Image, scans: int, source: MediaSource, policy: MediaPolicy) -> None:
     """Raise `MediaLimitError` for a JPEG of so many scans that decoding would take minutes."""
-    if image.format not in ("JPEG", "MPO"):
-        return
-    scans = len(_START_OF_SCAN.findall(source.data))
     if scans * image.width * image.height > _MAX_SCANS * policy.max_pixels:
         raise MediaLimitError(
             f"image {source.digest[:12]} of {image.width}x{image.height} pixels has {scans} scans, more than "
@@ -315,22 +313,25 @@ def _check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) -
         )
 
 
-def _check_exif(source: MediaSource, deadline: Deadline) -> None:
-    """Raise `MediaLimitError` for a JPEG of so many segments of Exif data that joining them would take minutes.
+def _count_scans(source: MediaSource, deadline: Deadline) -> int:
+    """The number of scans in the first picture of a JPEG, of which an MPO has more; 0 for another image.
 
-    Those before the first scan count, as Pillow reads them; an MPO has more of them in its other pictures.
+    Raises `MediaLimitError` for so many segments of Exif data that joining them would take minutes: those before the
+    first scan, which Pillow reads.
     """
-    at = count = 0
+    at = scans = exif_segments = 0
     while bytes(source.data[:2]) == b"\xff\xd8" and (segment := _SEGMENT.search(source.data, at)) is not None:
         marker, length, exif = segment.groups()
-        if marker == b"\xda":
-            return
+        if marker == _END_OF_PICTURE and scans:
+            break
         deadline.remaining()
-        at = segment.end(1) + max(2, int.from_bytes(length, "big"))
-        count += marker == b"\xe1" and exif is not None
-        if count > _MAX_EXIF_SEGMENTS:
+        at = segment.end(1) + max(2, int.from_bytes(length, "big")) * (marker != _END_OF_PICTURE)
+        scans += marker == _START_OF_SCAN
+        exif_segments += marker == _APP1 and exif is not None and not scans
+        if exif_segments > _MAX_EXIF_SEGMENTS:
             reason = f"has more than {_MAX_EXIF_SEGMENTS} segments of Exif data; re-encode it without them"
             raise MediaLimitError(f"image {source.digest[:12]} {reason}", digest=source.digest)
+    return scans
 
 
 def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:

@@ -43,6 +43,24 @@ def test_a_progressive_jpeg_of_400_scans_is_refused_where_scans_times_pixels_are
         decode_image(source, MediaPolicy(max_pixels=64 * 64))
 
 
+@pytest.mark.parametrize("hiding", [b"\xff\x01", b"\xff\x02", b"\xff\xbf", b"\xff\xd0", b"\xff\0"])
+def test_no_marker_hides_scans_from_the_check_that_the_decoder_finds(hiding: bytes) -> None:
+    """Before a length only where the decoder reads one: behind others 64 KiB would be passed over."""
+    data = jpeg_of_scans(NOISE, 390)
+    first = data.index(b"\xff\xc4", data.index(b"\xff\xda"))
+    hidden = MediaSource.of(data[:first] + hiding + b"\xfe\xfe" + data[first:])
+    with pytest.raises(MediaLimitError, match="400 scans"):
+        decode_image(hidden, MediaPolicy(max_pixels=64 * 64))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_looks_like_scans_outside_of_the_picture_is_none(progressive: bool) -> None:
+    """A video behind a photo, a preview in its Exif data, a profile: bytes of any values."""
+    photo = encoded(NOISE, "JPEG", progressive=progressive, comment=b"\xff\xda\0\x02" * 1000)
+    source = MediaSource.of(photo + b"\xff\xda\0\x02" * 1000)
+    assert decode_image(source, MediaPolicy(max_pixels=64 * 64)).size == (64, 64)
+
+
 # Time.
 
 
