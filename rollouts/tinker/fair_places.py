@@ -11,6 +11,9 @@ from contextlib import asynccontextmanager
 class FairPlaces:
     """At most `count` blocks run at once. A place that becomes free is that of the share that had none for longest."""
 
+    # Several blocks run at once, and to their ends. `DeviceTurns` shares the time of one device among threads, and
+    # interrupts what computes; the lock of `BoundedPool` only keeps an order: neither can do the work of another.
+
     def __init__(self, count: int) -> None:
         self._free = count
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by share, the next one first

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.downloads import save_for_download
+from rollouts.tinker.futures import UNASKED_SECONDS
 from rollouts.tinker.mismatch import mismatch
 from rollouts.tinker.run_directory import uri_of
 from rollouts.tinker.sessions import Json, Model, metadata_texts
@@ -22,6 +23,8 @@ from rollouts.training.trainer import AdamParams, LossResult
 
 if TYPE_CHECKING:
     from rollouts.tinker.service import Service
+
+_LOOK_SECONDS: Final = 1.0
 
 
 class ModelRequests:
@@ -41,9 +44,8 @@ class ModelRequests:
     def train(self, request: TrainRequest) -> Json:
         """`forward` and `forward_backward`: rows are read at once, and computed in the turn of the request."""
         model = self._service.model(request.model_id)
-
-        async def read() -> list[Datum]:
-            return await asyncio.to_thread(self._data, request.rows)
+        reading = asyncio.create_task(asyncio.to_thread(self._data, request.rows))
+        reading.add_done_callback(lambda read: read.cancelled() or read.exception())  # an error is that of the turn
 
         def computed(data: list[Datum]) -> LossResult:
             started = time.monotonic()
@@ -56,10 +58,10 @@ class ModelRequests:
             self._records.trained(model.model_id, data, request.loss, result, seconds, forward_only=only)
             return result
 
-        async def work(data: list[Datum]) -> bytes:
-            return train_result(*await self._backend.train(computed, data))
+        async def work() -> bytes:
+            return train_result(*await self._backend.train(computed, await reading))
 
-        return self._in_turn(model, request.seq_id, work, read)
+        return self._in_turn(model, request.seq_id, work)
 
     def optim_step(self, model_id: str, seq_id: int | None, params: Mapping[str, float]) -> Json:
         model = self._service.model(model_id)
@@ -162,14 +164,11 @@ class ModelRequests:
 
         return self._in_turn(self._service.model(model_id), seq_id, work)
 
-    def _in_turn(
-        self,
-        model: Model,
-        seq_id: int | None,
-        work: Callable[..., Awaitable[Json | bytes]],
-        prepare: Callable[[], Awaitable[object]] | None = None,
-    ) -> Json:
-        """Accept a request of a model: `work` runs after those of smaller numbers, once, on what `prepare` has made."""
+    def _in_turn(self, model: Model, seq_id: int | None, work: Callable[[], Awaitable[Json | bytes]]) -> Json:
+        """Accept a request of a model: `work` runs once, after those of smaller numbers.
+
+        It does not begin while the client sends nothing: one that was killed waits for no result.
+        """
         if seq_id is None or seq_id < 1:
             raise RequestError(400, f"seq_id is {seq_id}; it counts the requests of a model from 1")
         request_id = f"{model.model_id}/{seq_id}"
@@ -182,11 +181,10 @@ class ModelRequests:
 
         async def in_turn() -> Json | bytes:
             try:
-                try:
-                    prepared = () if prepare is None else (await prepare(),)
-                finally:  # one that cannot be prepared has its turn, too: others wait for it
-                    await model.turns.take(seq_id)
-                return await work(*prepared)
+                await model.turns.take(seq_id)
+                while model.session.last_seen < time.monotonic() - UNASKED_SECONDS:  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+                return await work()
             finally:
                 model.turns.end(seq_id)
 

@@ -102,8 +102,7 @@ class Service:
         """Forget a session with its models, whose unsaved weights are lost."""
         if (session := self._sessions.pop(session_id, None)) is None:
             return
-        for model in list(session.models.values()):
-            await self._unload(model)
+        await asyncio.gather(*map(self._unload, session.models.values()))
         self.futures.forget(f"{session_id}:sample:")
         self.futures.forget(f"{session_id}:", only_done=True)  # a model that begins is unloaded once it has begun
         if session.has_begun:
@@ -250,8 +249,8 @@ class Service:
 
     async def _unload(self, model: Model) -> None:
         if model.session.models.pop(model.model_id, None) is not None:
+            self.futures.forget(f"{model.model_id}/")  # first: what waits must not begin
             await self.backend.train(self.trainer.unload, model.model_id)
-            self.futures.forget(f"{model.model_id}/")
             self._records.unloaded(model.model_id)
 
 

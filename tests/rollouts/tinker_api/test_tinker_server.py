@@ -27,6 +27,7 @@ from rollouts.errors import CommandFileError, SampleError
 from rollouts.serve.errors import RequestError
 from rollouts.tinker import app as app_module
 from rollouts.tinker import futures as futures_module
+from rollouts.tinker import model_requests
 from rollouts.tinker import service as service_module
 from rollouts.tinker import turns as turns_module
 from rollouts.tinker.access import read_keys
@@ -34,8 +35,11 @@ from rollouts.tinker.backend import Backend, Limits
 from rollouts.tinker.futures import Futures
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.model_app import model_app
+from rollouts.tinker.model_requests import ModelRequests
 from rollouts.tinker.run_directory import RunDirectory
+from rollouts.tinker.sessions import Model, Session
 from rollouts.tinker.turns import Turns
+from rollouts.tinker.wire import TrainRequest
 from rollouts.training.trainer import Trainer
 
 IDS = list(range(5, 25))
@@ -626,6 +630,57 @@ def test_a_client_that_was_killed_keeps_nobody_waiting_and_its_samples_end(app_o
     assert max(sizes) < 4000
     assert sampling.sample(types.ModelInput.from_ints(IDS), 1, params).result().sequences
     client.close("success").result()
+
+
+def test_training_of_a_client_that_was_killed_goes_on_when_it_is_back_and_does_not_begin_before(app_of, monkeypatch):
+    server, compute, passed, looks, computed = app_of(), Trainer.forward_backward, 0.0, [], []
+    began, go_on, looked = threading.Event(), threading.Event(), threading.Event()
+
+    def monotonic():
+        looks.extend([None] * (passed > 0 and computed == [1]))
+        if len(looks) > 3:
+            looked.set()
+        return time.monotonic() + passed
+
+    def forward_backward(*args):
+        computed.append(len(computed) + 1)
+        looked.set() if len(computed) > 1 else began.set()
+        assert go_on.wait(60)
+        return compute(*args)
+
+    for module in (service_module, model_requests):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(model_requests, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
+    session = server.post("/api/v1/create_session", SESSION).json["session_id"]
+    body = {"session_id": session, "model_seq_id": 1, "base_model": "tiny", "lora_config": {"rank": 4}}
+    model = SimpleNamespace(model_id=server.post("/api/v1/create_model", body).json["model_id"])
+    result_of(server, SimpleNamespace(json={"request_id": f"{model.model_id}-begin"}))
+    first, second = (send(server, body_of(model, number, [row()]).SerializeToString()) for number in (1, 2))
+    assert began.wait(60)
+    passed = 300.0  # the session is kept for as long
+    go_on.set()
+    assert looked.wait(60)
+    assert computed == [1]
+    assert [result_of(server, each).status for each in (first, second)] == [200, 200]
+    assert computed == [1, 2]
+
+
+async def test_a_server_that_is_stopped_waits_for_no_request_that_never_came():
+    """Also where the rows of a later one are being read."""
+    began, go_on, futures = threading.Event(), threading.Event(), Futures()
+
+    def read_rows(rows):
+        began.set()
+        assert go_on.wait(60)
+
+    model = Model("m", Session("s"), "tiny", None)
+    backend = SimpleNamespace(trainer=None, reader=SimpleNamespace(read_rows=read_rows))
+    service = SimpleNamespace(backend=backend, directory=None, futures=futures, model=lambda _: model)
+    ModelRequests(service, None).train(TrainRequest("m", 2, "cross_entropy", {}, False, []))
+    assert await asyncio.to_thread(began.wait, 60)
+    await asyncio.wait_for(futures.close(), turns_module.GAP_SECONDS / 2)
+    go_on.set()
 
 
 def test_a_session_with_many_requests_leaves_room_for_another(app_of, monkeypatch):
