@@ -154,10 +154,11 @@ def _cure(error: Exception, messages: Messages, *, lacks_tools: bool) -> str:
         return "An integer of the conversation has more digits than Python writes: pass it as text."
     if not isinstance(error, jinja2.TemplateError) or isinstance(error, jinja2.UndefinedError):
         arguments = [call["function"]["arguments"] for m in messages for call in m.get("tool_calls", ())]
-        if any(isinstance(value, Mapping) for value in arguments):
-            return "If it cannot read tool-call arguments as a dict, pass them as JSON text: json.dumps(arguments)."
+        if any(isinstance(value, str) for value in arguments):
+            dicts = "json.loads(arguments), or {} where that gives none"
+            return f"If it cannot read tool-call arguments as text, pass a dict in their place: {dicts}."
         if arguments:
-            return "If it cannot read tool-call arguments as text, pass them as a dict: json.loads(arguments)."
+            return "If it cannot read tool-call arguments as a dict, pass them as JSON text: json.dumps(arguments)."
     return "Change the conversation so that the template accepts it (order of roles, content type)."
 
 

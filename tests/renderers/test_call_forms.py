@@ -106,6 +106,27 @@ def test_text_is_printed_as_given_where_that_is_asked_for_and_where_it_is_no_obj
     assert printed(renderer.template, messages)[-60:] == theirs[-60:]
 
 
+@pytest.mark.parametrize(
+    ("printed_arguments", "arguments", "cure"),
+    [
+        (".items()", [{"city": "Rome"}, '{"city": "Ro'], r"as text.*json.loads\(arguments\), or {} where"),
+        (".items()", ["[1]"], r"as text.*json.loads\(arguments\), or {} where"),
+        (" + 'end'", [{"city": "Rome"}], r"as a dict.*json.dumps\(arguments\)"),
+    ],
+)
+def test_a_template_that_fails_on_arguments_has_the_cure_for_those_that_it_was_given(
+    printed_arguments, arguments, cure
+):
+    loops = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments",
+        " }}{% endfor %}{% endfor %}",
+    )
+    template = ChatTemplate(printed_arguments.join(loops), model="m")
+    calls = [corpus.call("get_weather", each) for each in arguments]
+    with pytest.raises(TemplateError, match=cure):
+        template.print(check_messages([corpus.user("Q"), corpus.says("", None, calls)]), tools=corpus.TOOLS)
+
+
 SCHEMAS = [tool["function"] for tool in corpus.TOOLS]
 #: Tools in every usual form: those of chat completions without a type, a schema alone, those of OpenAI's Responses API.
 FORMS_OF_TOOLS = [
