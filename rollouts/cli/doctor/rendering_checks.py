@@ -13,8 +13,7 @@ from rollouts.cli.doctor.token_checks import first_difference
 from rollouts.engines.http.responses import response_error
 from rollouts.engines.http.source_files import image_file, source_file
 from rollouts.engines.vllm.feature_decoding import DecodedTensor, decode_item, encoded_entries
-from rollouts.engines.vllm.media_mode import select_mode
-from rollouts.engines.vllm.media_payload import media_payload
+from rollouts.engines.vllm.media_payload import FeaturesPayload, media_payload
 from rollouts.engines.vllm.probe_requests import RENDER_PATH
 from rollouts.engines.vllm.render_response import RenderResponse, parse_render_response
 from rollouts.errors import OverlongPromptError
@@ -81,9 +80,9 @@ def _tokens(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Fin
 def _features(target: Target, modality: str, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
     """Compare the encoded tensors that the engine sends with those that the server makes of the same file."""
     check, request = "sound features" if modality == "audio" else "image features", target.request(ours)
-    if (mode := select_mode(request, "auto", target.capabilities)) != "features":
-        return skipped(f'media="auto" sends it as {mode}', check=check)
     payload = media_payload(request, "auto", target.capabilities)
+    if not isinstance(payload, FeaturesPayload):
+        return skipped('media="auto" sends it as content_parts', check=check)
     features = json.loads(b"".join([b"{", *payload.body_field(payload.names.keys()), b"}"]))["features"]
     (sent,), (medium,) = features["kwargs_data"][modality], theirs.media
     if medium.encoded is None:

@@ -62,7 +62,7 @@ class ClientMedia:
         """Post with processed features. Raises `InvalidRequestError` and `CapabilityError` as `VLLMEngine` does."""
         capabilities = await self._engine.capabilities()
         request = GenerateRequest(prompt_ids, SamplingParams(), media)
-        check_request(request, capabilities, vocab_size=None, media="features")
+        check_request(request, capabilities, vocab_size=None)
         payload, _ = await self._engine.media_payload(request)
 
         def fields(included: Collection[str]) -> Mapping[str, Any]:

@@ -157,7 +157,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         """What the server supports, after the checks of a request. Raises what `generate` raises before sending."""
         self._check_before_probe(request)
         capabilities = await self._capabilities.get()
-        check_request(request, capabilities, vocab_size=self.vocab_size, media=self._media)
+        check_request(request, capabilities, vocab_size=self.vocab_size)
         if request.adapter is not None:
             await self._adapters.require(request.request_id, request.adapter)
         return capabilities

@@ -52,7 +52,7 @@ def encode_features(
     """The JSON object `features`, in segments to be sent one after another.
 
     `pixel_dtype` is `ServerCapabilities.pixel_dtype`. If `include` is False for the hash of an item, its data is null:
-    the server holds it. The media must have passed `request_checks.check_request`.
+    the server holds it. The media must have passed `request_checks.feature_violations`.
     """
     placeholders = {
         modality: [{"offset": placeholder.offset, "length": placeholder.length} for placeholder in ranges]

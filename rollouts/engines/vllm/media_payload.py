@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.placement import PlacedItem
 from rollouts.engines.http.exchange import Body
+from rollouts.engines.http.prompt_checks import refuse_first
 from rollouts.engines.http.source_files import source_file
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
@@ -15,6 +16,7 @@ from rollouts.engines.vllm.dense_items import dense_items
 from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.engines.vllm.generate import Generation
 from rollouts.engines.vllm.media_mode import MediaMode, features_objections, select_mode
+from rollouts.engines.vllm.request_checks import feature_violations
 from rollouts.engines.vllm.tensors import PixelDtype
 from rollouts.errors import MalformedResultError
 
@@ -49,7 +51,9 @@ class MediaPayload:
 def media_payload(
     request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities, *, jpeg_as_file: bool = False
 ) -> MediaPayload:
-    """The payload of a request that passed `check_request`. Raises `CapabilityError` or `InvalidRequestError`.
+    """The payload of a request that passed `check_request`.
+
+    Raises `InvalidRequestError`, and `CapabilityError` if another server could take the media.
 
     `jpeg_as_file`: see `VLLMEngine`.
     """
@@ -63,6 +67,7 @@ def media_payload(
             sends_all=capabilities.rust_frontend is not None,
         )
     items = [dense for item, placeholder in placed for dense in dense_items(item, placeholder, capabilities)]
+    refuse_first(request, feature_violations(items, capabilities))
     # A model that only hears has no dtype of pixels; the tensors of sounds have the server's dtype already.
     return FeaturesPayload(request, items, capabilities.pixel_dtype or "float32")
 

@@ -6,9 +6,10 @@ import functools
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from renderers import MediaItem
+from renderers.placement import PlacedItem
 from rollouts.engines.http.prompt_checks import (
     header_violations,
     item_name,
@@ -19,8 +20,6 @@ from rollouts.engines.http.prompt_checks import (
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.request_limits import check_prompt
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.dense_items import dense_items
-from rollouts.engines.vllm.media_mode import MediaMode, select_mode
 from rollouts.engines.vllm.sampling_checks import sampling_violations
 from rollouts.engines.vllm.sounds import sound_error
 from rollouts.engines.vllm.tensors import ITEM_BYTES, ServerNumbers, tensor_type
@@ -28,11 +27,10 @@ from rollouts.engines.vllm.tensors import ITEM_BYTES, ServerNumbers, tensor_type
 # Checks that the media of a request are the tensors that the server expects.
 
 
-def feature_violations(request: GenerateRequest, capabilities: ServerCapabilities) -> Iterator[str]:
-    """Check that the items hold the tensors that this server expects. `select_mode` must have selected features."""
-    for item, placeholder in request.media:
-        for sent, _ in dense_items(item, placeholder, capabilities):
-            yield from _tensor_violations(sent, capabilities)
+def feature_violations(placed: Iterable[PlacedItem], capabilities: ServerCapabilities) -> Iterator[str]:
+    """Check that items, as they are sent, hold the tensors that this server expects."""
+    for item, _ in placed:
+        yield from _tensor_violations(item, capabilities)
 
 
 def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Iterator[str]:
@@ -81,29 +79,21 @@ def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Ite
         )
 
 
-# All checks of a request before it is sent: some mistakes crash a server, others produce plausible garbage.
+# The checks of a request before it is sent: some mistakes crash a server, others produce plausible garbage.
 
 
-def check_request(
-    request: GenerateRequest,
-    capabilities: ServerCapabilities,
-    *,
-    vocab_size: int | None,
-    media: MediaMode = "features",
-) -> None:
+def check_request(request: GenerateRequest, capabilities: ServerCapabilities, *, vocab_size: int | None) -> None:
     """Raise if the server would refuse the request, crash, or misinterpret it.
 
-    `media` is how its media are sent (`VLLMEngine`). `vocab_size` None: the server refuses ids past its vocabulary.
+    `media_payload` checks what is sent of media. `vocab_size` None: the server refuses ids past its vocabulary.
 
-    Raises `OverlongPromptError`, `InvalidRequestError`, and `CapabilityError` if another server could run the request.
+    Raises `OverlongPromptError`, `InvalidRequestError`.
     """
     refuse_first(request, header_violations(request))
     ids = check_prompt(request, capabilities.max_model_len, vocab_size)
     refuse_first(request, sampling_violations(request, vocab_size=vocab_size))
     refuse_first(request, placement_violations(request, ids, capabilities.placeholder_ids))
     refuse_first(request, stray_token_violations(request, ids, capabilities.placeholder_ids))
-    if request.multi_modal_data is not None and select_mode(request, media, capabilities) == "features":
-        refuse_first(request, feature_violations(request, capabilities))
 
 
 class CacheSalts:

@@ -166,7 +166,7 @@ CASES = [
 def attempt(request, mode, server):
     """None where the mode takes the request, else the error."""
     try:
-        check_request(request, server, vocab_size=None, media=mode)
+        check_request(request, server, vocab_size=None)
         media_payload(request, mode, server)
     except (CapabilityError, InvalidRequestError) as error:
         return error

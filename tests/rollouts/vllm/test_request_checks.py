@@ -14,6 +14,7 @@ from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import PixelScale, TensorField
 from renderers.vision.patches import StillPatches
 from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.vllm.media_payload import media_payload
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.engines.vllm.tensors import ServerTensor
 from rollouts.errors import CapabilityError, InvalidRequestError
@@ -52,8 +53,9 @@ def shown(item=None, *, offset=3, length=6, ids=None, **more):
     return request(ids, media, **more)
 
 
-def check(request, server=SERVER, vocab_size=VOCABULARY, **more):
-    check_request(request, server, vocab_size=vocab_size, **more)
+def check(request, server=SERVER, vocab_size=VOCABULARY, media="features"):
+    check_request(request, server, vocab_size=vocab_size)
+    media_payload(request, media, server)
 
 
 def refused(request, *words, kind=InvalidRequestError, **more):
