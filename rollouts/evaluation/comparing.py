@@ -18,6 +18,7 @@ from rollouts.evaluation.run_scores import MOST_PARTS, RunScores, RunSettings, S
 from rollouts.evaluation.statistics import (
     Difference,
     Estimate,
+    changes,
     mean_of_tasks,
     paired_difference,
     rate_of_tasks,
@@ -244,7 +245,7 @@ class _Pair:
             return {}
         first, second = self._shared(self._runs[0].columns[total], self._runs[1].columns[total])
         both = np.isfinite(first) & np.isfinite(second)
-        change = np.where(both, second - first, 0.0)
+        change = np.where(both, changes(first, second), 0.0)
         # By the change, then the reward, then the place in the file of the baseline.
         order = np.lexsort((-np.where(both, second, 0.0), -np.abs(change)))
         ascending = np.sort(change[both])

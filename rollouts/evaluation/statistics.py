@@ -102,7 +102,7 @@ def mean_of_tasks(values: np.ndarray) -> Estimate:
     count = len(values)
     if count == 1:
         return Estimate(mean, 1)
-    if np.ptp(values) <= 1e-12 * np.abs(values).max():  # equal, but for rounding
+    if np.ptp(values) <= _ROUNDING * np.abs(values).max():  # equal, but for rounding
         return Estimate(mean, count, 0.0)
     error = spread / math.sqrt(count - 1)  # `spread` divides by the count
     half = _t_quantile(count - 1) * error
@@ -166,10 +166,18 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
     if len(first) != len(second):
         raise ArgumentError("second", len(second), f"pass a value for each of the {len(first)} tasks of first")
     first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    estimate = mean_of_tasks(second - first)
+    differences = changes(first, second)
+    estimate = mean_of_tasks(differences)
     if estimate.tasks == 1:
         return Difference(estimate, None)
-    return Difference(_bounded(estimate, first, second, paired=True), _p_value(second - first))
+    return Difference(_bounded(estimate, first, second, paired=True), _p_value(differences))
+
+
+def changes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """`second` minus `first`, float64 (tasks,) each: 0 where they are equal, but for rounding; NaN where one is NaN."""
+    differences = second - first
+    least = _ROUNDING * np.nanmax(np.abs([first, second]), initial=0.0)
+    return np.where(np.abs(differences) <= least, 0.0, differences)
 
 
 def unpaired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
@@ -235,10 +243,10 @@ def _hybrid_interval(value: float, first: np.ndarray, second: np.ndarray, *, pai
 
 
 def _p_value(differences: np.ndarray) -> float:
-    changed = differences[differences != 0]  # another sign of 0 is the same difference
+    changed = differences[differences != 0]
     if len(changed) < 2:  # both signs of one difference are as large
         return 1.0
-    if (changed == changed[0]).all():  # of all choices of signs, two have as large a sum
+    if np.ptp(changed) <= _ROUNDING * np.abs(changed).max():  # of all choices of signs, two have as large a sum
         return float(2.0 ** (1 - len(changed)))
     stats = _scipy_stats()
     # For so many differences the t-test gives the same to three digits, at once.

@@ -23,6 +23,7 @@ from rollouts.evaluation import (
     reward_of_tasks,
     unpaired_difference,
 )
+from rollouts.evaluation.statistics import changes
 
 
 def shares_of_subsets(samples: int, successes: int, k: int) -> tuple[Fraction, Fraction]:
@@ -230,6 +231,17 @@ def test_the_p_value_of_few_tasks_is_the_share_of_sign_choices_with_as_large_a_s
     ]
     share = sum(abs(one) >= 2.0 for one in sums) / len(sums)
     assert paired_difference(np.zeros(5), differences).p_value == pytest.approx(share)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e6])
+def test_tasks_that_differ_by_rounding_alone_are_equal_and_do_not_count(scale: float) -> None:
+    first = np.array([0.0, 0.1 + 0.2, 0.3, 1.0, 0.5, 0.5, 0.5, 0.0]) * scale
+    second = np.array([-2.8e-17, 0.3, 0.1 + 0.2, 1.0 - 1e-16, 0.5, 0.6, 0.1 + 0.2 + 0.3, 0.1]) * scale
+    found = paired_difference(first, second)
+    assert found.p_value == pytest.approx(2 / 2**3), "of three tasks that changed by the same"
+    assert list(changes(first, second) != 0) == [False] * 5 + [True] * 3
+    unchanged = paired_difference(first[:5], second[:5])
+    assert (unchanged.difference.value, unchanged.difference.standard_error, unchanged.p_value) == (0.0, 0.0, 1.0)
 
 
 @pytest.mark.slow
