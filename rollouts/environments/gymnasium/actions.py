@@ -21,7 +21,9 @@ _MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 _NUMBER = re.compile(
     rf"(?<![\w.])(?>[-+{_MINUS}]?\.?\d+(?:\.+\d+)*(?:\.?[eE^]\s*+[-+{_MINUS}]?\s*+\d+)?)(?!\.?[\w\u207a\u207b])"
 )
-_NEGATIVE = re.compile(r"\b(?:minus|negative|neg\.?)\s*\Z", re.IGNORECASE)
+# A word and the first character of its number: no other word and no end of a sentence is between them, and only white
+# space before a number with a sign of its own.
+_NEGATIVE = re.compile(rf"\b(?:minus|negative|neg\.?)(?:\s*[-+{_MINUS}]|[^\w.!?]*[.\d])\Z", re.IGNORECASE)
 _DASH = re.compile(r"HYPHEN|MINUS|MAQAF|MACRON|\bDASH\b|HORIZONTAL(?! ELLIPSIS)")  # in the name of a character
 # What a sign may have between it and its number: tags, commands of LaTeX, emphasis; and lines that have only dashes.
 _MARKUP = re.compile(
@@ -65,8 +67,8 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
     action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
     finite numbers as it has, within its bounds. A minus, of any Unicode form or an entity of HTML, belongs to the
     number that directly follows it. In a space with negative actions no number is read where the text does not say
-    which sign it has: "- 2", "minus 2", "1-2", "x-2", "-<b>2</b>"; a minus or "minus" in a name is none. Raises
-    `ValueError`.
+    which sign it has: "- 2", "minus 2", "negative: 2", "1-2", "x-2", "-<b>2</b>"; a minus or "minus" in a name is none.
+    Raises `ValueError`.
     """
     text = _unescaped(text)
     return _discrete_action(text, space, action_names) if kind_of(space) == "discrete" else _box_action(text, space)
@@ -138,7 +140,7 @@ def _numbers(text: str, space: Any, ends: Sequence[int] = (0,)) -> Iterator[tupl
             *_, marks = re.split(r"[\w>]", left)
             begin = start - len(marks)
             dashes = [place for place, mark in enumerate(marks, begin) if _DASH.search(unicodedata.name(mark, ""))]
-            if word := _NEGATIVE.search(left):
+            if word := _NEGATIVE.search(left + text[start]):
                 start = last + word.start()
             elif dashes:  # with the word that it directly follows: "1-2"
                 start = dashes[0] - (dashes[0] == begin and text[begin - 1 : begin] not in ">")

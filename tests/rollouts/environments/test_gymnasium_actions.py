@@ -63,7 +63,22 @@ def test_a_text_without_one_action_is_refused(text, reason):
 
 @pytest.mark.parametrize("minus", list("-\u2212\u2010\u2011\u2013\ufe63\uff0d"), ids=ascii)
 def test_a_minus_directly_before_a_number_is_its_sign(minus):
-    for before in ("", "I push with ", "Well...", "a = ", "a=", "(", "**", "$", "<action>", "--->\n", "=> "):
+    befores = (
+        "",
+        "I push with ",
+        "Well...",
+        "negative: ",
+        "minus = ",
+        "a = ",
+        "a=",
+        "(",
+        "**",
+        "$",
+        "<action>",
+        "--->\n",
+        "=> ",
+    )
+    for before in befores:
         for written in (minus, f"&#x{ord(minus):x};"):
             assert parse_action(f"{before}{written}1", spaces.Discrete(3, start=-1)) == -1
         numbers = parse_action(f"{before}&#{ord(minus)};0.5, {minus}.25 1e-1", spaces.Box(-1, 1, (3,), np.float64))
@@ -76,6 +91,7 @@ def test_a_minus_directly_before_a_number_is_its_sign(minus):
         "- |\u2212 |-\t|-\u200b|\u2013\u00a0|- **|-$|-(|{-}",
         "--|-+|- -|\u2014|\u00b1|\u00ad|\u207b|\u2796|\u2500|\u05be|\u00af",
         "minus |Minus\n|<b>minus</b> |\\text{minus }|\\text{minus}|negative |neg. |minus **|minus <b>|\\minus ",
+        'negative: |Minus = |neg.:|negative=|(negative) |negative (|"minus", |**negative:** |negative -> |negative;\n',
         "x-|1-|1\u2013|1 - ",
         "Action: -\n|-\n\n|--- |--\n|x\n---\n- ",
         "-\\text{|-\\mathbf{|-\\boxed{|-\\left(|-\\textcolor{red}{|-<b>|<mo>\u2212</mo><mn>|-<i class='a b'>|a<b -<b>",
@@ -86,6 +102,7 @@ def test_a_minus_directly_before_a_number_is_its_sign(minus):
         "apart from the number",
         "another mark",
         "a word",
+        "a word and marks",
         "after another word",
         "on another line",
         "before its markup",
@@ -104,7 +121,8 @@ def test_a_number_whose_sign_is_not_clear_is_refused(signs):
     "text",
     [
         *("---\n\n2", "Action -> 2", "--> 2", "\u2014> 2", "left-handed: 2", "2 - as I said", "+2", "- I push\n2"),
-        *("| a |\n|---|\n| 2 |", "negative: 2", "2\u2026", "\u2026 2", "\u21e2 2", "<left-action>2", "\\boxed{2}"),
+        *("| a |\n|---|\n| 2 |", "The speed is negative. 2", "Negative!\n2", "negative, so 2", "The minus key: 2"),
+        *("2\u2026", "\u2026 2", "\u21e2 2", "<left-action>2", "\\boxed{2}"),
     ],
 )
 def test_a_dash_that_is_no_sign_of_a_number_does_not_matter(text):
