@@ -162,14 +162,16 @@ def _check_reasoning_markers(
     markers = renderer.format.reasoning
     if markers is None:
         return
-    prompt, turn = renderer.tokenizer.decode(prompt_ids[-4:]), renderer.tokenizer.decode(turn_ids)
+    prompt, turn = renderer.tokenizer.decode(prompt_ids), renderer.tokenizer.decode(turn_ids)
     is_open = not renderer.parse_response([], prompt_ids=prompt_ids).reasoning_complete
     if is_open and markers.end not in turn:
         cure = f"give its reasoning as reasoning_content or, ended with {markers.end}, in the content: as it is printed"
-        reason = f"the prompt ends with {prompt!r}, and the printed turn never ends reasoning"
+        reason = f"the prompt ends with {prompt[-60:]!r}, and the printed turn never ends reasoning"
         raise UnreachableTurnError(index, reason, cure=cure)
     if (is_open or prompt.rstrip().endswith(markers.end)) and turn.lstrip().startswith(markers.start):
-        raise UnreachableTurnError(index, f"the prompt ends with {prompt!r}, and the printed turn begins reasoning")
+        raise UnreachableTurnError(
+            index, f"the prompt ends with {prompt[-60:]!r}, and the printed turn begins reasoning"
+        )
 
 
 def _check_parses_back(format: Format, message: Mapping[str, Any], index: int, parsed: ParsedResponse) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from ast import literal_eval
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,6 +160,17 @@ def test_a_turn_of_which_the_template_drops_something_is_refused_with_what_and_a
     ) as caught:
         build(renderers_of(template)[thinking], messages, tools=corpus.TOOLS)
     assert messages[caught.value.message_index]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("template", ["own/glm-z1-32b-0414", "own/minimax", "own/qwq-32b"])
+def test_the_end_of_a_prompt_is_quoted_by_whole_characters_with_the_header_of_the_turn(template: str) -> None:
+    renderer, messages = renderer_of(template), [user("\U0001f9ea" * 80), says("An answer.")]
+    with pytest.raises(UnreachableTurnError, match="the printed turn never ends reasoning") as caught:
+        build_training_samples(renderer, messages)
+    quoted = literal_eval(str(caught.value).split("the prompt ends with ")[1].split(", and the printed")[0])
+    prompt = renderer.render_ids(messages[:1], add_generation_prompt=True)
+    assert renderer.tokenizer.decode(prompt).endswith(quoted)
+    assert re.search(r"(?s)(assistant|ai)\W+think>", quoted)
 
 
 @pytest.mark.parametrize("build", [build_training_sample, build_training_samples])
