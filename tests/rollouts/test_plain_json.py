@@ -123,8 +123,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["traj", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_no_export_holds_the_repr_of_a_tensor_or_array(tmp_path: Path, form: str) -> None:
+def test_no_export_holds_the_repr_of_a_tensor_or_array(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     episode = short("a")
     image = np.arange(40_000, dtype=np.float32).reshape(200, 200)  # its repr leaves most of it out
@@ -135,24 +134,19 @@ def test_no_export_holds_the_repr_of_a_tensor_or_array(tmp_path: Path, form: str
             message={"role": "assistant", "content": [{"type": "image", "image": image}]},
         )
     ]
-    out = tmp_path / f"out.{form}"
-    result = run("export", file_of(tmp_path / "t.mmr", episode), "--level", "full", f"--{form}", out)
+    out = tmp_path / "out.jsonl"
+    result = run("export", file_of(tmp_path / "t.mmr", episode), "--level", "full", "--jsonl", out)
     assert result.exit_code == 0, result.output
-    if form == "jsonl":
-        (turn,) = json.loads(out.read_text())["turns"]
-        info, message = turn["info"], turn["message"]
-        assert "tensor(" not in out.read_text()
-    else:
-        row = pytest.importorskip("pyarrow.parquet").read_table(out).to_pylist()[1]
-        info, message = json.loads(row["info"]), json.loads(row["message"])
+    (turn,) = json.loads(out.read_text())["turns"]
+    info, message = turn["info"], turn["message"]
+    assert "tensor(" not in out.read_text()
     for entry in (info["mask"], info["array"], message["content"][0]["image"]):
         np.testing.assert_array_equal(read_array(entry), image)
     assert info["deep"][0][0]["x"] == {"dtype": "float32", "shape": [2000], "data": [0.0] * 2000}
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_exported(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rollouts.trajectory import plain_json as module
 
@@ -160,16 +154,13 @@ def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_ex
     bad.turns = [dataclasses.replace(bad.turns[0], info={"when": datetime.date(2024, 1, 2)})]
     path = file_of(tmp_path / "t.mmr", short("a"), bad, short("b"))
     monkeypatch.setattr(module, "_TEXT", ())  # a class that this table forgot
-    result = run("export", path, "--level", "full", f"--{form}", tmp_path / "out")
+    result = run("export", path, "--level", "full", "--jsonl", tmp_path / "out")
     assert result.exit_code == 1
     assert (
         "not exported: record 1, episode 'bad': a value of type datetime.date cannot be written as JSON"
         in result.stderr
     )
     assert result.stdout.startswith("2 episodes")
-    if form == "parquet":
-        rows = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "out").to_pylist()
-        assert [row["episode_id"] for row in rows] == ["a", "a", "b", "b"]
 
 
 @pytest.mark.slow

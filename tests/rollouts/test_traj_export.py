@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trajectory_files import file_of, forked, lines, one_error, png, run, short
+from trajectory_files import file_of, forked, lines, one_error, run, short
 
 from renderers.installation import install_command
 from rollouts.trajectory.packed_episodes import pack_episodes
@@ -31,11 +31,10 @@ def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     first = forked()
     first.nodes = list(first.nodes)
-    extra = np.arange(4, dtype=np.uint8).reshape(2, 2)
-    first.nodes[1] = replace(first.nodes[1], extras={"routed_experts": extra}, content=np.array([True, False]))
+    first.nodes[1] = replace(first.nodes[1], content=np.array([True, False]))
     path = file_of(tmp_path / "t.mmr", first, short("second"))
     out = tmp_path / "nodes.parquet"
-    lines(run("export", path, "--level", "full", "--parquet", out))
+    lines(run("export", path, "--level", "node", "--parquet", out))
     rows = parquet.read_table(out).to_pylist()
     assert [(row["episode_id"], row["node"], row["parent"]) for row in rows] == [
         *(("forked", index, node.parent) for index, node in enumerate(first.nodes)),
@@ -45,25 +44,25 @@ def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:
     for row, node in zip(rows, first.nodes, strict=False):
         assert row["token_ids"] == node.token_ids.tolist()
         assert row["sampled"] == node.sampled.tolist()
-        assert np.array_equal(np.array(row["logprobs"], np.float32), node.logprobs)
+        sampled_logprobs = [logprob for logprob in row["logprobs"] if logprob is not None]
+        assert np.array_equal(np.array(sampled_logprobs, np.float32), node.logprobs)
         assert [medium["digest"] for medium in row["media"]] == [reference.source.digest for reference in node.media]
-    assert rows[0]["turn"] is None
-    assert json.loads(rows[0]["messages"]) == [{"role": "user", "content": "What is this?"}]
     assert rows[1]["content"] == [True, False]
-    (held,) = rows[1]["extras"]
-    read = np.frombuffer(held["data"], held["dtype"]).reshape(held["shape"])
-    assert np.array_equal(read, extra)
-    assert (rows[3]["turn"], rows[3]["reward"], rows[3]["episode_reward"]) == (1, 0.5, 0.75)
+    assert (rows[0]["turn"], rows[3]["turn"]) == (None, 1)
     assert (rows[0]["agent"], rows[3]["agent"]) == (None, "")
-    assert json.loads(rows[5]["message"])["content"] == "Shut."
-    assert (tmp_path / rows[0]["media"][0]["file"]).read_bytes() == png(1)
+
+
+def test_whole_episodes_are_for_jsonl_alone(tmp_path: Path) -> None:
+    error = one_error(
+        run("export", file_of(tmp_path / "t.mmr", short("a")), "--level", "full", "--parquet", tmp_path / "o.parquet")
+    )
+    assert "--level full is for --jsonl alone" in error
+    assert os.listdir(tmp_path) == ["t.mmr"]
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    error = one_error(
-        run("export", file_of(tmp_path / "t.mmr", short("a")), "--level", "full", "--parquet", tmp_path / "o.parquet")
-    )
+    error = one_error(run("export", file_of(tmp_path / "t.mmr", short("a")), "--parquet", tmp_path / "o.parquet"))
     assert install_command("parquet") in error
     assert os.listdir(tmp_path) == ["t.mmr"]
 

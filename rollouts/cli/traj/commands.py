@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -36,7 +35,6 @@ traj_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="A trajectory file (.mmr), or the directory of a run or demo.")
 ]
-T = TypeVar("T")
 
 
 @traj_commands.callback()
@@ -110,9 +108,7 @@ def export(
     parquet: Annotated[Path | None, typer.Option(metavar="NEW_FILE", help="Write a table to this new file.")] = None,
     level: Annotated[
         Level,
-        typer.Option(
-            help="What a row is; full: whole episodes as JSON, nodes with their messages as Parquet, media as files."
-        ),
+        typer.Option(help="What a row is; full: whole episodes as JSON lines, media as files."),
     ] = Level.EPISODE,
     images: Annotated[
         bool,
@@ -125,8 +121,8 @@ def export(
 ) -> None:
     """Write a row for each episode, turn or node as JSON lines or Parquet; of a run's directory with its metrics.jsonl.
 
-    With --level full the media of episodes.jsonl or episodes.parquet are written into the directory episodes-media
-    beside it, each once, named by its digest. Exits with 1 if a record could not be read or exported and was left out.
+    With --level full the media of episodes.jsonl are written into the directory episodes-media beside it, each once,
+    named by its digest. Exits with 1 if a record could not be read or exported and was left out.
     """
     if jsonl is None and parquet is None:
         exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")
@@ -135,12 +131,14 @@ def export(
     if modalities and (jsonl is not None or level is Level.FULL):
         option = "--images" if images else "--sounds"
         exit_with_error(f"{option} is for --parquet alone; --level full writes all media as files")
+    if parquet is not None and level is Level.FULL:
+        exit_with_error("--level full is for --jsonl alone; for --parquet pass --level episode, turn or node")
     all_problems: list[str] = []
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
         with made_directory(out.parent, of=out), new_file(out) as path:
             if level is Level.FULL:
-                written = _export_whole(file, out, path, problems, is_json=out is jsonl)
+                written = _export_whole(file, out, path, problems)
             else:
                 written = _export_rows(file, level, path, problems, is_json=out is jsonl, modalities=modalities)
         print_line(f"{written} in {out}")
@@ -164,20 +162,22 @@ def _export_rows(
     return counted(written, level.value)
 
 
-def _export_whole(file: Path, out: Path, path: Path, problems: list[str], *, is_json: bool) -> str:
+def _export_whole(file: Path, out: Path, path: Path, problems: list[str]) -> str:
     """Write whole episodes to the new file `path`, and their media beside `out`; returns what was written, in words."""
-    from rollouts.cli.traj.export import MediaFiles, json_line, node_rows, write_nodes
+    from rollouts.cli.traj.export import MediaFiles, json_line
 
-    with open_reader(file) as reader, MediaFiles(out.parent / f"{out.stem}-media", problems) as files:
-        episodes = printable_episodes(reader, problems)
-        if is_json:
-            written = 0
-            with path.open("w", encoding="ascii") as lines:
-                for line in _converted(episodes, partial(json_line, files=files), problems):
-                    lines.write(line)
-                    written += 1
-        else:
-            written = write_nodes(_converted(episodes, partial(node_rows, files=files), problems), path)
+    written = 0
+    with (
+        open_reader(file) as reader,
+        MediaFiles(out.parent / f"{out.stem}-media", problems) as files,
+        path.open("w", encoding="ascii") as lines,
+    ):
+        for episode in printable_episodes(reader, problems):
+            try:
+                lines.write(json_line(episode, files))
+                written += 1
+            except NoJsonFormError as error:
+                problems.append(f"{episode.name}: {error}")
         return f"{counted(written, 'episode')}, {len(files)} media"
 
 
@@ -229,12 +229,3 @@ def _find_episode(reader: RecordReader, name: str, problems: list[str]) -> Episo
         if str(episode.number) == name:
             by_number = episode
     return by_number
-
-
-def _converted(episodes: Iterator[Episode], convert: Callable[[Episode], T], problems: list[str]) -> Iterator[T]:
-    """Each episode, converted; `problems` gets a line for each that has a value without a JSON form."""
-    for episode in episodes:
-        try:
-            yield convert(episode)
-        except NoJsonFormError as error:
-            problems.append(f"{episode.name}: {error}")
