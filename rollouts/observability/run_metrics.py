@@ -26,8 +26,8 @@ from rollouts.runner.events import (
     RunnerEvent,
     TurnFinished,
     WeightsUpdated,
-    WeightUpdateFailed,
 )
+from rollouts.runner.reporting import COUNTED, counts_of
 from rollouts.values import mean_and_spread
 
 #: Upper bounds in seconds, from a renderer's milliseconds to an episode's hour.
@@ -107,13 +107,6 @@ def length_stops_warning(length_stops: int, turns: int) -> str:
 #: Over how many groups the means of rewards and staleness are taken.
 RECENT_GROUPS = 64
 
-#: The counters that are 0 at first.
-_COUNTED = (
-    *("episodes_started", "episodes_retried", "forks", "length_stops", "groups_finished", "groups_delivered"),
-    *("weight_updates", "weight_update_failures"),
-    *("turns", "prompt_tokens", "completion_tokens", "prompt_images", "prompt_sounds"),
-)
-
 #: Returns metrics that are not counted from events, by their keys (`EngineMonitor`, `RendererStats`).
 Source: TypeAlias = Callable[[], Mapping[str, float]]
 
@@ -141,7 +134,7 @@ class RunMetrics:
         self._retries: list[float] = []
         self._failed_sources: set[int] = set()  # by index
         self._queued: set[str] = set()
-        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self._counts: dict[str, float] = dict.fromkeys(COUNTED, 0)
         self.histograms = {
             name: Histogram()
             for name in (
@@ -169,11 +162,13 @@ class RunMetrics:
             GroupSkipped: self._group_skipped,
             GroupStale: self._group_stale,
             WeightsUpdated: self._weights_updated,
-            WeightUpdateFailed: self._weight_update_failed,
         }
 
     def __call__(self, event: RunnerEvent) -> None:
-        self._on_event[type(event)](event)
+        for name, amount in counts_of(event).items():
+            self._counts[name] = self._counts.get(name, 0) + amount
+        if handle := self._on_event.get(type(event)):
+            handle(event)
 
     def metrics(self) -> dict[str, float]:
         """Every metric that has a value now. A histogram has two keys, `NAME_count` and `NAME_sum`."""
@@ -239,7 +234,6 @@ class RunMetrics:
         return values
 
     def _episode_started(self, event: EpisodeStarted) -> None:
-        self._counts["episodes_started"] += 1
         self._running[event.episode_id] = ("", self._clock())
 
     def _episode_waiting(self, event: EpisodeWaiting) -> None:
@@ -248,11 +242,6 @@ class RunMetrics:
 
     def _turn_finished(self, event: TurnFinished) -> None:
         now = self._clock()
-        self._counts["turns"] += 1
-        self._counts["prompt_tokens"] += event.prompt_tokens
-        self._counts["completion_tokens"] += event.completion_tokens
-        self._counts["prompt_images"] += event.images
-        self._counts["prompt_sounds"] += event.sounds
         self.histograms["turn_seconds/engine"].add(event.engine_seconds)
         self.histograms["turn_seconds/renderer"].add(event.renderer_seconds)
         self.histograms["turn_seconds/environment"].add(event.environment_seconds)
@@ -261,45 +250,33 @@ class RunMetrics:
 
     def _episode_ended(self, event: EpisodeEnded) -> None:
         self._running.pop(event.episode_id, None)
-        self._counts[f"episodes_ended/{event.outcome}"] += 1
-        self._counts["forks"] += event.forks
-        self._counts["length_stops"] += event.length_stops
         self.histograms["episode_seconds"].add(event.seconds)
 
     def _episode_retried(self, event: EpisodeRetried) -> None:
-        self._counts["episodes_retried"] += 1
         now = self._clock()
         while self._retries and self._retries[0] <= now:
             heapq.heappop(self._retries)
         heapq.heappush(self._retries, now + event.delay_seconds)
 
     def _group_finished(self, event: GroupFinished) -> None:
-        self._counts["groups_finished"] += 1
         self.histograms["group_seconds"].add(event.seconds)
         self._queued.add(event.task_id)
         self._finished.append(event)
 
     def _group_delivered(self, event: GroupDelivered) -> None:
-        self._counts["groups_delivered"] += 1
         self._queued.discard(event.task_id)
         self._staleness.append(event.staleness)
 
     def _group_skipped(self, event: GroupSkipped) -> None:
-        self._counts[f"groups_skipped/{event.reason}"] += 1
         self._queued.discard(event.task_id)
 
     def _group_stale(self, event: GroupStale) -> None:
-        self._counts[f"groups_stale/{event.action}"] += 1
         if event.action == "drop":
             self._queued.discard(event.task_id)
 
     def _weights_updated(self, event: WeightsUpdated) -> None:
-        self._counts["weight_updates"] += 1
         self.histograms["weight_update_seconds"].add(event.seconds)
         self.weight_version = event.version
-
-    def _weight_update_failed(self, event: WeightUpdateFailed) -> None:
-        self._counts["weight_update_failures"] += 1
 
 
 def _mean(arrays: Iterable[np.ndarray]) -> float | None:

@@ -1,7 +1,6 @@
 """What a runner reports while it runs. Listeners are synchronous functions `listener(event)` on the event loop.
 
-A runner without listeners makes no event object. Durations are in seconds. `error` is the text of an error, empty
-where there is none.
+Durations are in seconds. `error` is the text of an error, empty where there is none.
 """
 
 from __future__ import annotations

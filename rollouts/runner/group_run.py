@@ -205,7 +205,6 @@ class GroupRun:
             if delay is not None:
                 if error is not None and is_outage(error):
                     settings.reporter.warn_of_outage(episode, settings.retry.outage_seconds)
-                settings.reporter.counters.episodes_retried += 1
                 settings.reporter.emit(EpisodeRetried, episode.episode_id, episode.error, delay)
                 settings.reporter.emit(EpisodeWaiting, episode.episode_id, episode.num_turns, "retry")
                 with self._claims.waiting():
@@ -224,7 +223,6 @@ class GroupRun:
         reporter, workers = settings.reporter, settings.workers
         episode = self._running[index] = job.new_trajectory()
         self._began[index] = self._settings.history.current_place
-        reporter.counters.episodes_started += 1
         reporter.emit(EpisodeStarted, job.episode_id, self.task.task_id, index, attempt)
         observer = EpisodeReporter(
             reporter,
@@ -251,9 +249,6 @@ class GroupRun:
         finally:
             self._running[index] = self._assigned[index] = None
             self._requested[index] = {}  # of an episode that was left, a request may run on
-            reporter.counters.episodes_ended[outcome] += 1
-            reporter.counters.forks += episode.forks
-            reporter.counters.length_stops += episode.length_stops
             reporter.emit(
                 EpisodeEnded,
                 job.episode_id,

@@ -3,56 +3,77 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
-from typing import ParamSpec
+from typing import Final, ParamSpec
 
 from rollouts.episodes.activity import Part, TurnCounts, TurnSeconds
 from rollouts.episodes.errors import EnvironmentFailedError, RemoteFailureError, RendererFailedError
 from rollouts.episodes.limits import EpisodeLimits
-from rollouts.runner.events import EpisodeWaiting, Listener, RunnerEvent, TurnFinished
+from rollouts.runner.events import (
+    EpisodeEnded,
+    EpisodeRetried,
+    EpisodeStarted,
+    EpisodeWaiting,
+    GroupDelivered,
+    GroupFinished,
+    GroupSkipped,
+    GroupStale,
+    Listener,
+    RunnerEvent,
+    TurnFinished,
+    WeightsUpdated,
+    WeightUpdateFailed,
+)
 from rollouts.trajectory.tree import Trajectory
 
+#: The counts that are 0 at first. Their names are those of `rollouts.observability.METRICS`.
+COUNTED: Final = (
+    *("episodes_started", "episodes_retried", "episodes_running", "forks", "length_stops"),
+    *("turns", "prompt_tokens", "completion_tokens", "prompt_images", "prompt_sounds"),
+    *("turn_seconds_sum/engine", "turn_seconds_sum/renderer", "turn_seconds_sum/environment"),
+    *("groups_finished", "groups_delivered", "weight_updates", "weight_update_failures"),
+)
 
-@dataclass(slots=True)
-class RunnerCounters:
-    """The counts of a runner. Their names are those of `rollouts.observability.METRICS`."""
 
-    episodes_started: int = 0
-    episodes_retried: int = 0
-    episodes_ended: Counter[str] = field(default_factory=Counter)
-    forks: int = 0
-    length_stops: int = 0
-    turns: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_images: int = 0
-    prompt_sounds: int = 0
-    engine_seconds: float = 0.0
-    renderer_seconds: float = 0.0
-    environment_seconds: float = 0.0
-    groups_finished: int = 0
-    groups_delivered: int = 0
-    groups_skipped: Counter[str] = field(default_factory=Counter)
-    groups_stale: Counter[str] = field(default_factory=Counter)
-    weight_updates: int = 0
-    weight_update_failures: int = 0
-
-    def as_dict(self) -> dict[str, float]:
-        """The counts by name; those with a label are `name/label`."""
-        values: dict[str, float] = {}
-        for name in (one.name for one in fields(self)):
-            value = getattr(self, name)
-            if isinstance(value, Counter):
-                values |= {f"{name}/{label}": count for label, count in value.items()}
-            elif name.endswith("_seconds"):
-                values[f"turn_seconds_sum/{name.removesuffix('_seconds')}"] = value
-            else:
-                values[name] = value
-        values["episodes_running"] = self.episodes_started - self.episodes_ended.total()
-        return values
+def counts_of(event: RunnerEvent) -> dict[str, float]:
+    """What an event adds to the counts of a run, by name; those with a label are `name/label`."""
+    match event:
+        case EpisodeStarted():
+            return {"episodes_started": 1, "episodes_running": 1}
+        case EpisodeRetried():
+            return {"episodes_retried": 1}
+        case TurnFinished():
+            return {
+                "turns": 1,
+                "prompt_tokens": event.prompt_tokens,
+                "completion_tokens": event.completion_tokens,
+                "prompt_images": event.images,
+                "prompt_sounds": event.sounds,
+                "turn_seconds_sum/engine": event.engine_seconds,
+                "turn_seconds_sum/renderer": event.renderer_seconds,
+                "turn_seconds_sum/environment": event.environment_seconds,
+            }
+        case EpisodeEnded():
+            return {
+                "episodes_running": -1,
+                f"episodes_ended/{event.outcome}": 1,
+                "forks": event.forks,
+                "length_stops": event.length_stops,
+            }
+        case GroupFinished():
+            return {"groups_finished": 1}
+        case GroupDelivered():
+            return {"groups_delivered": 1}
+        case GroupSkipped():
+            return {f"groups_skipped/{event.reason}": 1}
+        case GroupStale():
+            return {f"groups_stale/{event.action}": 1}
+        case WeightsUpdated():
+            return {"weight_updates": 1}
+        case WeightUpdateFailed():
+            return {"weight_update_failures": 1}
+    return {}
 
 
 P = ParamSpec("P")
@@ -63,24 +84,24 @@ _MANY_TURNS = 1000
 
 
 class Reporter:
-    """The counters and listeners of a runner.
+    """The counts and listeners of a runner.
 
     A listener that raises is logged and receives no further event: what observes a run does not end it. `listeners` are
     the others.
     """
 
     def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits = EpisodeLimits()) -> None:  # noqa: B008
-        self.counters = RunnerCounters()
+        self.counts: dict[str, float] = dict.fromkeys(COUNTED, 0)
         self.listeners = list(listeners)
         self._warns_of_turns = limits.max_turns is None and limits.episode_seconds is None
         self._logged: set[tuple[object, ...]] = set()  # the kinds of failures
         self.is_outage_logged = False  # since the latest turn
 
     def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Make an event and pass it to the listeners; without listeners, none is made."""
-        if not self.listeners:
-            return
+        """Make an event, count it and pass it to the listeners."""
         event = make_event(*args, **kwargs)
+        for name, amount in counts_of(event).items():
+            self.counts[name] = self.counts.get(name, 0) + amount
         for listener in self.listeners.copy():
             try:
                 listener(event)
@@ -168,17 +189,9 @@ class EpisodeReporter:
         self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 
     def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
-        reporter, counters = self._reporter, self._reporter.counters
-        counters.turns += 1
+        reporter = self._reporter
         reporter.is_outage_logged = False
         reporter.warn_of_turns(self._episode_id, turn + 1)
-        counters.prompt_tokens += counts.prompt_tokens
-        counters.completion_tokens += counts.completion_tokens
-        counters.prompt_images += counts.images
-        counters.prompt_sounds += counts.sounds
-        counters.engine_seconds += seconds.engine
-        counters.renderer_seconds += seconds.renderer
-        counters.environment_seconds += seconds.environment
         reporter.emit(
             TurnFinished,
             self._episode_id,

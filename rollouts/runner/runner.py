@@ -307,7 +307,7 @@ class Runner:
         A `rollouts.observability.RunMetrics` among the `listeners` counts more: times, rates, rewards, staleness.
         """
         return {
-            **self._reporter.counters.as_dict(),
+            **self._reporter.counts,
             **({} if self._workers is None else self._workers.metrics()),
             "groups_queued": sum(schedule.num_finished for schedule in self._schedules),
         }

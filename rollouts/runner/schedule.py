@@ -245,7 +245,6 @@ class Schedule:
         if is_too_old(self._mode, worst):
             group = replace(group, sample_weights=np.array([sample_weight(self._mode, age) for age in of_episodes]))
             self._count_stale(group.task.task_id, worst, "downweight")
-        self._reporter.counters.groups_delivered += 1
         self._reporter.emit(GroupDelivered, group.task.task_id, worst)
         return group
 
@@ -361,7 +360,6 @@ class Schedule:
                 await self._journal.started(run.task)
             group = await run.run()
             run.is_over = True
-            self._reporter.counters.groups_finished += 1
             self._reporter.emit(
                 GroupFinished,
                 task_id,
@@ -419,7 +417,6 @@ class Schedule:
             raise GroupFailedError(group.task.task_id, group.episodes, "skip_group", error) from error
 
     async def _skip(self, task_id: str, reason: str) -> None:
-        self._reporter.counters.groups_skipped[reason] += 1
         self._reporter.emit(GroupSkipped, task_id, reason)
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row == _MANY_SKIPPED:
@@ -465,5 +462,4 @@ class Schedule:
             await self._journal.discarded(task_id, f"stale by {age} versions")
 
     def _count_stale(self, task_id: str, age: int, action: str) -> None:
-        self._reporter.counters.groups_stale[action] += 1
         self._reporter.emit(GroupStale, task_id, age, action)

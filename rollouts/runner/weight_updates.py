@@ -73,13 +73,11 @@ class WeightUpdates:
             finally:
                 self._set_update(None)
         except Exception as error:
-            self._reporter.counters.weight_update_failures += 1
             self._reporter.emit(WeightUpdateFailed, version, describe_exception(error))
             raise
         finally:
             self.history.adopt_reported()  # also after an error
             self._running = self.history.expected = ""
-        self._reporter.counters.weight_updates += 1
         self._reporter.emit(WeightsUpdated, version, in_flight, time.monotonic() - started)
 
     def _reported_version(self) -> str:
