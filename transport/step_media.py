@@ -32,8 +32,6 @@ LINEAGE: Final = "multi_modal_lineage"
 _PATHS: Final = (("tokens",), ("response", "message", "tokens"))
 _ON_TOKENS, _ON_RESPONSE = range(2)  # the positions in `_PATHS`
 _ID_DTYPE: Final = np.dtype(np.int64)
-# Where a removed item is: on the tokens of the step itself, or on those of the step that it follows, or its response.
-_OWN, _PARENT_TOKENS, _PARENT_RESPONSE = range(3)
 _RESTORE_WHOLE: Final = (
     "Restore the whole list that drop_intermediate_multi_modal_data returned, in its order, and edit it then."
 )
@@ -58,8 +56,9 @@ class _Row(NamedTuple):
 
 
 _Table: TypeAlias = dict[str, list[_Row]]  # by modality
-#: By modality and row: None for an item that was kept, else where it is and its row there.
-_References: TypeAlias = dict[str, list[list[int] | None]]
+#: By modality and row: None for an item that was kept, else the step that has it (None: the step itself), the position
+#: in `_PATHS` of the place where it has it, and the row there.
+_References: TypeAlias = dict[str, list[list[int | None] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,6 @@ class _Step:
     def follows(self, earlier: _Step) -> bool:
         return self.prompt is not None and earlier.ids is not None and self.prompt.startswith(earlier.ids)
 
-    @property
-    def num_media(self) -> int:
-        return max(sum(map(len, table.values())) for table in self.tables)
-
 
 def drop_intermediate_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
     """The steps, with each media item only at the step that introduced it.
@@ -102,15 +97,18 @@ def drop_intermediate_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
     shortened = []
     for original, step in zip(steps, read, strict=True):
         earlier = [one for one in read[: step.number] if step.follows(one)]
-        earlier.sort(key=lambda one: (len(one.ids or b""), one.number), reverse=True)
+        earlier.sort(key=lambda one: (len(one.ids or b""), one.number), reverse=True)  # most of them are in the longest
         short = original
         for place, path in enumerate(_PATHS):
             data = _get(original, (*path, MEDIA_KEY))
             if _field(data, LINEAGE) is not None:
                 raise _step_error(step.number, "its media were removed already", "Call restore_multi_modal_data.")
-            parent, references = _choose_parent(step, place, earlier)
-            if _num_found(references):
-                short = _with_media(short, path, _shortened(data, parent, references))
+            references: _References = {
+                modality: [_find_row(step, place, earlier, modality, row) for row in rows]
+                for modality, rows in step.tables[place].items()
+            }
+            if any(one is not None for of_modality in references.values() for one in of_modality):
+                short = _with_media(short, path, _shortened(data, references))
         shortened.append(short)
     return shortened
 
@@ -125,10 +123,10 @@ def restore_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
     read: list[_Step] = []
     for number, step in enumerate(steps):
         whole = step
-        for path in _PATHS:
+        for place, path in enumerate(_PATHS):
             data = _get(whole, (*path, MEDIA_KEY))
             if _field(data, LINEAGE) is not None:
-                whole = _with_media(whole, path, _restored(_Step.read(number, whole), data, read))
+                whole = _with_media(whole, path, _restored(_Step.read(number, whole), place, data, read))
         restored.append(whole)
         read.append(_Step.read(number, whole))
     return restored
@@ -138,40 +136,16 @@ def _step_error(step: int, reason: str, cure: str) -> TransportError:
     return TransportError(f"step {step}: {reason}. {cure}")
 
 
-def _choose_parent(step: _Step, place: int, earlier: Sequence[_Step]) -> tuple[_Step | None, _References]:
-    """The step with most of the media at a place, the first of equal ones, and where they are."""
-    parent, references = None, _find_media(step, place, None)
-    own = most = _num_found(references)
-    if most == sum(map(len, references.values())):
-        return None, references
-    for candidate in earlier:
-        if own + candidate.num_media > most:
-            found = _find_media(step, place, candidate)
-            if _num_found(found) > most:
-                parent, references, most = candidate, found, _num_found(found)
-    return parent, references
-
-
-def _num_found(references: _References) -> int:
-    return sum(one is not None for of_modality in references.values() for one in of_modality)
-
-
-def _find_media(step: _Step, place: int, parent: _Step | None) -> _References:
-    """Where each item at a place is, besides there."""
-    references: _References = {}
-    for modality, rows in step.tables[place].items():
-        references[modality] = [_find_row(step, place, parent, modality, row) for row in rows]
-    return references
-
-
-def _find_row(step: _Step, place: int, parent: _Step | None, modality: str, row: _Row) -> list[int] | None:
+def _find_row(step: _Step, place: int, earlier: Sequence[_Step], modality: str, row: _Row) -> list[int | None] | None:
+    """Where an item at a place is, besides there."""
     if place == _ON_RESPONSE and (index := _index_of(row, step.tables[_ON_TOKENS].get(modality, ()))) is not None:
-        return [_OWN, index]
-    if parent is None or row.end * _ID_DTYPE.itemsize > len(parent.ids or b""):
-        return None
-    for source, table in zip((_PARENT_TOKENS, _PARENT_RESPONSE), parent.tables, strict=True):
-        if (index := _index_of(row, table.get(modality, ()))) is not None:
-            return [source, index]
+        return [None, _ON_TOKENS, index]
+    for one in earlier:
+        if row.end * _ID_DTYPE.itemsize > len(one.ids or b""):
+            continue
+        for source, table in enumerate(one.tables):
+            if (index := _index_of(row, table.get(modality, ()))) is not None:
+                return [one.number, source, index]
     return None
 
 
@@ -189,7 +163,7 @@ def _same(one: _Row, other: _Row) -> bool:
         return False
 
 
-def _shortened(data: Any, parent: _Step | None, references: _References) -> dict[str, Any]:
+def _shortened(data: Any, references: _References) -> dict[str, Any]:
     """`data` with only the kept media, and the record of the others."""
     short = dict(data) if isinstance(data, Mapping) else {}
     for name in COLUMNS:
@@ -201,21 +175,19 @@ def _shortened(data: Any, parent: _Step | None, references: _References) -> dict
                 )
                 for modality, entries in column.items()
             }
-    number = None if parent is None else parent.number
-    short[LINEAGE] = {"parent": number, "media": references, "object": isinstance(data, MultiModalData)}
+    short[LINEAGE] = {"media": references, "object": isinstance(data, MultiModalData)}
     return short
 
 
-def _restored(step: _Step, data: Mapping[str, Any], read: Sequence[_Step]) -> Any:
+def _restored(step: _Step, place: int, data: Mapping[str, Any], read: Sequence[_Step]) -> Any:
     """The inverse of `_shortened`."""
     kept, columns = _read_table(step.number, data), {}
     try:
         record = data[LINEAGE]
-        sources = [step.tables[_ON_TOKENS], *_tables_of_parent(step, record["parent"], read)]
         if kept.keys() != record["media"].keys():
             raise _step_error(step.number, "its kept media were edited", _RESTORE_WHOLE)
         rows = {
-            modality: list(_restored_rows(step.number, modality, of_modality, kept[modality], sources))
+            modality: list(_restored_rows(step, place, modality, of_modality, kept[modality], read))
             for modality, of_modality in record["media"].items()
         }
         for index, name in enumerate(COLUMNS):
@@ -236,29 +208,24 @@ def _restored(step: _Step, data: Mapping[str, Any], read: Sequence[_Step]) -> An
     return whole
 
 
-def _tables_of_parent(step: _Step, parent: Any, read: Sequence[_Step]) -> tuple[_Table, ...]:
-    if parent is None:
-        return ()
-    if type(parent) is not int or not 0 <= parent < len(read) or not step.follows(read[parent]):
-        reason = f"step {short_repr(parent)}, which has its removed media, is missing"
-        raise _step_error(step.number, reason, _RESTORE_WHOLE)
-    return read[parent].tables
-
-
 def _restored_rows(
-    number: int, modality: str, references: Sequence[Any], kept: Sequence[_Row], sources: Sequence[_Table]
+    step: _Step, place: int, modality: str, references: Sequence[Any], kept: Sequence[_Row], read: Sequence[_Step]
 ) -> Iterator[_Row]:
     if sum(one is None for one in references) != len(kept):
-        raise _step_error(number, f"its kept {modality} media were edited", _RESTORE_WHOLE)
+        raise _step_error(step.number, f"its kept {modality} media were edited", _RESTORE_WHOLE)
     left = iter(kept)
     for one in references:
         if one is None:
             yield next(left)
             continue
-        source, row = one
-        if min(source, row) < 0 or row >= len(sources[source].get(modality, ())):
-            raise _step_error(number, f"removed {modality} media are missing", _RESTORE_WHOLE)
-        yield sources[source][modality][row]
+        number, source, row = one
+        holder = step if number is None else read[number]
+        rows = holder.tables[source].get(modality, ())
+        is_there = step.follows(holder) if number is not None else (place, source) == (_ON_RESPONSE, _ON_TOKENS)
+        if not is_there or min(number or 0, source, row) < 0 or row >= len(rows):
+            reason = f"the {modality} that step {short_repr(number)} held is missing"
+            raise _step_error(step.number, reason, _RESTORE_WHOLE)
+        yield rows[row]
 
 
 def _read_ids(number: int, step: Any) -> tuple[bytes | None, bytes | None]:

@@ -127,15 +127,21 @@ RECORDS: list[Any] = [
     5,
     {},
     {"image": 5},
-    {"image": [[7, 0], None]},
-    {"image": [[1, -1], None]},
-    {"image": [[-1, 0], None]},
-    {"image": [[1, 10**30], None]},
-    {"image": [[1, "0"], None]},
-    {"image": [[1], None]},
-    {"image": [[1, 0], None, None]},
-    {"image": [[1, 0], [1, 0], [1, 0]]},
-    {"video": [[1, 0]]},
+    {"image": [[7, 0, 0], None]},
+    {"image": [[1, 0, 0], None]},
+    {"image": [[-1, 0, 0], None]},
+    {"image": [[None, 0, 0], None]},
+    {"image": [[None, 1, 0], None]},
+    {"image": [["0", 0, 0], None]},
+    {"image": [[0, 2, 0], None]},
+    {"image": [[0, -1, 0], None]},
+    {"image": [[0, 0, -1], None]},
+    {"image": [[0, 0, 10**30], None]},
+    {"image": [[0, 0, "0"], None]},
+    {"image": [[0, 0], None]},
+    {"image": [[0, 0, 0], None, None]},
+    {"image": [[0, 0, 0], [0, 0, 0], [0, 0, 0]]},
+    {"video": [[0, 0, 0]]},
 ]
 
 
@@ -219,7 +225,7 @@ def introduced(steps: list[tuple[str, str]]) -> Counter[str]:
     """Independently of the code: which images a reader of the list meets for the first time in their lineage.
 
     In characters, where every token is one: an image is carried if some earlier step's characters, images read as
-    placeholders, begin this step's and show it at the same place; of several, the step that carries most.
+    placeholders, begin this step's and show it at the same place.
     """
     counts: Counter[str] = Counter()
 
@@ -231,8 +237,7 @@ def introduced(steps: list[tuple[str, str]]) -> Counter[str]:
         for earlier, said in steps[:number]:
             whole = earlier + said
             if blind(text).startswith(blind(whole)):
-                here = {at for at, letter in enumerate(whole) if letter in PIXELS and text[at] == letter}
-                carried = max(carried, here, key=len)
+                carried |= {at for at, letter in enumerate(whole) if letter in PIXELS and text[at] == letter}
         counts.update(letter for at, letter in enumerate(text) if letter in PIXELS and at not in carried)
     return counts
 
