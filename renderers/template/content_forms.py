@@ -49,10 +49,6 @@ class ContentForms:
         self._template = template
         self._cache: dict[str, _Forms] = {}
 
-    def of_role(self, role: str) -> frozenset[ContentForm]:
-        """The forms that the template reads of a role at every position; may be empty."""
-        return self._of(role).everywhere
-
     def reads(self, role: str) -> bool:
         """Whether the template prints the content of a role, in some form, at some position."""
         return bool(self._of(role).somewhere)
@@ -65,7 +61,7 @@ class ContentForms:
 
     def content(self, role: str, text: str) -> str | list[dict[str, str]]:
         """A text as content in a form that the template reads; a string where it reads both forms or none."""
-        return content(text, "parts" if self.of_role(role) == {"parts"} else "text")
+        return content(text, "parts" if self._of(role).everywhere == {"parts"} else "text")
 
     def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checked message in a form that the template reads; unchanged if it is read or cannot be converted.

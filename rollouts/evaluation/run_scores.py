@@ -182,17 +182,12 @@ def _rows_of_episodes(stored: StoredRun, problems: list[str]) -> Iterator[GroupM
     problems.append("it has no metrics.jsonl: rewards are those of the environment, without group rewards")
 
 
-def task_of(trajectory: Trajectory) -> str:
-    """The id of the task of a stored episode: that of its group. An episode without a group is a task by itself."""
-    return trajectory.group_id or trajectory.episode_id or "episode"
-
-
 def _group_of(trajectory: Trajectory) -> Group:
     versions = dict.fromkeys(span.version for node in trajectory.nodes for span in node.weight_spans)
     order = VersionOrder()
     oldest = min(versions, key=lambda version: order.place(version) or 0, default="")  # of names, the first
     return Group(
-        task=Task(task_of(trajectory)),
+        task=Task(trajectory.group_id or trajectory.episode_id or "episode"),  # without a group, a task by itself
         episodes=(trajectory,),
         attempts=(1,),
         rewards=np.array([trajectory.reward], np.float64),

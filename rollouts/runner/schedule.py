@@ -117,11 +117,6 @@ class Schedule:
     # The consumer.
 
     @property
-    def num_undelivered(self) -> int:
-        """Groups that run or wait for delivery."""
-        return len(self._running) + len(self._finished)
-
-    @property
     def num_finished(self) -> int:
         """Groups that wait for delivery."""
         return len(self._finished) + len(self._stored)
@@ -300,7 +295,8 @@ class Schedule:
                         break
                     self._start(run)
                     await asyncio.sleep(0)  # what else is due on the event loop does not wait for all groups to begin
-                if self._workers_are_closed():
+                workers = self._settings.workers
+                if not isinstance(workers, EpisodeWorker) and workers.is_closed:
                     self._lacks_workers = True
                     return
                 changed.clear()
@@ -331,12 +327,8 @@ class Schedule:
             and capacity.claimed + capacity.waiting < 2 * capacity.limit
             and len(self._finished) < max_finished
             and len(self._finished) + capacity.assembling <= max_finished
-            and (limit is None or self.num_undelivered < limit)
+            and (limit is None or len(self._running) + len(self._finished) < limit)
         )
-
-    def _workers_are_closed(self) -> bool:
-        workers = self._settings.workers
-        return not isinstance(workers, EpisodeWorker) and workers.is_closed
 
     async def _next_run(self) -> GroupRun:
         """The next group to be started. Raises `StopAsyncIteration` and `TaskSourceError`."""

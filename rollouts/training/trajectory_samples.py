@@ -12,8 +12,8 @@ from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, TrajectoryError
-from rollouts.training.samples import TrainingSample
-from rollouts.trajectory.token_node import ROUTED_EXPERTS, TEACHER_COLUMNS, TokenNode
+from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
+from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_choice, finite_number
 
@@ -76,8 +76,7 @@ def samples_from_trajectory(
                 media=media,
                 weight_spans=_trained_spans([trajectory.nodes[index] for index in trained]),
                 name=f"{trajectory.episode_id}/{leaf}",
-                routed_experts=_routed_experts(trajectory, leaf, path),
-                **_teacher_columns(trajectory, leaf, path),
+                **_reported_columns(trajectory, leaf, path),
                 top_logprobs=trajectory.top_logprobs(leaf),
             )
         )
@@ -101,18 +100,11 @@ def _columns(
     return {"token_ids": token_ids, "loss_mask": loss_mask, **columns}
 
 
-def _routed_experts(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> np.ndarray | None:
-    """The experts of the tokens of a path; None unless those of every token were reported."""
-    if any(ROUTED_EXPERTS not in trajectory.nodes[index].extras for index in path):
-        return None
-    return trajectory.extra(leaf, ROUTED_EXPERTS)  # noqa: S610 - the rule is about Django's querysets
-
-
-def _teacher_columns(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> dict[str, np.ndarray]:
-    """The columns of a teacher that every node of a path has."""
+def _reported_columns(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> dict[str, np.ndarray]:
+    """The routed experts and the columns of a teacher, as far as every node of a path has them."""
     return {
         name: trajectory.extra(leaf, name)  # noqa: S610 - the rule is about Django's querysets
-        for name in TEACHER_COLUMNS
+        for name in OPTIONAL_COLUMNS
         if all(name in trajectory.nodes[index].extras for index in path)
     }
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError, PixelMismatchError, RolloutsError
 from rollouts.trajectory.media_reference import MediaReference, processor_for
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import Bfloat16Array
+from rollouts.values import Bfloat16Array, check_choice
 from transport import decode, encode, wire_type
 
 PixelForm = Literal["source", "uint8", "float32", "bfloat16", "none"]
@@ -78,7 +78,8 @@ class PackedEpisodes:
         saw; otherwise raises `PixelMismatchError`, which names both fingerprints. In the array forms they return the
         pixels that were sent. With `none`, raises `RolloutsError` if the episodes have media.
         """
-        if _check_form(self.pixels) == "none":
+        check_choice("pixels", self.pixels, PixelForm)
+        if self.pixels == "none":
             if next(self._references(), None) is not None:
                 raise RolloutsError(
                     'these media were packed with pixels="none". Pack them in another form to have their pixels.'
@@ -125,7 +126,8 @@ def pack_episodes(
     """
     if not isinstance(episodes, Sequence) or not all(isinstance(one, Trajectory) for one in episodes):
         raise ArgumentError("episodes", episodes, "pass a list of Trajectory, also for one: [trajectory]")
-    if _check_form(pixels) == "source":
+    check_choice("pixels", pixels, PixelForm)
+    if pixels == "source":
         return PackedEpisodes(pixels, list(episodes))
     items: dict[str, MediaSource] = {}
     if pixels != "none":
@@ -134,13 +136,6 @@ def pack_episodes(
                 packed = _packed_item(reference.derive(processors or {}), pixels)
                 items[reference.mm_hash] = MediaSource.of(encode(packed))
     return PackedEpisodes(pixels, [_without_sources(episode) for episode in episodes], items)
-
-
-def _check_form(form: PixelForm) -> PixelForm:
-    """Raises `ArgumentError` for a value that is no `PixelForm`."""
-    if form not in get_args(PixelForm):
-        raise ArgumentError("pixels", form, f"pass one of {', '.join(get_args(PixelForm))}")
-    return form
 
 
 @dataclass(frozen=True, slots=True)

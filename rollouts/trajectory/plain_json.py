@@ -41,8 +41,10 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, (float, np.floating)):
         return short_float(value)
+    if isinstance(value, np.generic) and value.dtype.kind in "mM":
+        return str(value)
     if isinstance(value, np.generic):
-        return _scalar(value)
+        return plain(value.tobytes() if value.dtype.kind == "V" else value.item())
     if isinstance(value, np.ndarray):
         return _array(str(value.dtype), value)
     if is_tensor(value):
@@ -72,12 +74,6 @@ def _mapping(value: Mapping[Any, Any]) -> Any:
     if len(named) < len(value):
         return [[plain(key), plain(one)] for key, one in value.items()]
     return {key: plain(one) for key, one in named.items()}
-
-
-def _scalar(value: np.generic) -> Any:
-    if value.dtype.kind in "mM":
-        return str(value)
-    return plain(value.tobytes() if value.dtype.kind == "V" else value.item())
 
 
 def _array(dtype: str, array: np.ndarray) -> dict[str, Any]:

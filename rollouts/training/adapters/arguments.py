@@ -144,7 +144,7 @@ def check_samples(
     Raises `AdapterError`, with the `index` of the sample, for the first other one.
     """
     given = checked_samples(samples)
-    placeholder_ids = _placeholder_ids(given)
+    placeholder_ids = np.unique(np.concatenate([one.token_ids[mm_token_type_ids(one) > 0] for one in given]))
     for index, sample in enumerate(given):
         try:
             _refuse_sound_of_video(target, sample)
@@ -180,11 +180,6 @@ def refuse_parts(target: str, sample: TrainingSample, lacking: Collection[str], 
             raise AdapterError(
                 target, sample, part, f"the type has no field for it. Pass omit=({part!r},) to leave it out"
             )
-
-
-def _placeholder_ids(samples: Sequence[TrainingSample]) -> np.ndarray:
-    """The distinct ids (k,) of the feature tokens of all media."""
-    return np.unique(np.concatenate([sample.token_ids[mm_token_type_ids(sample) > 0] for sample in samples]))
 
 
 def _refuse_literal_placeholders(target: str, sample: TrainingSample, ids: np.ndarray) -> None:

@@ -17,7 +17,7 @@ from renderers import MediaItem
 from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
-from rollouts.models.expert_routing import num_experts, replayed_experts
+from rollouts.models.expert_routing import RoutingComparison, num_experts, replayed_experts
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.mismatch.compared import compare_tokens
@@ -227,13 +227,13 @@ def _test_temperature(model: Any, pad_id: int, examined: Sequence[_Examined], to
     if not finite:
         return HypothesisResult("another temperature", Cause.WRONG_TEMPERATURE)
     batch = TrainingBatch.from_samples([each.sample for each in finite], pad_id=pad_id)
-    fitted = fitted_temperature(model, batch, np.concatenate([each.reported for each in finite]))
+    temperature, logprobs = _fitted_temperature(model, batch, np.concatenate([each.reported for each in finite]))
     ends = np.cumsum([len(each.reported) for each in finite])[:-1]
     least = {
         each.index: float(np.abs(each.reported - values).mean())
-        for each, values in zip(finite, np.split(fitted.logprobs, ends), strict=True)
+        for each, values in zip(finite, np.split(logprobs, ends), strict=True)
     }
-    name = f"a temperature of {fitted.temperature:.3g}"
+    name = f"a temperature of {temperature:.3g}"
     return _result(name, Cause.WRONG_TEMPERATURE, examined, least, tolerance)
 
 
@@ -244,13 +244,13 @@ def _test_routing(model: Any, pad_id: int, examined: Sequence[_Examined], tolera
         reason = "the samples have no routed_experts; let the server report them"
         return HypothesisResult(name, Cause.MOE_ROUTING, skipped=reason)
     try:
-        replayed = [replayed_routing(model, pad_id, each.sample) for each in recorded]
+        replayed = [_replayed_routing(model, pad_id, each.sample) for each in recorded]
     except (ArgumentError, SampleError, UnsupportedModelError) as error:
         return HypothesisResult(name, Cause.MOE_ROUTING, skipped=str(error))
-    different, choices = sum(each.different for each in replayed), sum(each.choices for each in replayed)
+    different, choices = sum(one.different for _, one in replayed), sum(one.choices for _, one in replayed)
     least = {
-        each.index: float(np.abs(each.reported - values.logprobs).mean())
-        for each, values in zip(recorded, replayed, strict=True)
+        each.index: float(np.abs(each.reported - logprobs).mean())
+        for each, (logprobs, _) in zip(recorded, replayed, strict=True)
     }
     counted = f"{name} ({different} of {choices} choices differ)"
     return _result(counted, Cause.MOE_ROUTING, examined, least, tolerance)
@@ -319,19 +319,9 @@ def _variants(hypothesis: Hypothesis, sample: TrainingSample, items: Sequence[Me
     return variants
 
 
-class ReplayedRouting(NamedTuple):
-    """`logprobs` of the trained tokens, float64 (n,), with the sampler's experts.
-
-    `choices`: the experts of a token in a layer, counted over all; `different`: those for which the model chose others.
-    """
-
-    logprobs: np.ndarray
-    choices: int
-    different: int
-
-
-def replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> ReplayedRouting:
-    """The log-probabilities of a sample, which has `routed_experts`, in one forward pass with these experts.
+def _replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> tuple[np.ndarray, RoutingComparison]:
+    """The log-probabilities of the trained tokens of a sample with its `routed_experts`, float64 (n,), in one forward
+    pass; and how many of these experts the model itself did not choose.
 
     Raises the errors of `replayed_experts` and `token_logprobs`.
     """
@@ -341,26 +331,20 @@ def replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> Replaye
     forward = ForwardPass(model)  # the first one of a model runs a pass of its own
     with replayed_experts(forward.architecture, experts[1:]) as comparison:
         tokens = compare_tokens(batch, token_logprobs(model, batch))
-    return ReplayedRouting(tokens.trainer.astype(np.float64), comparison.choices, comparison.different)
+    return tokens.trainer.astype(np.float64), comparison
 
 
 _LARGEST_TEMPERATURE = 20.0
 
 
-class FittedTemperature(NamedTuple):
-    """`temperature`, and the log-probabilities of the trained tokens at it, float64 (n,)."""
-
-    temperature: float
-    logprobs: np.ndarray
-
-
-def fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) -> FittedTemperature:
-    """The temperature T that brings log softmax(z / T) of the trained tokens closest to `reported` float64 (n,).
+def _fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) -> tuple[float, np.ndarray]:
+    """The temperature T that brings log softmax(z / T) of the trained tokens closest to `reported` float64 (n,), and
+    their log-probabilities at it, float64 (n,).
 
     Least squares over b = 1 / T by Gauss-Newton: the derivative of log softmax(b z) at the token y is z_y minus the
     mean of z, which is (log-probability + entropy) / b. One forward pass a step, at most 8, between T = 0.05 and 20.
     """
-    inverse, best = 1.0, FittedTemperature(1.0, np.empty(0))
+    inverse, best = 1.0, (1.0, np.empty(0))
     least = np.inf
     for _ in range(8):
         scored = token_logprobs_and_entropy(model, batch, temperature=1 / inverse)
@@ -368,7 +352,7 @@ def fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) -
         entropy = compare_tokens(batch, scored.entropy).trainer
         rest = reported - logprobs
         if (error := float(rest @ rest)) < least:
-            least, best = error, FittedTemperature(1 / inverse, logprobs)
+            least, best = error, (1 / inverse, logprobs)
         slope = (logprobs + entropy) / inverse
         if not (curvature := float(slope @ slope)):
             return best
