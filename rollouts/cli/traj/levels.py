@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -15,10 +15,9 @@ import numpy as np
 from renderers.errors import MediaError
 from renderers.messages import Modality
 from rollouts.cli.traj.media_files import file_contents
-from rollouts.cli.traj.table_file import imported_pyarrow, write_table
 from rollouts.cli.traj.value_types import ValueType
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
-from rollouts.errors import ExportError, NoJsonFormError
+from rollouts.errors import ExportError, MissingExtraError, NoJsonFormError
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.report.run_files import RunFiles
 from rollouts.rewards import episode_reward_parts
@@ -306,7 +305,7 @@ def write_parquet(
     fixed form: for their types, and for their values.
     `notes` gets a line for each place whose values are text of JSON. Raises `MissingExtraError`, `OSError`.
     """
-    pyarrow = imported_pyarrow()
+    pyarrow = _imported_pyarrow()
     types = {name: ValueType() for name in _FREE[level]}
     for found in find_episodes(file, [], media=False) if types else ():
         for row in _rows(found, level, _NO_FILES, []):
@@ -320,7 +319,32 @@ def write_parquet(
         for found in find_episodes(file, problems, media=bool(modalities))
         for row in _rows(found, level, files, problems)
     )
-    return write_table(pyarrow, out, schema, rows, _size)
+    return _write_table(pyarrow, out, schema, rows)
+
+
+def _imported_pyarrow() -> Any:
+    """The module `pyarrow`. Raises `MissingExtraError`."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("export to Parquet", "parquet", "pyarrow") from error
+    return pyarrow
+
+
+def _write_table(pyarrow: Any, path: Path, schema: Any, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows to the new file `path`; returns their number. Memory holds 1,024 of them, or 32 MiB by `_size`."""
+    written, size = 0, 0
+    waiting: list[dict[str, Any]] = []
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for row in rows:
+            waiting.append(row)
+            size += _size(row)
+            if len(waiting) == 1024 or size > 32 << 20:
+                writer.write_table(pyarrow.Table.from_pylist(waiting, schema))
+                written, size, waiting = written + len(waiting), 0, []
+        writer.write_table(pyarrow.Table.from_pylist(waiting, schema))
+    return written + len(waiting)
 
 
 def _rows(found: Found, level: Level, files: FileColumns, problems: list[str]) -> list[dict[str, Any]]:
