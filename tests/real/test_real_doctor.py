@@ -17,8 +17,8 @@ from vllm_server import VLLMServer
 from renderers import load_renderer
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.doctor.mismatch_check import mismatch
-from rollouts.cli.doctor.rendering_checks import image_rendering
-from rollouts.cli.doctor.target import Outcome, Target, ok
+from rollouts.cli.doctor.rendering_checks import rendering
+from rollouts.cli.doctor.target import Finding, Target
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
 
@@ -36,7 +36,7 @@ def run_doctor(server: VLLMServer, *options: str, directory: Path | None = None,
 
 
 def findings(result: Result) -> dict[str, dict]:
-    return {finding["check"]: finding for finding in json.loads(result.stdout)["findings"]}
+    return json.loads(result.stdout)["findings"]
 
 
 @EVERY_GENERATING
@@ -46,9 +46,8 @@ def test_a_sound_server_passes_every_check(vllm_server):
     assert {check: one["seen"] for check, one in found.items() if one["outcome"] != "ok"} == {}
     assert result.exit_code == 0
     assert {
-        *("reachable", "version", "served model", "token endpoint", "control routes", "tokenizer", "text tokens"),
-        *("image tokens", "image features", "text request", "stop token", "log-probabilities", "image request"),
-        *("mismatch, text", "mismatch, image"),
+        *("server", "served model", "token endpoint", "control routes", "tokenizer", "text tokens"),
+        *("image rendering", "text request", "stop token", "log-probabilities", "image request", "mismatch"),
     } == found.keys()
 
 
@@ -64,13 +63,10 @@ async def test_pixels_normalised_twice_are_found_although_the_server_answers_200
         engine = VLLMEngine(vllm_server.base_url)
         trapped = replace(target, engine=engine, capabilities=wrong)
         try:
-            trapped.findings["image request"] = ok("")
-            features = {one.check: one for one in await image_rendering(trapped)}
-            assert "pixel_values is float32" in features["image features"].seen
-            scored = {one.check: one for one in await mismatch(trapped, max_gigabytes=1)}
-            assert scored["mismatch, text"].outcome is Outcome.OK
-            assert scored["mismatch, image"].outcome is Outcome.FAILED
-            assert "doubled normalisation: equal when computed with" in scored["mismatch, image"].seen
+            trapped.findings["image request"] = Finding("ok", "")
+            assert "pixel_values is float32" in (await rendering(trapped, modality="image")).seen
+            seen = (await mismatch(trapped, max_gigabytes=1)).seen
+            assert "too large for image: doubled normalisation: equal when computed with" in seen
         finally:
             await engine.close()
 
@@ -83,8 +79,8 @@ def test_a_directory_with_other_weights_and_another_template_is_found(vllm_serve
     result = run_doctor(vllm_server, directory=other)
     found = findings(result)
     assert result.exit_code == 1
-    assert {check for check, one in found.items() if one["outcome"] == "failed"} == {*("text tokens", "mismatch, text")}
-    for check, words in (("text tokens", "--chat-template"), ("mismatch, text", "from --model")):
+    assert {check for check, one in found.items() if one["outcome"] == "failed"} == {"text tokens", "mismatch"}
+    for check, words in (("text tokens", "--chat-template"), ("mismatch", "from --model")):
         assert words in found[check]["cure"]
 
 
@@ -96,9 +92,10 @@ def test_a_wrong_image_mean_is_found_wherever_the_server_normalises(vllm_server,
     found = findings(run_doctor(vllm_server, directory=other))
     failed = [check for check, one in found.items() if one["outcome"] == "failed"]
     assert failed
-    assert set(failed) <= {"image features", "mismatch, image"}
-    if "mismatch, image" in failed:
-        assert "normalisation: equal when computed with" in found["mismatch, image"]["seen"]
+    assert set(failed) <= {"image rendering", "mismatch"}
+    if "mismatch" in failed:
+        assert "too large for image: " in found["mismatch"]["seen"]
+        assert "normalisation: equal when computed with" in found["mismatch"]["seen"]
 
 
 # Families: each as it is right, and with one mistake in the directory that the server is compared with.
@@ -134,9 +131,9 @@ def nothing(directory: Path) -> None:
 
 
 Findings = Mapping[str, str]  # by check, words that its result or its cure has
-AS_FILES: Findings = {"image features": "content_parts"}
+AS_FILES: Findings = {"image rendering": "content_parts"}
 # vLLM's attention for the CPU has no bidirectional ranges, so a server of Gemma 3 is never right here.
-ON_CPU: Findings = {"mismatch, image": "no fault that was tested explains it"}
+ON_CPU: Findings = {"mismatch": "too large for image: no fault that was tested explains it"}
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 
@@ -149,36 +146,36 @@ HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
         (
             "glm-4.5v",
             lambda directory: change_images(directory, size={"shortest_edge": 448 * 448, "longest_edge": 2**22}),
-            {"image tokens": "files of the processor"},
-            {"image request": "image tokens failed"},
+            {"image rendering": "files of the processor"},
+            {"image request": "image rendering failed"},
         ),
         ("internvl3", nothing, {}, AS_FILES),
         (
             "internvl3",
             lambda directory: change_images(directory, **HALF),
-            {"mismatch, image": "other normalisation: equal when computed with"},
+            {"mismatch": "too large for image: other normalisation: equal when computed with"},
             AS_FILES,
         ),
         ("idefics3", nothing, {}, AS_FILES),
         (
             "idefics3",
             lambda directory: change_weights(directory, "patch_embedding.weight", 1.5),
-            {"mismatch, image": "no fault that was tested explains it"},
+            {"mismatch": "too large for image: no fault that was tested explains it"},
             AS_FILES,
         ),
         ("llava-onevision", nothing, {}, {}),
         (
             "llava-onevision",
             lambda directory: change_images(directory, resample=0),
-            {"image features": "files of the processor"},
-            {"image request": "image features failed"},
+            {"image rendering": "files of the processor"},
+            {"image request": "image rendering failed"},
         ),
         ("cohere2-vision", fold_logit_scale, {}, AS_FILES),
         (
             "cohere2-vision",
             nothing,
-            {"mismatch, text": "wrong temperature: equal when computed with a temperature of"},
-            {**AS_FILES, "mismatch, image": "mismatch, text"},
+            {"mismatch": "too large for text and image: wrong temperature: equal when computed with a temperature of"},
+            AS_FILES,
         ),
         ("qwen2.5-vl", nothing, {}, {}),
         (
@@ -192,8 +189,8 @@ HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
                     "mrope_section": [4, 6, 6],
                 },
             ),
-            {"mismatch, text": "overrides of its config.json"},
-            {"mismatch, image": "mismatch, text"},
+            {"mismatch": "overrides of its config.json"},
+            {},
         ),
     ],
     indirect=["vllm_server"],
@@ -234,8 +231,8 @@ def test_processed_log_probabilities_are_found_and_that_images_are_refused_is_to
     found = findings(run_doctor(vllm_server))
     assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["log-probabilities"]
     assert "--logprobs-mode raw_logprobs" in found["log-probabilities"]["cure"]
-    assert found["image tokens"]["outcome"] == "absent"
-    assert "--limit-mm-per-prompt" in found["image tokens"]["cure"]
+    assert found["image rendering"]["outcome"] == "absent"
+    assert "--limit-mm-per-prompt" in found["image rendering"]["cure"]
 
 
 @pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
@@ -272,7 +269,7 @@ async def _target(server: VLLMServer) -> AsyncIterator[Target]:
     connection = ServerConnection(server.base_url)
     try:
         renderer, capabilities = load_renderer(server.model_dir), await engine.capabilities()
-        yield Target("vLLM", engine, connection, renderer, server.model_dir, capabilities, "float32")
+        yield Target("vllm", engine, connection, renderer, server.model_dir, capabilities, "float32")
     finally:
         await engine.close()
         await connection.close()

@@ -47,9 +47,9 @@ def test_json_has_the_system_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPa
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     report = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
-    assert report["gpus"] == {"found": ["NVIDIA H100, 81559 MiB, 580.1"], "error": ""}
-    assert report["cores"] >= 1
-    assert report["packages"]["numpy"]
+    assert report["gpus"] == "NVIDIA H100, 81559 MiB, 580.1"
+    assert report["cores"].endswith(" may be used")
+    assert report["numpy"] != "not installed"
 
 
 def test_a_program_for_gpus_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,5 +71,6 @@ def test_a_url_or_a_model_alone_is_an_error_that_asks_for_both(given: list[str])
 @pytest.mark.slow
 def test_torch_is_not_loaded() -> None:
     module = "rollouts.cli.doctor.installation"
-    program = f"import sys; from {module} import _report; _report(); sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    program = f"import sys; from {module} import describe_installation; describe_installation(as_json=True)"
+    ending = "; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program + ending], check=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from renderers.tokens.tokenizer import TemplateTokenizer
-from rollouts.cli.doctor.target import Finding, Target, failed, ok
+from rollouts.cli.doctor.target import Finding, Target
 from rollouts.engines.http.responses import response_error
+from rollouts.engines.vllm.probe_requests import json_object
 
 # Text in which tokenizers and templates often differ: spaces, line breaks, digits, scripts, code, ends of turns.
 _CONVERSATION = [
@@ -21,16 +22,17 @@ _CONVERSATION = [
 async def tokenizer(target: Target) -> Finding:
     """Compare the ids of a text that holds all tokens, the control tokens first."""
     text, ours = await asyncio.to_thread(_text_of_all_tokens, target.renderer.tokenizer)
-    body = {"model": target.capabilities.model, "prompt": text, "add_special_tokens": False}
-    response = await target.post("/tokenize", body, "tokenising all tokens")
-    if response.status != 200:
-        raise response_error("tokenising all tokens", response, "comparing tokenizers")
-    difference = first_difference(target, ours, response.json().get("tokens") or [])
+    difference = first_difference(target, ours, await _server_ids(target, prompt=text, add_special_tokens=False))
     if difference is None:
-        return ok(f"the ids of a text with {len(set(ours))} of {target.renderer.tokenizer.vocab_size} tokens are equal")
-    option = "--tokenizer" if target.kind == "vLLM" else "--tokenizer-path"
-    cure = f"start `{target.command}` with {option} {target.directory}, or pass --model the directory that is served"
-    return failed(difference, f"the tokenizers differ: {cure}")
+        size = target.renderer.tokenizer.vocab_size
+        return Finding("ok", f"the ids of a text with {len(set(ours))} of {size} tokens are equal")
+    option = "--tokenizer" if target.kind == "vllm" else "--tokenizer-path"
+    return Finding(
+        "failed",
+        difference,
+        f"the tokenizers differ: start `{target.kind} serve` with {option} {target.directory}, or pass --model the "
+        "directory that is served",
+    )
 
 
 def _text_of_all_tokens(tokenizer: TemplateTokenizer) -> tuple[str, list[int]]:
@@ -47,11 +49,13 @@ def _text_of_all_tokens(tokenizer: TemplateTokenizer) -> tuple[str, list[int]]:
 
 async def text_tokens(target: Target) -> Finding:
     """Compare a conversation of text; the cure names the form of contents or the template."""
-    difference = await _difference(target, _CONVERSATION)
+    ours = target.renderer.render_ids(_CONVERSATION, add_generation_prompt=True)
+    theirs = await _server_ids(target, messages=_CONVERSATION, add_generation_prompt=True)
+    difference = first_difference(target, ours, theirs)
     if difference is None:
-        return ok("all ids are equal")
+        return Finding("ok", "all ids are equal")
     parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in _CONVERSATION]
-    if await _difference(target, parts) is None:
+    if await _server_ids(target, messages=parts, add_generation_prompt=True) == ours:
         cure = (
             "only messages whose content is a string differ; servers convert strings to parts for templates that read "
             "parts: start `vllm serve` with --chat-template-content-format auto (the default)"
@@ -61,18 +65,14 @@ async def text_tokens(target: Target) -> Finding:
             "the chat templates differ: start `vllm serve` with --chat-template and the file chat_template.jinja of "
             f"{target.directory}, and without --default-chat-template-kwargs"
         )
-    return failed(difference, cure)
+    return Finding("failed", difference, cure)
 
 
-async def _difference(target: Target, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    ours = target.renderer.render_ids(messages, add_generation_prompt=True)
-    body = {"model": target.capabilities.model, "messages": messages, "add_generation_prompt": True}
-    response = await target.post("/tokenize", body, "tokenising a conversation")
+async def _server_ids(target: Target, **body: Any) -> list[int]:
+    response = await target.post("/tokenize", body, "comparing tokens")
     if response.status != 200:
-        raise response_error("tokenising a conversation", response, "comparing tokens")
-    tokenised = response.json()
-    theirs = tokenised.get("tokens") if isinstance(tokenised, dict) else None
-    return first_difference(target, ours, theirs or [])
+        raise response_error("comparing tokens", response, "/tokenize")
+    return json_object(response).get("tokens") or []
 
 
 def first_difference(target: Target, ours: Sequence[int], theirs: Sequence[int]) -> str | None:

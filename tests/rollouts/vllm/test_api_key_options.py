@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from fake_responses import failing
 from fake_server import FakeVLLM
 from server_thread import served
 from typer.testing import CliRunner
@@ -47,6 +48,19 @@ def test_the_command_names_its_own_option_or_variable(
     assert named in result.output
     assert "api_key=" not in result.output
     assert "secret" not in result.output
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/models", 2), ("/tokenize", 1)], ids=["error", "finding"])
+def test_the_doctor_shows_no_key_that_a_server_quotes(tiny_model_dir: Path, path: str, status: int) -> None:
+    app = typer.Typer()
+    app.command()(doctor)
+    options = ["--model", str(tiny_model_dir), "--api-key-env", "THE_KEY", "--reference-gb", "0"]
+    with served(FakeVLLM(api_key=KEY)) as server:
+        server.script[path] = [failing(500, f"not for {KEY}")] * 9
+        result = CliRunner().invoke(app, [server.base_url, *options], env={"THE_KEY": KEY})
+    assert result.exit_code == status
+    assert "not for " in result.output
+    assert KEY not in result.output
 
 
 def test_demo_refuses_a_variable_that_is_not_set(tmp_path: Path) -> None:

@@ -11,11 +11,8 @@ from engine_server import EngineVLLM
 from safetensors.torch import load_file, save_file
 from server_thread import served
 
-from rollouts.cli.doctor.command import Options, run_checks
-from rollouts.cli.doctor.target import Outcome
+from rollouts.cli.doctor.command import run_checks
 from rollouts.models.loading import load_model
-
-OPTIONS = Options(reference_gigabytes=0)
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +21,13 @@ def server(tiny_audio_dir):
         yield started
 
 
-async def wrong(server: EngineVLLM, directory, options=OPTIONS):
+async def wrong(server: EngineVLLM, directory, **options):
     """What failed or is absent, and each reason with its cure."""
-    findings = await run_checks(server.base_url, directory, options)
+    findings = await run_checks(server.base_url, directory, **options)
     return {
-        finding.check: f"{finding.seen} {finding.cure}"
-        for finding in findings
-        if finding.outcome in (Outcome.FAILED, Outcome.ABSENT)
+        check: f"{found.seen} {found.cure}"
+        for check, found in findings.items()
+        if found.outcome in ("failed", "absent")
     }
 
 
@@ -44,26 +41,26 @@ def with_settings(directory, tmp_path, **settings):
 
 @pytest.mark.slow
 async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, tiny_audio_dir):
-    findings = await run_checks(server.base_url, tiny_audio_dir, OPTIONS._replace(reference_gigabytes=4.0))
-    outcomes = {finding.check: finding.outcome for finding in findings}
-    assert {*outcomes.values()} == {Outcome.OK}
-    assert {"sound tokens", "sound features", "sound request", "mismatch, text", "mismatch, sound"} < outcomes.keys()
+    findings = await run_checks(server.base_url, tiny_audio_dir)
+    assert {found.outcome for found in findings.values()} == {"ok"}
+    assert {"sound rendering", "sound request", "mismatch"} < findings.keys()
+    assert "; audio " in findings["mismatch"].seen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "check", "reason"),
     [
-        ({"sampling_rate": 8_000}, "sound tokens", "ids from the renderer"),
-        ({"hop_length": 320}, "sound tokens", "ids from the renderer"),
-        ({"n_fft": 512}, "sound features", "input_features is up to"),
-        ({"feature_size": 64}, "sound features", "input_features is float32 (64, 200)"),  # no request would succeed
+        ({"sampling_rate": 8_000}, "sound rendering", "ids from the renderer"),
+        ({"hop_length": 320}, "sound rendering", "ids from the renderer"),
+        ({"n_fft": 512}, "sound rendering", "input_features is up to"),
+        ({"feature_size": 64}, "sound rendering", "input_features is float32 (64, 200)"),  # no request would succeed
     ],
     ids=["rate", "count", "features", "size"],
 )
 async def test_another_processor_is_found_once(server, tiny_audio_dir, tmp_path, settings, check, reason):
     directory = with_settings(tiny_audio_dir, tmp_path, **settings)
-    found = await wrong(server, directory, OPTIONS._replace(reference_gigabytes=4.0))
+    found = await wrong(server, directory)
     assert found.keys() == {check}
     assert reason in found[check]
     assert "copy the files of the processor" in found[check]
@@ -78,7 +75,7 @@ async def test_a_server_that_ignores_sounds_is_found(tiny_audio_dir, tmp_path):
     deaf = shutil.copytree(tiny_audio_dir, tmp_path / "deaf")
     model.save_pretrained(deaf)
     with served(EngineVLLM(deaf)) as started:
-        found = await wrong(started, tiny_audio_dir, OPTIONS._replace(reference_gigabytes=4.0))
+        found = await wrong(started, tiny_audio_dir)
     assert found.keys() == {"sound request"}
     assert "two different sounds give exactly the same completion" in found["sound request"]
 
@@ -95,18 +92,19 @@ async def test_other_weights_of_the_sound_tower_are_found_also_where_another_tem
         other / "model.safetensors",
         {"format": "pt"},
     )
-    found = await wrong(server, other, OPTIONS._replace(reference_gigabytes=4.0))
-    assert found.keys() == {"mismatch, sound"}
+    found = await wrong(server, other)
+    assert found.keys() == {"mismatch"}
+    assert "too large for audio: " in found["mismatch"]
     template = other / "chat_template.jinja"
     template.write_text("{{- 'Hm. ' -}}" + template.read_text())
-    found = await wrong(server, other, OPTIONS._replace(reference_gigabytes=4.0))
-    assert found.keys() == {"text tokens", "mismatch, sound"}
+    found = await wrong(server, other)
+    assert found.keys() == {"text tokens", "mismatch"}
 
 
 @pytest.mark.slow
 async def test_sounds_that_a_server_never_takes_are_an_option_that_it_lacks(tiny_audio_dir):
     with served(EngineVLLM(tiny_audio_dir, rust_frontend="0.33.0")) as started:
-        found = await wrong(started, tiny_audio_dir)
+        found = await wrong(started, tiny_audio_dir, reference_gigabytes=0)
     assert found.keys() == {"sound request"}
     assert "VLLM_USE_RUST_FRONTEND=0" in found["sound request"]
 
@@ -114,6 +112,6 @@ async def test_sounds_that_a_server_never_takes_are_an_option_that_it_lacks(tiny
 @pytest.mark.slow
 async def test_a_server_that_takes_no_sounds_lacks_an_option(tiny_audio_dir):
     with served(EngineVLLM(tiny_audio_dir, hears=False)) as started:
-        found = await wrong(started, tiny_audio_dir)
-    assert found.keys() == {"sound tokens"}
-    assert "--limit-mm-per-prompt" in found["sound tokens"]
+        found = await wrong(started, tiny_audio_dir, reference_gigabytes=0)
+    assert found.keys() == {"sound rendering"}
+    assert "--limit-mm-per-prompt" in found["sound rendering"]
