@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
@@ -36,29 +36,20 @@ _STYLES: Final[Mapping[Outcome, str]] = {"ok": "green", "failed": "bold red", "a
 
 
 async def run_checks(
-    base_url: str,
-    directory: Path,
-    *,
-    name: str | None = None,
-    api_key: str | None = None,
-    reference_gigabytes: float = 4.0,
+    base_url: str, directory: Path, *, api_key: str | None = None, reference_gigabytes: float = 4.0
 ) -> dict[str, Finding]:
     """Findings by the name of the check, in the order of the report.
 
-    `name` is that of the model to request; transformers loads no checkpoint of more than `reference_gigabytes`. Raises
-    `RendererError` and `EngineError` if nothing can be checked.
+    transformers loads no checkpoint of more than `reference_gigabytes`. Raises `RendererError` and `EngineError` if
+    nothing can be checked.
     """
     renderer = await asyncio.to_thread(load_renderer, directory)
     connection = ServerConnection(base_url, api_key=api_key, limits=_LIMITS)
     try:
         kind = await kind_of_server(connection)
-        capabilities: Any
-        if kind == "vllm":
-            capabilities, options = await _vllm_capabilities(connection, name), {"model": name}
-        else:
-            capabilities, options = await probe_sglang(connection), {}
+        capabilities = await (_probe_vllm if kind == "vllm" else probe_sglang)(connection)
         dtype = await weights_dtype(connection, directory)
-        async with server_engine(kind, base_url, api_key=api_key, limits=_LIMITS, **options) as engine:
+        async with server_engine(kind, base_url, api_key=api_key, limits=_LIMITS) as engine:
             target = Target(kind, engine, connection, renderer, directory, capabilities, dtype)
             await _run_all(target, reference_gigabytes)
         shown = connection.without_key  # a response of the server may quote it
@@ -73,13 +64,13 @@ async def run_checks(
         await connection.close()
 
 
-async def _vllm_capabilities(connection: ServerConnection, model: str | None) -> ServerCapabilities:
+async def _probe_vllm(connection: ServerConnection) -> ServerCapabilities:
     """The capabilities, also of a server without the token endpoint: that is a finding, and other checks still run."""
     try:
-        return await probe(connection, model=model)
+        return await probe(connection)
     except CapabilityError:
         with contextlib.suppress(CapabilityError):
-            return await probe(connection, model=model, expected=ExpectedCapabilities(scale_out=False))
+            return await probe(connection, expected=ExpectedCapabilities(scale_out=False))
         raise
 
 
@@ -147,9 +138,6 @@ def doctor(
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The directory of the model that the server serves.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model name to request, if a vLLM server has several.")
-    ] = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the server's key.")
     ] = None,
@@ -180,7 +168,7 @@ def doctor(
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # the error at the end reports retries
     api_key = api_key_from_environment(api_key_env)
     try:
-        findings = asyncio.run(run_checks(url, model, name=name, api_key=api_key, reference_gigabytes=reference_gb))
+        findings = asyncio.run(run_checks(url, model, api_key=api_key, reference_gigabytes=reference_gb))
     except ApiKeyError:
         exit_with_error(f"could not run: {api_key_advice(url, api_key_env)}")
     except (RendererError, RolloutsError, ValueError) as error:  # ValueError: an invalid address
