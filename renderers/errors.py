@@ -340,8 +340,8 @@ class UnreachableTurnError(RendererError):
     def __init__(self, message_index: int, reason: str, *, cure: str = _AS_HISTORY) -> None:
         self.message_index = message_index
         super().__init__(
-            f"message {message_index} is not what the model would have sampled there: {reason}. Exclude it with "
-            f"message_loss_mask, or {cure}."
+            f"message {message_index} is not what the model would have sampled there: {reason}. Exclude it "
+            f"(message_loss_mask: False for message {message_index}), or {cure}."
         )
 
 

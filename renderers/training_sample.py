@@ -123,8 +123,9 @@ def build_training_sample(
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
     The sample may have no token with loss. Raises `RendererError`, `MessageError`, the errors of rendering, and
-    `UnreachableTurnError` for a trained turn of which the template prints no content, calls or reasoning, or with a
-    call whose arguments are no JSON object; reasoning before the last message of a user may be missing.
+    `UnreachableTurnError` for a trained turn without content and calls, of which the template prints no content, calls
+    or reasoning, or with a call whose arguments are no JSON object; reasoning before the last message of a user may be
+    missing.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
@@ -159,6 +160,8 @@ def build_training_samples(
     content, calls or reasoning; or the prompt opens reasoning that the printed turn never closes.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
+    if not plan.turns | plan.bodies:
+        raise RendererError(f"no token of this conversation carries loss: {_why_none_is_chosen(messages)}")
     whole = renderer.render(messages, tools=tools)
     sampled = (sampled_turn(renderer, messages, index, tools) for index in sorted(plan.turns))
     turns = [turn for turn in sampled if turn is not None]
@@ -174,8 +177,8 @@ def build_training_samples(
     with_loss = [sample for sample in samples if sample.loss_ranges]
     if not with_loss:
         raise RendererError(
-            "no token of this conversation carries loss: the template prints nothing to be trained for messages "
-            f"{sorted(plan.turns | plan.bodies)}, which are those that the options choose"
+            "no token of this conversation carries loss: the template prints nothing to be trained of messages "
+            f"{sorted(plan.turns | plan.bodies)}; choose others, or load the renderer with a chat_template= that does"
         )
     return with_loss
 
@@ -209,20 +212,42 @@ class _LossPlan(NamedTuple):
         }
         assistants = {index for index in turns if messages[index]["role"] == "assistant"}
         for index in sorted(assistants):
-            for number, call in enumerate(checked[index].get("tool_calls", ())):
-                if reason := no_object_reason(call["function"]["arguments"]):
-                    cure = "give a dict, or the text of a JSON object: {} for none"
-                    raise UnreachableTurnError(index, f"in the arguments of tool_calls[{number}], {reason}", cure=cure)
+            _check_turn(checked[index], index)
         return cls(frozenset(assistants), frozenset(bodies))
+
+
+def _why_none_is_chosen(messages: Messages) -> str:
+    roles = [message["role"] for message in messages]
+    if "assistant" in roles:
+        turns = [index for index, role in enumerate(roles) if role == "assistant"]
+        return f"the options (role_to_mask, message_loss_mask) exclude all assistant messages, {turns}; choose one"
+    return (
+        f"it has no assistant message (its roles: {', '.join(dict.fromkeys(roles)) or 'none'}). Add the turn to be "
+        "trained, or name other roles in content_sft_roles"
+    )
+
+
+def _check_turn(message: Mapping[str, Any], index: int) -> None:
+    """Raise `UnreachableTurnError` for a turn without anything, and for arguments of a call that are no JSON object."""
+    if not message.keys() & {"content", "tool_calls", "reasoning_content"}:
+        reason = "its content is None, and it has no tool_calls"
+        raise UnreachableTurnError(index, reason, cure='give its content: "" for an answer without text')
+    for number, call in enumerate(message.get("tool_calls", ())):
+        if reason := no_object_reason(call["function"]["arguments"]):
+            cure = "give a dict, or the text of a JSON object: {} for none"
+            raise UnreachableTurnError(index, f"in the arguments of tool_calls[{number}], {reason}", cure=cure)
 
 
 def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> set[int]:
     if mask is None:
         return set(range(len(messages)))
-    if len(mask) != len(messages) or not all(value in (0, 1) for value in mask):
+    if len(mask) != len(messages):
         raise RendererError(
-            f"message_loss_mask is one bool, 0 or 1 for each of the {len(messages)} messages, not {short_repr(mask)}"
+            f"message_loss_mask has {len(mask)} values for {len(messages)} messages; pass one for each, True or False"
         )
+    for index, value in enumerate(mask):
+        if value not in (0, 1):
+            raise RendererError(f"message_loss_mask[{index}] is {short_repr(value)}; pass True or False")
     return {index for index, value in enumerate(mask) if value}
 
 

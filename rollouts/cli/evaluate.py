@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 #: Of an evaluation without a configuration file. Fewer tokens cut the answers of models that reason.
 _MAX_TOKENS: Final = 2048
 
+#: The groups of the options in the help.
+_MODEL: Final = "Model"
+_TASKS: Final = "Tasks and environment"
+_SAMPLING: Final = "Sampling"
+_STATISTICS: Final = "Statistics"
+
 
 class ServerName(StrEnum):
     VLLM = "vllm"
@@ -87,23 +93,39 @@ def evaluate(
             help="The model directory, run in this process; with --base-url the model that the server serves, a "
             "directory or repository; with --openai-base-url the name that the endpoint has for it. Of a CONFIG, it "
             "replaces the model.",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     base_url: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="A server of vLLM or SGLang; several times for a fleet.")
+        list[str] | None,
+        typer.Option(
+            metavar="URL", help="A server of vLLM or SGLang; several times for a fleet.", rich_help_panel=_MODEL
+        ),
     ] = None,
-    engine: Annotated[ServerName | None, typer.Option(help="What serves at --base-url; default: vllm.")] = None,
+    engine: Annotated[
+        ServerName | None, typer.Option(help="What serves at --base-url; default: vllm.", rich_help_panel=_MODEL)
+    ] = None,
     openai_base_url: Annotated[
         str | None,
-        typer.Option("--openai-base-url", metavar="URL", help="An endpoint with OpenAI's chat completions."),
+        typer.Option(
+            "--openai-base-url",
+            metavar="URL",
+            help="An endpoint with OpenAI's chat completions.",
+            rich_help_panel=_MODEL,
+        ),
     ] = None,
     api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The environment variable with the key of server or endpoint.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The environment variable with the key of server or endpoint.", rich_help_panel=_MODEL
+        ),
     ] = None,
     score: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.py:FUNCTION", help="score(completion, task) of a file or module, for one answer to each task."
+            metavar="FILE.py:FUNCTION",
+            help="score(completion, task) of a file or module, for one answer to each task.",
+            rich_help_panel=_TASKS,
         ),
     ] = None,
     messages: Annotated[
@@ -111,66 +133,112 @@ def evaluate(
         typer.Option(
             metavar="FILE.py:FUNCTION",
             help="messages(task), the prompt; default: `messages`, `prompt` or `question` of the task's row.",
+            rich_help_panel=_TASKS,
         ),
     ] = None,
     environment: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:NAME", help="A class or function that is called with a task for each episode."),
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="A class or function that is called with a task for each episode.",
+            rich_help_panel=_TASKS,
+        ),
     ] = None,
     id_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="The key of a row with the task's id; default: its number.")
+        str | None,
+        typer.Option(
+            metavar="KEY", help="The key of a row with the task's id; default: its number.", rich_help_panel=_TASKS
+        ),
     ] = None,
     argument: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of --environment; several times.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An argument of --environment; several times.", rich_help_panel=_TASKS),
     ] = None,
     media_dir: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="A directory from which messages may name images and sounds; several times."),
+        typer.Option(
+            metavar="DIR",
+            help="A directory from which messages may name images and sounds; several times.",
+            rich_help_panel=_TASKS,
+        ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option("--samples", "-n", min=1, metavar="N", help="Episodes of each task; default: 1.")
+        int | None,
+        typer.Option(
+            "--samples", "-n", min=1, metavar="N", help="Episodes of each task; default: 1.", rich_help_panel=_SAMPLING
+        ),
     ] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option("--k", min=1, metavar="K", help="Of pass@K and pass^K; several times. Default: powers of 2."),
+        typer.Option(
+            "--k",
+            min=1,
+            metavar="K",
+            help="Of pass@K and pass^K; several times. Default: powers of 2.",
+            rich_help_panel=_STATISTICS,
+        ),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(metavar="REWARD", help="An episode succeeds with at least this total reward; default: 1."),
+        typer.Option(
+            metavar="REWARD",
+            help="An episode succeeds with at least this total reward; default: 1.",
+            rich_help_panel=_STATISTICS,
+        ),
     ] = None,
     failed: Annotated[
         str | None,
-        typer.Option(metavar="zero|exclude", help="How episodes with an error count: as 0 (default), or not at all."),
+        typer.Option(
+            metavar="zero|exclude",
+            help="How episodes with an error count: as 0 (default), or not at all.",
+            rich_help_panel=_STATISTICS,
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help=f"Tokens of an answer; default: {_MAX_TOKENS:,}.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help=f"Tokens of an answer; default: {_MAX_TOKENS:,}.", rich_help_panel=_SAMPLING
+        ),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, metavar="T", help="Temperature of the sampling; default: 1.")
+        float | None,
+        typer.Option(min=0.0, metavar="T", help="Temperature of the sampling; default: 1.", rich_help_panel=_SAMPLING),
     ] = None,
     sampling: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
             help="A further sampling option, such as top_p=0.9, or one under the engine's own name; several times.",
+            rich_help_panel=_SAMPLING,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Of environments and sampling.")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Episodes at a time; default: 64.")
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of environments and sampling.", rich_help_panel=_SAMPLING)
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Episodes at a time; default: 64.", rich_help_panel=_SAMPLING)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.", rich_help_panel=_TASKS)
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The output directory; default: that of CONFIG, or evaluations/TASKS-MODEL."),
+        typer.Option(
+            metavar="DIR",
+            help="The output directory; default: that of CONFIG, or evaluations/TASKS-MODEL.",
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue in the output directory where the evaluation stopped.")
+        bool,
+        typer.Option("--resume", help="Continue in the output directory where the evaluation stopped."),
     ] = False,
     rerun_failed: RerunFailed = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check everything and print the first prompt; start no engine, write nothing."),
+        typer.Option(
+            "--dry-run",
+            help="Check everything and print the first prompt; start no engine, write nothing.",
+        ),
     ] = False,
 ) -> None:
     """Evaluate a model on tasks: rewards, pass@k and pass^k with 95 % intervals clustered by task.

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from rollouts.engines.server_kinds import ServerKind
 
 
-def api_key_from_environment(variable: str | None) -> str | None:
-    """Return the key; None without a variable. Exits with an error if the variable is not set."""
+def api_key_from_environment(variable: str | None, option: str = "--api-key-env") -> str | None:
+    """Return the key; None without a variable. Exits with an error, which names the option, if it is not set."""
     if variable is None:
         return None
     key = os.environ.get(variable)
     if not key:
-        exit_with_error(f"--api-key-env {variable}: this environment variable is not set; put the server's key in it")
+        exit_with_error(f"{option} {variable}: this environment variable is not set; put the server's key in it")
     return key
 
 
@@ -110,6 +110,11 @@ def serve(
     api_key = None if api_key_file is None else read_api_key(api_key_file)
     check_protection(host, api_key)
     with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded
+        if not model.is_dir():
+            exit_with_error(
+                f"--model: there is no directory {model}; pass that of the model, with tokenizer.json and "
+                "chat_template.jinja"
+            )
         renderer = load_renderer(model)
         if engine is EngineKind.LOCAL or base_url is None:
             from rollouts.engines.local import LocalEngine
@@ -117,7 +122,7 @@ def serve(
             served: Engine = LocalEngine.from_pretrained(model, weight_version="default")
             name, description = name or model.resolve().name, "transformers"
         else:
-            upstream_key = api_key_from_environment(upstream_api_key_env)
+            upstream_key = api_key_from_environment(upstream_api_key_env, "--upstream-api-key-env")
             upstream = server_engine(cast("ServerKind", engine.value), base_url, api_key=upstream_key)
             name = name or asyncio.run(upstream.capabilities()).model
             served, description = upstream, f"{engine} at {redacted(base_url)}"

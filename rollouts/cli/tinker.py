@@ -106,7 +106,7 @@ def tinker(
             keys=keys,
             hosts=(host,),
             vllm_urls=() if base_url is None else base_url.split(","),
-            vllm_api_key=api_key_from_environment(upstream_api_key_env),
+            vllm_api_key=api_key_from_environment(upstream_api_key_env, "--upstream-api-key-env"),
             sleep=sleep,
             device=device,
             dtype="bfloat16" if bfloat16 else "float32",

@@ -38,8 +38,8 @@ class EngineLimits:
             if value > (limit := getattr(self, limited)):
                 raise InvalidRequestError(
                     request.request_id,
-                    f"{name} is {short_repr(value)} and this engine takes at most {limit}. Use a smaller one, or give "
-                    f"the engine other EngineLimits({limited}=...)",
+                    f"{name} is {short_repr(value)} and this engine takes at most {limit}. Send a smaller one; in a "
+                    f"program engines take request_limits=EngineLimits({limited}=...)",
                 )
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from training_conversations import QUESTION, renderer_of, trained_text
 
 from renderers import TemplateRenderer
-from renderers.errors import RendererError
+from renderers.errors import RendererError, UnreachableTurnError
 from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
 
 
@@ -48,18 +48,26 @@ def test_samples_have_their_images_and_placeholders_never_carry_loss(renderer: T
     assert sum(sample.mm_token_type_ids) == where.length == 12
 
 
-@pytest.mark.parametrize("mask", [[True], [True] * 3, [], [True, 0.5]])
-def test_a_mask_that_is_not_one_bool_for_each_message_is_refused(mask: list[Any]) -> None:
-    with pytest.raises(RendererError, match="one bool, 0 or 1 for each of the 2 messages"):
+@pytest.mark.parametrize(
+    ("mask", "reason"),
+    [
+        ([True], "has 1 values for 2 messages; pass one for each"),
+        ([True] * 3, "has 3 values for 2 messages; pass one for each"),
+        ([], "has 0 values for 2 messages; pass one for each"),
+        ([True, 0.5], r"message_loss_mask\[1\] is 0.5; pass True or False"),
+    ],
+)
+def test_a_mask_that_is_not_one_bool_for_each_message_is_refused(mask: list[Any], reason: str) -> None:
+    with pytest.raises(RendererError, match=reason):
         build_training_sample(renderer_of("trl/qwen2_5"), [QUESTION, says("b")], message_loss_mask=mask)
 
 
 @pytest.mark.parametrize(
     ("messages", "options", "reason"),
     [
-        ([QUESTION], {}, r"messages \[\]"),
-        ([QUESTION, says("b")], {"message_loss_mask": [True, False]}, r"messages \[\]"),
-        ([QUESTION, says("b")], {"role_to_mask": lambda message: False}, r"messages \[\]"),
+        ([QUESTION], {}, r"no assistant message \(its roles: user\).*content_sft_roles"),
+        ([QUESTION, says("b")], {"message_loss_mask": [True, False]}, r"exclude all assistant messages, \[1\]"),
+        ([QUESTION, says("b")], {"role_to_mask": lambda message: False}, r"exclude all assistant messages, \[1\]"),
         (
             [user(""), says("b")],
             {"message_loss_mask": [True, False], "content_sft_roles": {"user"}},
@@ -75,6 +83,19 @@ def test_a_conversation_without_loss_is_one_sample_without_loss_and_an_error_tha
     assert sample.loss_mask == [False] * len(sample)
     with pytest.raises(RendererError, match=reason):
         build_training_samples(renderer, messages, **options)
+
+
+@pytest.mark.parametrize("build", [build_training_sample, build_training_samples])
+def test_a_trained_turn_without_content_and_calls_is_refused_and_an_empty_text_is_not(build: Any) -> None:
+    renderer, without = renderer_of("trl/qwen2_5"), {"role": "assistant", "content": None}
+    with pytest.raises(
+        UnreachableTurnError, match=r"its content is None, and it has no tool_calls.*for message 1"
+    ) as caught:
+        build(renderer, [QUESTION, without])
+    assert caught.value.message_index == 1
+    for turn in (says(""), {**without, "tool_calls": [call("run", {})]}):
+        build(renderer, [QUESTION, turn])
+    build(renderer, [QUESTION, says("b"), QUESTION, {**without, "content": ""}], message_loss_mask=[1, 1, 1, 0])
 
 
 def test_a_sample_of_columns_reads_back_as_these_columns() -> None:

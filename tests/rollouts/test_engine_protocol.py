@@ -143,7 +143,8 @@ def test_the_error_of_a_request_past_the_limits_has_the_field_and_both_numbers(f
         return GenerateRequest([1], SamplingParams(**{field: value}))
 
     EngineLimits().check(request(most))
-    with pytest.raises(InvalidRequestError, match=f"{field} is 1000000000 and this engine takes at most {most}"):
+    reason = f"{field} is 1000000000 and this engine takes at most {most}. Send a smaller one"
+    with pytest.raises(InvalidRequestError, match=reason):
         EngineLimits().check(request(10**9))
     with pytest.raises(ArgumentError, match="pass an integer of at least"):
         EngineLimits(**{field.removeprefix("prompt_"): -1})

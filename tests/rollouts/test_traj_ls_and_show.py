@@ -38,6 +38,10 @@ def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -
     assert footer.startswith("2 episodes")
 
 
+def test_an_empty_file_says_when_episodes_are_written(tmp_path: Path) -> None:
+    assert "holds no episodes; each is written when it ends" in run("ls", file_of(tmp_path / "t.mmr")).stdout
+
+
 def test_an_image_that_two_nodes_introduce_counts_twice_everywhere_and_once_among_the_distinct_ones(
     tmp_path: Path,
 ) -> None:

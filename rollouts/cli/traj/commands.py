@@ -59,7 +59,9 @@ def ls(
     elif described:
         print_episodes(described)
     else:
-        print_line(f"{file} holds no episodes")
+        print_line(
+            f"{file} holds no episodes; each is written when it ends, those of `rollouts serve` with their session"
+        )
     for problem in problems:
         print_error(f"not listed: {problem}")
     if problems:

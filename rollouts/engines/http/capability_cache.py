@@ -33,7 +33,11 @@ async def probe_request(
     body = None if content is None else [json.dumps(content).encode()]
     response = await connection.request(method, path, name=PROBE_NAME, body=body, slot=False)
     if response.status == 401:
-        raise ApiKeyError(PROBE_NAME, f"{connection.base_url} refuses the API key for {path}; pass its key as api_key=")
+        raise ApiKeyError(
+            PROBE_NAME,
+            f"{connection.base_url} refuses the API key for {path}; pass its key as api_key=, in "
+            "commands with --api-key-env NAME (serve, tinker: --upstream-api-key-env)",
+        )
     return response
 
 

@@ -322,7 +322,9 @@ class LocalEngine:
             raise closed_error(name)
         if sampling.extra:
             option = min(sampling.extra)
-            raise InvalidRequestError(name, f"LocalEngine has no sampling option {option!r}; VLLMEngine does")
+            raise InvalidRequestError(
+                name, f"LocalEngine has no sampling option {option!r}; leave it out, or sample with vLLM"
+            )
         if sampling.seed is not None and sampling.seed < 0:
             raise InvalidRequestError(name, f"seed is {sampling.seed}; LocalEngine takes 0 or more")
         if (most := max(sampling.top_logprobs, request.prompt_top_logprobs)) > self._vocab_size:

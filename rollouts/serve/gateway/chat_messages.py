@@ -43,7 +43,8 @@ def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[
         if field.startswith("content") and message["role"] == "assistant" and message.get("tool_calls"):
             continue
         place = f"messages[{start + index}].{field}"
-        raise invalid_message(f"{place} of the role {message['role']}: {reason}", place)
+        template = "`rollouts serve` prints chat_template.jinja of its --model"
+        raise invalid_message(f"{place} of the role {message['role']}: {reason} ({template})", place)
 
 
 def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:

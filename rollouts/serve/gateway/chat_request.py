@@ -52,11 +52,16 @@ class _Only(NamedTuple):
 _TOKENS_ONLY: Final = "the model samples freely: no grammar constrains its tokens"
 _ONE_TEXT: Final = "completions are text"
 
+_TEMPLATE: Final = (
+    "no request changes the prompts of a server: they are those of the chat template in its model directory. A program "
+    "can set variables of the template for all requests: Gateway(engine, load_renderer(DIR, chat_template_kwargs=...))"
+)
+
 _CONSTRAINED: Final[Mapping[str, _Only]] = {
     "audio": _Only((), _ONE_TEXT),
     "best_of": _Only((1,), "every completion is returned; use n"),
-    "chat_template": _Only((), "the template is the served model's"),
-    "chat_template_kwargs": _Only(({},), "the template has the options that the server was started with"),
+    "chat_template": _Only((), _TEMPLATE),
+    "chat_template_kwargs": _Only(({},), _TEMPLATE),
     "continue_final_message": _Only((False,), "each completion is a message of its own"),
     "add_generation_prompt": _Only((True,), "each completion is a message of its own"),
     "function_call": _Only((), "use tools"),
@@ -65,7 +70,7 @@ _CONSTRAINED: Final[Mapping[str, _Only]] = {
     "modalities": _Only((["text"],), _ONE_TEXT),
     "parallel_tool_calls": _Only((True,), f"{_TOKENS_ONLY}, and it may make several calls in one message"),
     "prediction": _Only((), "there is no speculative decoding from the request"),
-    "reasoning_effort": _Only((), "the template has the options that the server was started with"),
+    "reasoning_effort": _Only((), _TEMPLATE),
     "response_format": _Only(({"type": "text"},), f"{_TOKENS_ONLY}. Ask for the format in the messages"),
     "tool_choice": _Only(("auto", "none"), f"{_TOKENS_ONLY}, so that no call can be forced"),
     "verbosity": _Only((), "ask for it in the messages"),
@@ -211,7 +216,7 @@ def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> li
     if count > max_parts:
         raise invalid_field(
             f"the request has {count} messages, parts of contents, tool calls and tools; this server takes at most "
-            f"{max_parts}",
+            f"{max_parts}; shorten the conversation",
             "messages",
         )
     read = [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]

@@ -95,7 +95,7 @@ async def complete_chat(
             listen = None if make_listener is None else make_listener(prompt)
             completions = await _sampled(session, chat, request, listen)
     except TimeoutError:
-        message = f"no completion within request_seconds={request_seconds:g}; nothing of it is recorded"
+        message = f"no completion within {request_seconds:g} s; nothing of it is recorded. Send a smaller max_tokens"
         raise RequestError(504, message, code="timeout") from None
     seconds = time.perf_counter() - began
     choices = []

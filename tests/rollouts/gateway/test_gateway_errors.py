@@ -148,7 +148,7 @@ WRONG = [
     ({**HELLO, "ignore_eos": True}, "ignore_eos", "stop tokens of the template"),
     ({**HELLO, "response_format": {"type": "json_object"}}, "response_format", "no grammar"),
     ({**HELLO, "top_logprobs": 3}, "top_logprobs", "send logprobs true"),
-    ({**HELLO, "reasoning_effort": "high"}, "reasoning_effort", "template"),
+    ({**HELLO, "reasoning_effort": "high"}, "reasoning_effort", "load_renderer(DIR, chat_template_kwargs="),
     ({**HELLO, "mood": "good"}, "mood", "unknown field"),
     ({**HELLO, "model": "\ud800"}, "model", "unicode string"),
 ]
@@ -301,7 +301,9 @@ def test_a_completion_that_takes_too_long_is_aborted(renderer):
 
     with served(ScriptedEngine(hang, renderer=renderer), renderer, limits=GatewayLimits(request_seconds=0.1)) as server:
         response = httpx.post(f"{server.root}/sessions/s/v1/chat/completions", json=HELLO)
-        assert (response.status_code, error_of(response)["code"]) == (504, "timeout")
+        error = error_of(response)
+        assert (response.status_code, error["code"]) == (504, "timeout")
+        assert "0.1 s; nothing of it is recorded. Send a smaller max_tokens" in error["message"]
         assert len(cancelled) == 1
         assert server.trajectory("s").num_turns == 0
 

@@ -17,6 +17,14 @@ from rollouts.serve.server import bound_socket
         (["--engine", "vllm"], "--base-url URL and --engine vllm belong together"),
         (["--base-url", "http://127.0.0.1:1"], "--base-url URL and --engine vllm belong together"),
         (["--api-key-file", "/nonexistent"], "/nonexistent: No such file or directory"),
+        (["--port", "0", "--model", "Qwen/Qwen3-8B"], "there is no directory Qwen/Qwen3-8B; pass that of the model"),
+        (
+            [
+                *("--engine", "vllm", "--base-url", "http://127.0.0.1:1"),
+                *("--port", "0", "--upstream-api-key-env", "ABSENT_KEY"),
+            ],
+            "--upstream-api-key-env ABSENT_KEY: this environment variable is not set",
+        ),
     ],
 )
 def test_wrong_options_are_one_line_with_the_cure(tiny_model_dir, arguments, message):
