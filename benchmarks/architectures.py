@@ -1,21 +1,24 @@
-"""Which architectures of transformers sample, train, see and hear here: the table of docs/architectures.md.
+"""Which architectures of transformers sample, train, see and hear here: docs/architectures.md.
 
-python benchmarks/architectures.py [MODEL_TYPE ...]        all by default, 15 to 60 minutes
+python benchmarks/architectures.py                   all, 15 to 60 minutes; writes architectures.json and the page
+python benchmarks/architectures.py MODEL_TYPE ...    only these; writes neither
+python benchmarks/architectures.py --page            writes the page again, from architectures.json
 
 A tiny random model of each, float32, one thread of the CPU, in a process with at most 4 GB and 90 s of the processor.
 "samples": `LocalEngine`; "trains": `token_logprobs` of two padded rows, with gradients; "sees", "hears": a row with an
 image or a sound, for the families whose processors the tests make. Log-probabilities are those of the model's own
-forward within 1e-4. The table goes to stdout, each result with its whole reason to stderr.
+forward within 1e-4. Each result goes to stderr with its whole reason.
 """
 
 import asyncio
 import itertools
+import json
 import multiprocessing
 import re
 import resource
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +35,8 @@ from transformers import (
 from rollouts import GenerateRequest, LocalEngine, SamplingParams
 from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
-_TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(_TESTS / "rollouts"), str(_TESTS / "renderers"), str(_TESTS)]
+_ROOT = Path(__file__).resolve().parents[1]
+FIGURES, PAGE = _ROOT / "benchmarks" / "architectures.json", _ROOT / "docs" / "architectures.md"
 
 SECONDS, BYTES = 90, 4 * 2**30  # of the processor, of memory
 TOLERANCE = 1e-4
@@ -278,12 +281,12 @@ def classes() -> dict[str, tuple[Any, Any]]:
     return dict(sorted(found.items()))
 
 
-# A part of an error -> the row of the table.
+# A part of an error -> what is not done, and why.
 CAUSES = {
-    "has an encoder and a decoder": "refused: an encoder and a decoder",
+    "has an encoder and a decoder": "refused: it has an encoder and a decoder",
     "its talker": "refused: pass its thinker",
-    "does not call its base model": "refused: its forward calls a part of its base model",
-    "has no output layer for tokens": "refused: no output layer for tokens",
+    "does not call its base model": "refused: its forward does not call its base model as a whole",
+    "has no output layer for tokens": "refused: it has no output layer for tokens",
     "the logits of": "refused: its output layer is more than a linear layer, a scale and a softcap",
     "depend on later tokens": "refused: tokens attend to later ones",
     "with explicit positions": "refused: its positions do not count from 0",
@@ -292,52 +295,133 @@ CAUSES = {
 }
 
 
-def row_of(found: dict[str, str]) -> str:
-    """The row of the table for an architecture."""
+def works(found: dict[str, str]) -> str:
+    """What an architecture does, as "samples, trains, sees"; or why it does neither."""
     senses = [sense for sense in ("sees", "hears") if found.get(sense) == ""]
     if "built" in found and senses:  # the tests make it without the part of it that cannot be made here
         return ", ".join(["trains", *senses])
     if "built" in found:
-        cause = next((row for part, row in CAUSES.items() if part in found["built"]), None)
+        cause = next((reason for part, reason in CAUSES.items() if part in found["built"]), None)
         return cause or "not tried: no tiny model of it was made"
     if not found["trains"]:
-        if not found["samples"]:
-            return ", ".join(["samples", "trains", *senses])
-        return "trains"
+        return ", ".join(["samples", "trains", *senses]) if not found["samples"] else "trains"
     return next(
-        (row for part, row in CAUSES.items() if part in found["trains"]),
-        "not computed: its forward fails for rows of text",
+        (reason for part, reason in CAUSES.items() if part in found["trains"]),
+        "not computed: its own forward fails for rows of text",
     )
 
 
-def page(found: dict[str, dict[str, str]]) -> str:
+def figures(found: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """What is kept of a run: `works` of each architecture, and those whose `max_position_embeddings` was set."""
+    given = [name for name, each in found.items() if "set" in each and not each["samples"]]
+    rows = {name: works(each) for name, each in found.items()}
+    return {"transformers": transformers.__version__, "without_positions": given, "works": rows}
+
+
+_BEGINNING = """\
+# Architectures
+
+`python benchmarks/architectures.py` writes this page: it tries a tiny random model of every class of transformers
+{version} that `AutoModelForCausalLM` and `AutoModelForMultimodalLM` load, in float32 on a CPU. Log-probabilities,
+sampled (`LocalEngine`) and trained (`token_logprobs`), must be those of the model's own forward within 1e-4. Images and
+sounds are tried with the families whose processors the tests make.
+
+| of {all} architectures | |
+|---|---|
+| sample and train | {both} |
+| of them tried with images, with sounds | {sees}, {hears} |
+| train alone | {train} |
+| refused before the first token: an `UnsupportedModelError` with the reason | {refused} |
+| not tried, or without a forward that works | {rest} |
+
+## What is missing
+
+Sample with vLLM where it serves such a model.
+
+| architectures | what, and why |
+|---|---|
+"""
+#: Of rows that train alone.
+_NOT_SAMPLED = {
+    "trains": "train alone: no cache of transformers, or (moshi) other tokens after it",
+    "trains, hears": "trains and hears: sampling was not tried, because a part of it needs timm",
+}
+_END = """\
+| {without_positions} | sample if config.json has `max_position_embeddings` |
+
+Llama 4 with images: the forward of transformers itself fails; its language model, `model.language_model`, works.
+
+## What samples and trains
+"""
+
+
+def page(kept: dict[str, Any]) -> str:
+    """The page, of `figures`."""
     rows: dict[str, list[str]] = {}
-    for name, each in found.items():
-        rows.setdefault(row_of(each), []).append(f"{name}*" if "set" in each and not each["samples"] else name)
-    order = sorted(rows, key=lambda row: (row.startswith(("refused", "not")), -row.count(","), row))
-    return "\n".join(f"| {row} | {', '.join(rows[row])} |" for row in order)
+    for name, row in kept["works"].items():
+        rows.setdefault(row, []).append(name)
+    whole = [row for row in rows if row.startswith("samples")]
+    others = sorted(rows.keys() - whole, key=lambda row: (row.split(":")[0], -len(rows[row]), row), reverse=True)
+
+    def count(found: Iterable[str]) -> int:
+        return sum(len(rows[row]) for row in found)
+
+    text = _BEGINNING.format(
+        version=".".join(kept["transformers"].split(".")[:2]),
+        all=len(kept["works"]),
+        both=count(whole),
+        sees=count(row for row in whole if "sees" in row),
+        hears=count(row for row in whole if "hears" in row),
+        train=count(row for row in others if row.startswith("trains")),
+        refused=count(row for row in others if row.startswith("refused")),
+        rest=count(row for row in others if row.startswith("not ")),
+    )
+    text += "".join(f"| {', '.join(rows[row])} | {_NOT_SAMPLED.get(row, row)} |\n" for row in others)
+    text += _END.format(without_positions=", ".join(kept["without_positions"]))
+    titles = {
+        ", sees, hears": "With images and sounds",
+        ", sees": "With images",
+        ", hears": "With sounds",
+        "": "With text",
+    }
+    for senses, title in titles.items():
+        if names := rows.get(f"samples, trains{senses}"):
+            text += f"\n{title}: {', '.join(names)}.\n"
+    return text
 
 
-def main() -> None:
-    transformers.logging.set_verbosity_error()
+def examine(names: list[str]) -> dict[str, dict[str, str]]:
+    """The results of these architectures; of all, with images and sounds, if there is no name."""
+    tests = _ROOT / "tests"
+    sys.path[:0] = [str(tests / "rollouts"), str(tests / "renderers"), str(tests)]
     from audio_models import AUDIO_MODELS, SEEING
     from model_families import MEDIA_FAMILIES
 
     found = {}
     for name, pair in classes().items():
-        if name in sys.argv[1:] or not sys.argv[1:]:
+        if name in names or not names:
             found[name] = in_process(examine_text, *pair)
             reasons = {key: re.sub(r"\s+", " ", value) for key, value in found[name].items() if value}
             print(name, reasons or "ok", file=sys.stderr, flush=True)
     senses = [(name, "sees") for name in (*MEDIA_FAMILIES, *SEEING)] + [(name, "hears") for name in AUDIO_MODELS]
-    for name, sense in senses:
-        if not sys.argv[1:]:
-            result = in_process(examine_media, name, sense)
-            print(name, result, file=sys.stderr, flush=True)
-            if result.get("type") in found:
-                found[result["type"]][sense] = result[sense]
-    print(f"transformers {transformers.__version__}, {len(found)} architectures\n\n| what | architectures |\n|---|---|")
-    print(page(found))
+    for name, sense in senses if not names else ():
+        result = in_process(examine_media, name, sense)
+        print(name, result, file=sys.stderr, flush=True)
+        if result.get("type") in found:
+            found[result["type"]][sense] = result[sense]
+    return found
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    names = sys.argv[1:]
+    if names != ["--page"]:
+        kept = figures(examine(names))
+        if names:
+            print(json.dumps(kept, indent=1))
+            return
+        FIGURES.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    PAGE.write_text(page(json.loads(FIGURES.read_text("utf-8"))), "utf-8")
 
 
 if __name__ == "__main__":
