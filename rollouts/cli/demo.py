@@ -109,6 +109,9 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
 
     api_key = api_key_from_environment(api_key_env)
     started_at = time.time()
+    if episodes_file(out).exists():
+        note = f"in {out} is an earlier run, which is replaced (--out names another directory)"
+        console.print(note, markup=False, soft_wrap=True)
     prepare_output(out)
     try:
         # Started before this process imports torch and transformers: both processes import them at the same time.

@@ -187,7 +187,7 @@ def test_ctrl_c_while_the_training_process_starts_comes_when_it_has_started(tmp_
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 @pytest.mark.slow
-def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
+def test_an_interrupted_demo_says_that_it_replaces_a_run_and_leaves_its_episodes_in_a_readable_file(tmp_path):
     shortened = (
         "import dataclasses, rollouts.demo.recipe as recipe\n"
         "recipe.RECIPE = dataclasses.replace(\n"
@@ -199,8 +199,9 @@ def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
         "    main()\n"
     )
     command = [sys.executable, "-c", shortened, "demo", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     episodes = tmp_path / "trajectories.mmr"
+    episodes.touch()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 180
     while (not episodes.exists() or episodes.stat().st_size < 5_000) and time.monotonic() < deadline:
         assert process.poll() is None, process.stdout.read()
@@ -208,6 +209,7 @@ def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
+    assert f"in {tmp_path} is an earlier run, which is replaced" in output
     assert "the episodes so far are in" in output
     with RecordReader(episodes) as reader:
         assert len(reader) > 0
