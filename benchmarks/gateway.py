@@ -39,7 +39,7 @@ class TimedEngine(ScriptedEngine):
 
     seconds = 0.0
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         began = time.perf_counter()
         try:
             return await super().generate(request)

@@ -37,6 +37,7 @@ from PIL import Image
 
 from renderers import RenderedTokens, TemplateRenderer, load_renderer
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams, StepResult, WeightSpan
+from rollouts.engines.protocol import Engine, TokenListener
 from rollouts.runner import EpisodeLimits, Runner, Task
 from rollouts.testing import tiny_qwen3_vl
 
@@ -58,8 +59,10 @@ PARTS = {
 }
 
 
-class InstantEngine:
+class InstantEngine(Engine):
     """Returns one completion for every request. With `held`, requests wait until they are cancelled."""
+
+    weight_version = "0"
 
     def __init__(self, renderer: TemplateRenderer, *, held: bool = False) -> None:
         ids = [*renderer.tokenizer.encode_run("I go left, because the wall is on the right.").ids]
@@ -68,9 +71,8 @@ class InstantEngine:
         self.logprobs = np.full(len(ids), -0.5, np.float32)
         self.waiting: list[GenerateRequest] = []
         self._held = held
-        self.weight_version = "0"
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         if self._held:
             self.waiting.append(request)
             await asyncio.Event().wait()

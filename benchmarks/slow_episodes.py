@@ -19,6 +19,7 @@ import numpy as np
 from renderers import MediaSource, load_renderer
 from renderers.media.decoding import array_to_raw
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams, StepResult, WeightSpan
+from rollouts.engines.protocol import Engine, TokenListener
 from rollouts.runner import Group, Runner, Task
 from rollouts.workers import Workers
 
@@ -31,7 +32,7 @@ def image(number: int) -> MediaSource:
     return MediaSource.of(array_to_raw(np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8)))
 
 
-class SlowEngine:
+class SlowEngine(Engine):
     """Returns one completion for every request, after about `latency` seconds."""
 
     weight_version = "0"
@@ -41,7 +42,7 @@ class SlowEngine:
         self.logprobs = np.full(len(self.ids), -0.5, np.float32)
         self.latency = latency
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         await asyncio.sleep(self.latency * random.uniform(0.5, 1.5))
         spans = (WeightSpan("0", 0, len(self.ids)),)
         completion = Completion(0, self.ids, self.logprobs, FinishReason.STOP, int(self.ids[-1]), spans)

@@ -233,9 +233,9 @@ def _check_turn(message: Mapping[str, Any], index: int) -> None:
         reason = "its content is None, and it has no tool_calls"
         raise UnreachableTurnError(index, reason, cure='give its content: "" for an answer without text')
     for number, call in enumerate(message.get("tool_calls", ())):
-        if reason := no_object_reason(call["function"]["arguments"]):
+        if fault := no_object_reason(call["function"]["arguments"]):
             cure = "give a dict, or the text of a JSON object: {} for none"
-            raise UnreachableTurnError(index, f"in the arguments of tool_calls[{number}], {reason}", cure=cure)
+            raise UnreachableTurnError(index, f"in the arguments of tool_calls[{number}], {fault}", cure=cure)
 
 
 def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> set[int]:

@@ -12,7 +12,7 @@ import numpy as np
 from renderers import MultiModalData, TemplateRenderer
 from renderers.placement import PlacedItem
 from rollouts.calls import gathered
-from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, is_chat
+from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs
 from rollouts.engines.result_checks import check_result
 from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError
 from rollouts.teacher import check_teacher
@@ -85,7 +85,7 @@ async def score(
     Raises `ArgumentError`, the errors of `engine.generate`, and for a trajectory those of
     `Trajectory.multi_modal_data`.
     """
-    if is_chat(engine) or not isinstance(engine, Engine):
+    if not isinstance(engine, Engine):
         rule = "pass an engine of tokens, such as LocalEngine or VLLMEngine: others give no log-probabilities of tokens"
         raise ArgumentError("engine", engine, rule)
     check_integer("top_k", top_k, least=0)

@@ -14,7 +14,7 @@ class RecordingEngine(ScriptedEngine):
         self.rows = []
         self.cancelled = 0
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         try:
             result = await super().generate(request)
         except asyncio.CancelledError:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol
 
 import msgpack
 import numpy as np
@@ -93,12 +92,6 @@ class Progress(RichProgress):
         self.update(task, completed=step, total=total, figures=figures)
         if self.disable and (step in (1, total) or step % 5 == 0):
             self.console.print(f"{name} {step}/{total}: {figures}", soft_wrap=True)
-
-
-class Policy(Engine, Protocol):
-    """An engine whose weights can be replaced, by parameter name."""
-
-    async def update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +177,7 @@ class Results:
             file.write(text.encode())
 
 
-def local_policy(model_directory: Path) -> Policy:
+def local_policy(model_directory: Path) -> Engine:
     """Return a policy in this process."""
     return LocalEngine.from_pretrained(model_directory, attn_implementation=ATTENTION)
 
@@ -203,7 +196,7 @@ class Demo:
         out: Path,
         trainer: TrainerProcess,
         progress: Progress,
-        make_policy: Callable[[Path], Policy] = local_policy,
+        make_policy: Callable[[Path], Engine] = local_policy,
     ) -> None:
         remove_earlier_episodes(out)
         torch.set_num_threads(1)  # on busy cores a tiny model is many times slower with two

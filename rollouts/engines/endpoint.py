@@ -16,13 +16,13 @@ from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
 from renderers.messages import AUDIO_PART_TYPES, check_messages, check_tools, media_parts
 from renderers.process.caches import ByteLRU
-from rollouts.calls import ClosedAtEnd, call_on_thread, in_tiny_pieces
+from rollouts.calls import call_on_thread, in_tiny_pieces
 from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools, wav_or_mp3
 from rollouts.engines.event_loop import EngineLoop, expire
 from rollouts.engines.http.address import key_remover, redacted
 from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.engines.http.source_files import image_file
-from rollouts.engines.protocol import ChatAnswer, SamplingParams
+from rollouts.engines.protocol import ChatAnswer, ChatEngine, SamplingParams
 from rollouts.errors import (
     ApiKeyError,
     ArgumentError,
@@ -64,7 +64,7 @@ _DATA_URL_BYTES: Final = 256 * 2**20  # of images and sounds that the next turns
 _MAX_CONCURRENCY: Final = 1000  # connections of the SDK's client
 
 
-class ChatEndpoint(ClosedAtEnd):
+class ChatEndpoint(ChatEngine):
     """A model behind OpenAI's chat completions: OpenAI, vLLM, `rollouts serve`, and most other servers and providers.
 
         endpoint = ChatEndpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-VL-8B-Instruct")

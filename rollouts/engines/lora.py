@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from rollouts.calls import gathered
 from rollouts.engines.continuation import completed
@@ -18,12 +19,19 @@ from rollouts.engines.protocol import (
     GenerateRequest,
     GenerateResult,
     InFlight,
+    TokenListener,
     WeightSpan,
     check_adapter_name,
     check_update_arguments,
-    context_length,
 )
-from rollouts.errors import ArgumentError, EngineClosedError, EngineError, UnknownAdapterError, WeightUpdateError
+from rollouts.errors import (
+    ArgumentError,
+    CapabilityError,
+    EngineClosedError,
+    EngineError,
+    UnknownAdapterError,
+    WeightUpdateError,
+)
 
 log = logging.getLogger("rollouts.engines.lora")
 
@@ -60,15 +68,7 @@ def listed_adapters(content: object) -> dict[str, str]:
     }
 
 
-class AdapterEngine(Engine, Protocol):
-    """An engine that loads LoRA adapters by name: `VLLMEngine`, `EngineFleet`, `LazyEngine`, `LocalEngine`."""
-
-    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None: ...
-
-    async def unload_adapter(self, name: str) -> None: ...
-
-
-class LoRAEngine:
+class LoRAEngine(Engine):
     """Samples with one LoRA adapter of another engine, and replaces it where another engine replaces its weights.
 
         policy = LoRAEngine(VLLMEngine(url), "policy")
@@ -82,7 +82,7 @@ class LoRAEngine:
     `close` unloads the adapter; the other engine stays open, because it may have further adapters.
     """
 
-    def __init__(self, engine: AdapterEngine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str) -> None:
         check_adapter_name(name)
         self._engine = engine
         self.name = name
@@ -95,22 +95,25 @@ class LoRAEngine:
     @property
     def weight_version(self) -> str:
         """The version in use; before the first update that of the other engine."""
-        return self._adapter or str(getattr(self._engine, "weight_version", ""))
+        return self._adapter or self._engine.weight_version
 
     @property
     def vocab_size(self) -> int | None:
-        return getattr(self._engine, "vocab_size", None)
+        return self._engine.vocab_size
 
     @property
     def max_model_len(self) -> int | None:
-        return getattr(self._engine, "max_model_len", None)
+        return self._engine.max_model_len
 
     @property
     def control(self) -> Any:
-        """The control calls of the other engine, None for one without any."""
-        return getattr(self._engine, "control", None)
+        """The control calls of the other engine."""
+        return self._engine.control
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def context_length(self) -> int | None:
+        return await self._engine.context_length()
+
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample `n` completions with the adapter. Raises what the other engine raises."""
         if self._closed:
             raise EngineClosedError(request.request_id, f"the adapter {self.name!r} is closed")
@@ -183,15 +186,15 @@ class LoRAEngine:
             result, interrupted = await self._sample(rest_request)
             return result.completions[0]
 
-        async def length_to_continue() -> int | None:
-            return (await context_length(self._engine) or 2**31) if interrupted else None
+        async def context_length() -> int | None:
+            return (await self._engine.context_length() or 2**31) if interrupted else None
 
-        return await completed(request, partial, length_to_continue, send)
+        return await completed(request, partial, context_length, send)
 
     async def _abort(self, request_ids: list[str]) -> None:
-        abort = getattr(self._engine, "abort", None)
-        if abort is not None and request_ids:
-            await abort(request_ids)
+        if request_ids:
+            with suppress(CapabilityError):
+                await self._engine.abort(request_ids)
 
     async def _unload(self, adapter: str) -> None:
         try:

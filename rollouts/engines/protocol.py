@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from renderers import Message, MultiModalData, ParsedResponse
 from renderers.placement import PlacedItem
+from rollouts.calls import ClosedAtEnd
 from rollouts.engines.token_checks import prompt_error
-from rollouts.errors import ArgumentError, EngineError, InvalidRequestError, is_unicode, short_repr
-from rollouts.values import check_choice, finite_number, has_members, whole_number
+from rollouts.errors import ArgumentError, CapabilityError, InvalidRequestError, is_unicode, short_repr
+from rollouts.values import check_choice, finite_number, whole_number
 from transport import wire_type
 
 
@@ -231,21 +234,120 @@ class GenerateResult:
     prompt_top_logprobs: TopLogprobs | None = None
 
 
-@runtime_checkable
-class Engine(Protocol):
+#: What happens to running requests while weights are replaced. "abort": they end, and continue from their tokens with
+#: the new weights. "wait": they finish with the old weights first. "keep": they stay in the engine, and continue with
+#: the new weights.
+InFlight = Literal["abort", "wait", "keep"]
+
+
+class Engine(ClosedAtEnd):
     """Samples from a model. Many requests may be awaited at once, on one event loop.
 
-    An engine may have further attributes, which `run_episode` uses where they exist: `vocab_size`, the limit for token
-    ids; `max_model_len`, the most tokens of a prompt and its completion together, which is None until the coroutine
-    function `capabilities` has asked a server; and `expecting_request()`, a context manager that is entered while a
-    request is being prepared, for an engine that collects requests into batches.
+        class Sevens(Engine):
+            async def generate(self, request, listen=None):
+                ids, logprobs = np.array([7], np.int32), np.array([-0.1], np.float32)
+                return GenerateResult(request.request_id, [Completion(0, ids, logprobs, FinishReason.LENGTH)])
+
+            async def close(self):
+                pass
+
+    Each engine has these two methods. What else it cannot do raises `CapabilityError`, and what it does not know is
+    None or empty.
     """
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Sample `request.sampling.n` completions. Raises an `EngineError`."""
+    @property
+    def vocab_size(self) -> int | None:
+        """The limit for token ids, those without a token of the tokenizer included."""
+        return None
 
-    async def close(self) -> None:
-        """Refuse further requests and release what the engine holds."""
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a prompt and its completion together; of a server, None before it was asked."""
+        return None
+
+    @property
+    def weight_version(self) -> str:
+        """The version of the weights in use, as `WeightSpan.version` names it."""
+        return ""
+
+    @property
+    def streams(self) -> bool:
+        """Whether `generate` reports tokens as they are sampled."""
+        return False
+
+    #: The control calls of its server: pauses, sleep, caches, weights, metrics.
+    control: Any = None
+
+    @abstractmethod
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
+        """Sample `request.sampling.n` completions. Raises an `EngineError`.
+
+        Where the engine `streams`, `listen` is called on the event loop with new tokens before the result has them all.
+        The tokens of each completion, joined in order, are those of the result. With `listen`, a request that
+        `scores_prompt` raises `InvalidRequestError`.
+        """
+
+    async def capabilities(self) -> Any:
+        """What its server supports, which is asked once. Raises an `EngineError`."""
+        return None
+
+    async def context_length(self) -> int | None:
+        """`max_model_len`, for which a server is asked. Raises as `capabilities`."""
+        if self.max_model_len is None:
+            await self.capabilities()
+        return self.max_model_len
+
+    async def check_health(self) -> None:
+        """Raise the `EngineError` because of which a request could not be served now."""
+
+    async def served_version(self) -> str | None:
+        """`weight_version`, read from a server; None where it cannot be known. Raises an `EngineError`."""
+        return self.weight_version
+
+    def expecting_request(self) -> AbstractContextManager[None]:
+        """A block in which a request is prepared, for an engine that collects requests into batches."""
+        return nullcontext()
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests by their ids: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
+
+        Ids of requests that do not run are ignored.
+        """
+        raise self._lacks("abort", "cannot end requests")
+
+    async def abort_all(self) -> None:
+        """End every request of this engine, and none of other clients."""
+        raise self._lacks("abort_all", "cannot end requests")
+
+    async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
+        """Replace the weights; `generate` labels tokens with `version` from then on.
+
+        `weights` is what the engine takes: a checkpoint directory, a mapping from names to tensors. No call of
+        `generate` ends because of the update: a completion that was cut off continues, and has spans of both versions.
+
+        Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were passed; the
+        text says which are. Raises `ArgumentError` for arguments of other types.
+        """
+        raise self._lacks("update_weights", "cannot replace its weights")
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, for `GenerateRequest.adapter`.
+
+        Raises `WeightUpdateError` where it is not loaded, also for a name that is in use: a name stands for one set of
+        weights.
+        """
+        raise self._lacks("load_adapter", "takes no adapters")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter, after its requests have ended. Raises `UnknownAdapterError`."""
+        raise self._lacks("unload_adapter", "takes no adapters")
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The loaded adapters: the directory of each by its name."""
+        return {}
+
+    def _lacks(self, call: str, lack: str) -> CapabilityError:
+        return CapabilityError(call, f"{type(self).__name__} {lack}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,103 +379,21 @@ class ChatAnswer:
     tokens: ChatTokens | None = None
 
 
-@runtime_checkable
-class ChatEngine(Protocol):
+class ChatEngine(ClosedAtEnd):
     """Answers conversations: a chat endpoint.
 
     Episodes run on it as on an `Engine`, without a renderer. Where answers have no tokens, nothing can be trained on
     them (`Trajectory.has_tokens`).
     """
 
+    #: The name of the model.
+    model: str = ""
+
+    @abstractmethod
     async def chat(
         self, messages: Sequence[Message], *, tools: Any = None, sampling: SamplingParams, seed: int | None = None
     ) -> ChatAnswer:
         """Answer checked messages, whose media are `MediaSource`s. Raises an `EngineError`."""
-
-    async def close(self) -> None:
-        """Refuse further calls and release what the engine holds."""
-
-
-@runtime_checkable
-class StreamingEngine(Engine, Protocol):
-    """An engine that reports tokens as they are sampled."""
-
-    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
-        """As `generate`; `listen` is called on the event loop with the new tokens, before the result has them all.
-
-        The tokens of each completion, joined in order, are those of the result. Raises `InvalidRequestError` for a
-        request that `scores_prompt`, and what `generate` raises.
-        """
-
-
-@runtime_checkable
-class AbortableEngine(Engine, Protocol):
-    """An engine whose requests can be ended early."""
-
-    async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests by their ids: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
-
-        Ids of requests that do not run are ignored.
-        """
-
-
-#: What happens to running requests while weights are replaced. "abort": they end, and continue from their tokens with
-#: the new weights. "wait": they finish with the old weights first. "keep": they stay in the engine, and continue with
-#: the new weights.
-InFlight = Literal["abort", "wait", "keep"]
-
-
-@runtime_checkable
-class UpdatableEngine(Engine, Protocol):
-    """An engine whose weights can be replaced while it serves."""
-
-    @property
-    def weight_version(self) -> str:
-        """The version of the weights in use, as `WeightSpan.version` names it."""
-
-    async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """Replace the weights; `generate` labels tokens with `version` from then on.
-
-        `weights` is what the engine takes: a checkpoint directory, a mapping from names to tensors. No call of
-        `generate` ends because of the update: a completion that was cut off continues, and has spans of both versions.
-
-        Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were passed; the
-        text says which are. Raises `ArgumentError` for arguments of other types.
-        """
-
-
-def is_chat(engine: object) -> TypeGuard[ChatEngine]:
-    """Whether an engine has the members of `ChatEngine`, also by `__getattr__` from an engine that it wraps."""
-    return has_members(engine, ChatEngine)
-
-
-def is_streaming(engine: object) -> TypeGuard[StreamingEngine]:
-    """Whether an engine has the members of `StreamingEngine`, also by `__getattr__` from an engine that it wraps."""
-    return has_members(engine, StreamingEngine)
-
-
-def is_abortable(engine: object) -> TypeGuard[AbortableEngine]:
-    """Whether an engine has the members of `AbortableEngine`, also by `__getattr__` from an engine that it wraps."""
-    return has_members(engine, AbortableEngine)
-
-
-def is_updatable(engine: object) -> TypeGuard[UpdatableEngine]:
-    """Whether an engine has the members of `UpdatableEngine`, also by `__getattr__` from an engine that it wraps."""
-    return has_members(engine, UpdatableEngine)
-
-
-async def context_length(engine: Any) -> int | None:
-    """The most tokens of a prompt and its completion, for which servers are asked once; None where none is known.
-
-    Raises `EngineError` for a server that does not answer, and not for those of a fleet, where others may.
-    """
-    if (known := getattr(engine, "max_model_len", 0)) is not None:
-        return whole_number(known) or None
-    for member in getattr(engine, "engines", {}).values():  # they agree
-        with suppress(EngineError):
-            return await context_length(member)
-    capabilities = getattr(engine, "capabilities", None)  # None also where the server is not started yet
-    return None if capabilities is None else whole_number((await capabilities()).max_model_len)
 
 
 def check_update_arguments(version: object, in_flight: object) -> None:

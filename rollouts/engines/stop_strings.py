@@ -70,13 +70,13 @@ def sendable_length(text: str, stop: Sequence[str], *, is_beginning: bool = Fals
 class EarlyStop:
     """A listener that ends a request at its engine once each of its completions has a stop string.
 
-    `abort` is that of the engine, None for one that cannot end requests. `listen` receives the tokens before those that
+    `abort` is that of the engine. `listen` receives the tokens before those that
     complete a stop string.
     """
 
     def __init__(
         self,
-        abort: Callable[[list[str]], Coroutine[Any, Any, None]] | None,
+        abort: Callable[[list[str]], Coroutine[Any, Any, None]],
         request: GenerateRequest,
         stop: Sequence[str],
         decode: Decode,
@@ -96,11 +96,11 @@ class EarlyStop:
         if not detector.found:
             if self._listen is not None:
                 self._listen(delta)
-        elif self._abort is not None and all(each.found for each in self._detectors):
+        elif all(each.found for each in self._detectors):
             self._aborting = asyncio.ensure_future(self._abort([self._request_id]))
 
     async def close(self) -> None:
-        """Wait until the engine has been told. One that refuses has sampled to the end, which changes no completion."""
+        """Wait until the engine has been told. Where it refuses, it samples to the end, which changes no completion."""
         if self._aborting is not None:
             with suppress(EngineError):
                 await self._aborting

@@ -16,7 +16,7 @@ from renderers import (
     TemplateRenderer,
 )
 from renderers.tokens.length_bound import at_most_tokens
-from rollouts.engines.protocol import context_length
+from rollouts.engines.protocol import Engine
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.errors import RolloutsError
 
@@ -44,7 +44,7 @@ class RendererCalls:
     long that is.
     """
 
-    def __init__(self, pool: RendererPool, engine: object) -> None:
+    def __init__(self, pool: RendererPool, engine: Engine) -> None:
         self._pool = pool
         self._engine = engine
         renderer = getattr(pool, "renderer", pool)
@@ -57,7 +57,7 @@ class RendererCalls:
 
     async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
         """The prompt for the next assistant turn."""
-        with at_most_tokens(await context_length(self._engine)), self._naming("render"):
+        with at_most_tokens(await self._engine.context_length()), self._naming("render"):
             return await self._pool.render_async(messages, tools=tools, add_generation_prompt=True)
 
     async def bridge(
@@ -73,7 +73,7 @@ class RendererCalls:
         media = prompt.multi_modal_data
         passes_media = media is not None and (self._is_template_renderer or not media.is_empty())
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
-        with at_most_tokens(await context_length(self._engine)), self._naming("bridge_to_next_turn"):
+        with at_most_tokens(await self._engine.context_length()), self._naming("bridge_to_next_turn"):
             return await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,
                 completion_ids,

@@ -19,7 +19,6 @@ from rollouts.engines.protocol import (
     Completion,
     FinishReason,
     SamplingParams,
-    is_chat,
 )
 from rollouts.episodes.activity import EpisodeActivity, TurnCounts
 from rollouts.episodes.errors import raise_naming_origin, wrap_exceptions
@@ -142,7 +141,7 @@ class ChatRecorder(EpisodeRecorder):
 
 def new_recorder(trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> EpisodeRecorder:
     """The recorder of an episode: of messages for a `ChatEngine`, else of tokens."""
-    recorder = ChatRecorder if is_chat(settings.engine) else TurnRecorder
+    recorder = ChatRecorder if isinstance(settings.engine, ChatEngine) else TurnRecorder
     return recorder(trajectory, settings, activity)
 
 

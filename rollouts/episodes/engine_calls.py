@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from renderers import RendererError
-from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, TokenListener, is_streaming
+from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, TokenListener
 from rollouts.engines.result_checks import check_result
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.errors import (
@@ -41,10 +39,7 @@ async def generated(
         ),
         unchanged=(RolloutsError, RendererError),
     ):
-        if listen is not None and is_streaming(engine):
-            result = await engine.generate_streamed(request, listen)
-        else:
-            result = await engine.generate(request)
+        result = await engine.generate(request, listen if engine.streams else None)
         check_result(request, result, vocab_size=vocab_size)
     return sorted(result.completions, key=lambda completion: completion.index)
 
@@ -58,19 +53,11 @@ def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completi
             )
 
 
-def known_vocab_size(engine: object, renderer: object) -> int | None:
+def known_vocab_size(engine: Engine, renderer: object) -> int | None:
     """The number of token ids of the model: the engine's `vocab_size`, else the tokenizer's plus padding, else None."""
-    engine_size = whole_number(getattr(engine, "vocab_size", None))
-    if engine_size is not None:
-        return engine_size
+    if engine.vocab_size is not None:
+        return engine.vocab_size
     tokenizer = getattr(getattr(renderer, "renderer", renderer), "tokenizer", None)
     tokenizer_size = whole_number(getattr(tokenizer, "vocab_size", None))
     # Models pad their embedding by fewer rows than this beyond the tokenizer's ids, and a policy may sample such a row.
     return None if tokenizer_size is None else tokenizer_size + 4096
-
-
-def expecting_request(engine: Any) -> AbstractContextManager[None]:
-    """Announces a request that is being prepared to an engine that batches requests (see `Engine`)."""
-    announce = getattr(engine, "expecting_request", nullcontext)
-    announcement: AbstractContextManager[None] = announce()
-    return announcement

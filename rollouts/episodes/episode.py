@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from renderers import Renderer, RendererError, RendererPool
-from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams, is_chat
+from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.chat_turns import new_recorder
@@ -133,14 +133,14 @@ def check_settings(engine: object, renderer: object, sampling: object, max_turns
 
 def check_engine(engine: object) -> None:
     """Raises `ArgumentError`."""
-    methods = (getattr(engine, name, None) for name in ("generate", "chat"))
-    if isinstance(engine, type) or not any(map(callable, methods)):
-        raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url), or a ChatEndpoint")
+    if not isinstance(engine, Engine | ChatEngine):
+        rule = "pass an engine, such as VLLMEngine(url) or a ChatEndpoint; one of your own is a subclass of Engine"
+        raise ArgumentError("engine", engine, rule)
 
 
 def check_renderer(renderer: object, engine: object) -> None:
     """Raises `ArgumentError` for what is no renderer; a `ChatEngine` has none."""
-    if is_chat(engine):
+    if isinstance(engine, ChatEngine):
         if renderer is not None:
             raise ArgumentError("renderer", renderer, "pass None: a chat endpoint renders the messages itself")
         return

@@ -17,7 +17,7 @@ from rollouts.engines.protocol import ChatEngine, Completion, Engine, GenerateRe
 from rollouts.episodes.activity import EpisodeActivity, TurnCounts, TurnSeconds
 from rollouts.episodes.calls import RendererCalls
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
-from rollouts.episodes.engine_calls import expecting_request, generate_completions, known_vocab_size
+from rollouts.episodes.engine_calls import generate_completions, known_vocab_size
 from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, raise_naming_origin
 from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
 from rollouts.episodes.own_messages import keep_media, own_messages, own_tools
@@ -197,7 +197,7 @@ class TurnRecorder(EpisodeRecorder):
         """The prompt of a conversation. `origin` says in errors where the messages come from."""
         began = time.perf_counter()
         messages, tools = own_messages(messages), own_tools(tools)
-        with expecting_request(self.engine):
+        with self.engine.expecting_request():
             self.activity.waits_for("renderer", self.trajectory.num_turns)
             try:
                 rendered = await self._calls.render(messages, tools)
@@ -211,7 +211,7 @@ class TurnRecorder(EpisodeRecorder):
         began = time.perf_counter()
         messages = own_messages(messages)
         self.activity.waits_for("renderer", self.trajectory.num_turns)
-        with expecting_request(self.engine):
+        with self.engine.expecting_request():
             return await self._next_prompt(turn, messages, origin, began)
 
     async def _next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str, began: float) -> Prompt:
@@ -254,7 +254,7 @@ class TurnRecorder(EpisodeRecorder):
         """Parse a completion of a prompt and add it to the trajectory."""
         received_at = time.perf_counter()
         ids = completion.token_ids.tolist()
-        with expecting_request(self.engine):
+        with self.engine.expecting_request():
             message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
         renderer_seconds = prompt.seconds + time.perf_counter() - received_at
         previous, trajectory = prompt.previous_turn, self.trajectory

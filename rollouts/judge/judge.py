@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from renderers import Message
 from renderers.errors import MediaError
@@ -23,15 +23,7 @@ from renderers.process.caches import ByteLRU
 from renderers.tokens.length_bound import at_most_tokens
 from rollouts.calls import call_on_thread
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
-from rollouts.engines.protocol import (
-    ChatEngine,
-    Engine,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    context_length,
-    is_chat,
-)
+from rollouts.engines.protocol import ChatEngine, Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.errors import (
     ArgumentError,
     GenerationInterruptedError,
@@ -136,7 +128,7 @@ class Judge:
         cache_bytes: int = 64 * 2**20,
         name: str = "judge",
     ) -> None:
-        if not is_chat(engine):
+        if not isinstance(engine, ChatEngine):
             if not isinstance(engine, Engine):
                 raise ArgumentError("engine", engine, "pass a ChatEndpoint, or an engine with renderer=")
             if not hasattr(renderer, "render"):
@@ -214,7 +206,8 @@ class Judge:
         kinds = [
             (part["type"], part["text"] if part["type"] == "text" else part[part["type"]].digest) for part in parts
         ]
-        model = getattr(self._engine, "model", ""), getattr(self._engine, "weight_version", "")
+        engine = self._engine
+        model = engine.model if isinstance(engine, ChatEngine) else engine.weight_version
         content = json.dumps([kinds, model, asdict(self._sampling)], default=repr)
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
@@ -250,10 +243,10 @@ class Judge:
 
     async def _ask(self, messages: list[Message], seed: int) -> _Answer:
         try:
-            if is_chat(self._engine):
+            if isinstance(self._engine, ChatEngine):
                 reply = await self._engine.chat(messages, sampling=self._sampling, seed=seed)
                 return _Answer(reply.parsed.content, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens)
-            with at_most_tokens(await context_length(self._engine)):
+            with at_most_tokens(await self._engine.context_length()):
                 prompt = await call_on_thread(partial(self._renderer.render, messages, add_generation_prompt=True))
             stops = self._sampling.stop_token_ids or tuple(self._renderer.get_stop_token_ids())
             request = GenerateRequest(
@@ -262,7 +255,7 @@ class Judge:
                 prompt.multi_modal_data,
                 placeholder_token_ids=prompt.placeholder_token_ids,
             )
-            (completion,) = (await cast(Engine, self._engine).generate(request)).completions
+            (completion,) = (await self._engine.generate(request)).completions
         except (OverlongPromptError, OverlongRenderError) as error:
             # As it is, this error would end the judged episode as if its own prompt were too long.
             raise RolloutsError(f"{self.name}: its prompt does not fit into the model's context: {error}") from error

@@ -235,7 +235,7 @@ async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
     section = file.config.engine
     if isinstance(section, VLLMEngineSection | SGLangEngineSection):
         with _naming_server(file, section, ("engine",)):
-            await _probe(engine)
+            await cast(Engine, engine).context_length()  # starts it where it is to be started, and asks what it is
     elif isinstance(section, FleetEngineSection):
         await _connect_fleet(file, section, engine)
     elif isinstance(section, EndpointEngineSection):
@@ -260,15 +260,9 @@ async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: 
         raise file.error(("engine", key), text_with_notes(error, str(error))) from error
 
 
-async def _probe(engine: Any) -> None:
-    """Ask a server what it is, after starting it where it is to be started. Raises `EngineError`."""
-    start = getattr(engine, "start", None)
-    await (engine if start is None else await start()).capabilities()
-
-
 async def _probe_error(engine: Engine) -> EngineError | None:
     try:
-        await _probe(engine)
+        await engine.context_length()
     except EngineError as error:
         return error
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from renderers import TemplateRenderer
-from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams, context_length
+from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams
 from rollouts.engines.result_checks import check_result
 from rollouts.errors import EngineError
 from rollouts.run_config.config_file import ConfigFile
@@ -55,8 +55,9 @@ class Teacher:
                 raise self.file.error((key,), f"the teacher cannot score: {error}; {cure}") from error
         limits, max_tokens = self.file.config.limits, self.file.config.sampling.max_tokens
         of_turns = max_tokens * (limits.max_turns or 1) + 1  # and a prompt of one token at least
-        bounds = (of_turns, limits.max_tokens, None if sampler is None else await context_length(sampler))
-        longest, context = min(bound for bound in bounds if bound is not None), await context_length(engine)
+        of_sampler = await sampler.context_length() if isinstance(sampler, Engine) else None
+        bounds = (of_turns, limits.max_tokens, of_sampler)
+        longest, context = min(bound for bound in bounds if bound is not None), await engine.context_length()
         # A row has at most one token less than the context; with that of the sampler, an episode rarely fills it.
         if context is not None and context < longest + (longest != bounds[-1]):
             reason = (

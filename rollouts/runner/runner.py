@@ -276,7 +276,7 @@ class Runner:
         return self._updates.history.versions
 
     async def update_weights(self, weights: Any, version: str, in_flight: InFlight = "abort") -> None:
-        """Replace the weights of the engine, an `UpdatableEngine`, and drop what is too old then for the mode.
+        """Replace the weights of the engine, which takes weights, and drop what is too old then for the mode.
 
         `weights` is what the engine takes (a checkpoint directory, a mapping from names to tensors), `version` a name
         that this run has not used; versions are ordered by use. A runner that continues a journal knows the versions of

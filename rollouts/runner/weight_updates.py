@@ -13,9 +13,7 @@ from rollouts.engines.protocol import (
     ChatEngine,
     Engine,
     InFlight,
-    UpdatableEngine,
     check_update_arguments,
-    is_updatable,
 )
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError, describe_exception
@@ -48,15 +46,15 @@ class WeightUpdates:
     async def update(self, weights: Any, version: str, in_flight: InFlight = "abort") -> None:
         """Replace the weights. Returns when the engine samples from the new ones.
 
-        Raises `ArgumentError` for a version that has been in use and for an engine that is no `UpdatableEngine`;
+        Raises `ArgumentError` for a version that has been in use and for a chat endpoint;
         `WeightUpdateError` while another update is under way; and what the engine raises. After an error the weights of
         before are in use, unless the text says otherwise. A cancelled call waits for the end of the update, and then
         raises `CancelledError`; if it is cancelled again, the update of the engine is cancelled.
         """
         check_update_arguments(version, in_flight)
         engine = self._engine
-        if not is_updatable(engine):
-            rule = "it has no weight_version and update_weights; pass the runner an UpdatableEngine"
+        if not isinstance(engine, Engine):
+            rule = "its weights cannot be replaced from here; pass the runner an Engine that takes weights"
             raise ArgumentError("engine", None if engine is None else type(engine).__name__, rule)
         if self._running:
             raise WeightUpdateError(
@@ -82,10 +80,9 @@ class WeightUpdates:
 
     def _reported_version(self) -> str:
         """The version that the engine reports; empty for an engine without versions."""
-        version = getattr(self._engine, "weight_version", "")
-        return version if isinstance(version, str) else ""
+        return self._engine.weight_version if isinstance(self._engine, Engine) else ""
 
-    async def _update(self, engine: UpdatableEngine, weights: Any, version: str, in_flight: InFlight) -> None:
+    async def _update(self, engine: Engine, weights: Any, version: str, in_flight: InFlight) -> None:
         name = type(engine).__name__
         with wrap_exceptions(
             lambda error: WeightUpdateError(

@@ -12,10 +12,12 @@ import numpy as np
 
 from rollouts.engines.protocol import (
     Completion,
+    Engine,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     InFlight,
+    TokenListener,
     WeightSpan,
     check_update_arguments,
 )
@@ -39,8 +41,8 @@ Entry: TypeAlias = "str | Sequence[int] | np.ndarray | ScriptedCompletion | Comp
 EntryFunction: TypeAlias = "Callable[[GenerateRequest], Entry | Awaitable[Entry]]"
 
 
-class ScriptedEngine:
-    """An `Engine` that returns completions from a script, without a model. Needs neither torch nor a network.
+class ScriptedEngine(Engine):
+    """An engine that returns completions from a script, without a model. Needs neither torch nor a network.
 
         engine = ScriptedEngine(["left", "right", TimeoutError("down")], renderer=renderer)
 
@@ -79,7 +81,7 @@ class ScriptedEngine:
         self._renderer = getattr(renderer, "renderer", renderer)  # a pool has a renderer
         self._weight_version = weight_version
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Return the next completions of the script. Raises its exceptions, `EngineError` and `EngineClosedError`."""
         if self.closed:
             raise EngineClosedError(request.request_id, "the engine is closed")

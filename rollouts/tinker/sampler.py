@@ -25,8 +25,6 @@ from rollouts.engines.protocol import (
     GenerateResult,
     SamplingParams,
     TopLogprobs,
-    is_abortable,
-    is_streaming,
 )
 from rollouts.engines.stop_strings import EarlyStop, cut_at_stop
 from rollouts.engines.token_checks import MAX_TOKEN_ID
@@ -154,7 +152,7 @@ async def generated(
     Raises what the engine raises, and `GenerationInterruptedError`.
     """
     ids = request.prompt.token_ids
-    most = getattr(engine, "vocab_size", None) or MAX_TOKEN_ID  # the likeliest tokens are at most all that there are
+    most = engine.vocab_size or MAX_TOKEN_ID  # the likeliest tokens are at most all that there are
     stop_ids, texts = endings.of_request(request.stop)
     is_greedy = request.temperature == 0
     asked = _asked(
@@ -201,9 +199,9 @@ async def _with_texts(
     """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they come."""
     if not texts:
         return await generate(request)
-    if is_streaming(engine) and not request.scores_prompt:
-        early_stop = EarlyStop(engine.abort if is_abortable(engine) else None, request, texts, endings.decode)
-        result = await engine.generate_streamed(request, early_stop)
+    if engine.streams and not request.scores_prompt:
+        early_stop = EarlyStop(engine.abort, request, texts, endings.decode)
+        result = await engine.generate(request, early_stop)
         await early_stop.close()
     else:
         result = await generate(request)

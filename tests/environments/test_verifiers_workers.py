@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from rollouts import SamplingParams
-from rollouts.engines.protocol import ChatAnswer, FinishReason
+from rollouts.engines.protocol import ChatAnswer, ChatEngine, FinishReason
 from rollouts.episodes.deadlines import UpdatePauses
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.errors import ArgumentError, ServerError
@@ -196,7 +196,7 @@ def test_an_environment_that_runs_no_agent_fails(renderer):
 
 
 def test_a_chat_endpoint_plays_without_a_renderer():
-    class Endpoint:
+    class Endpoint(ChatEngine):
         calls: list = []  # noqa: RUF012
 
         async def chat(self, messages, *, tools=None, sampling, seed=None):

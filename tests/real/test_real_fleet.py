@@ -16,7 +16,7 @@ from renderers import load_renderer
 from rollouts import SamplingParams
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.fleet.routing import ranked_members
-from rollouts.engines.protocol import GenerateRequest, GenerateResult
+from rollouts.engines.protocol import GenerateRequest, GenerateResult, TokenListener
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 
@@ -33,7 +33,7 @@ class RecordingEngine(VLLMEngine):
         super().__init__(base_url, limits=HttpLimits(retries=1))
         self.answered: list[str | None] = []
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         result = await super().generate(request)
         self.answered.append(request.session_id)
         return result

@@ -93,9 +93,9 @@ class CountingEngine(VLLMEngine):
 
     sampled = ()
 
-    async def generate_streamed(self, request, listen):
+    async def generate(self, request, listen=None):
         sampling = dataclasses.replace(request.sampling, extra={**request.sampling.extra, "min_tokens": 3000})
-        result = await super().generate_streamed(dataclasses.replace(request, sampling=sampling), listen)
+        result = await super().generate(dataclasses.replace(request, sampling=sampling), listen)
         self.sampled = (*self.sampled, *(len(completion.token_ids) for completion in result.completions))
         return result
 

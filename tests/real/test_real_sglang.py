@@ -115,7 +115,7 @@ async def test_a_stream_reports_the_tokens_of_its_result(
 ) -> None:
     heard: list[TokenDelta] = []
     request = _request(rendered, SamplingParams(max_tokens=12, n=2, top_logprobs=2))
-    result = await engine.generate_streamed(request, heard.append)
+    result = await engine.generate(request, heard.append)
     assert len(heard) > len(result.completions)
     assert _mismatch(reference, rendered, result) < 1e-4
     for completion in result.completions:
@@ -168,7 +168,7 @@ async def test_a_completion_that_a_pause_cuts_off_is_continued_with_the_new_weig
     for in_flight in ("abort", "keep"):
         before = await engine.control.weight_version()
         heard: list[TokenDelta] = []
-        sampling = asyncio.create_task(engine.generate_streamed(request(), heard.append))
+        sampling = asyncio.create_task(engine.generate(request(), heard.append))
         await _until_running(engine)
         await engine.update_weights(server.model_dir, f"by {in_flight}", in_flight=in_flight)  # type: ignore[arg-type]
         (completion,) = (await sampling).completions

@@ -65,7 +65,7 @@ async def test_the_likeliest_tokens_of_texts_and_images_are_those_of_the_logits(
     asked = request(renderer, image, prompt_top_logprobs=3, sampling={"n": 2})
     result = await engine.generate(asked)
     deltas = []
-    streamed = await engine.generate_streamed(replace(asked, prompt_top_logprobs=0), deltas.append)
+    streamed = await engine.generate(replace(asked, prompt_top_logprobs=0), deltas.append)
     count = len(asked.prompt_ids)
     for completion in (*result.completions, *streamed.completions):
         expected = all_logprobs(vllm_server.model_dir, asked, completion.token_ids)
@@ -99,7 +99,7 @@ async def test_the_likeliest_tokens_across_a_pause_and_new_weights_are_those_of_
     asked = request(renderer, sampling={"max_tokens": LONG, "temperature": 0.0, "extra": {"ignore_eos": True}})
     begun = asyncio.Event()
     try:
-        running = asyncio.ensure_future(engine.generate_streamed(asked, lambda delta: begun.set()))
+        running = asyncio.ensure_future(engine.generate(asked, lambda delta: begun.set()))
         await asyncio.wait_for(begun.wait(), 60)
         await engine.update_weights(other, f"new-{mode}", in_flight=mode)
         (completion,) = (await running).completions

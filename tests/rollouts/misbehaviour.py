@@ -201,7 +201,7 @@ class ReturningEngine(ScriptedEngine):
         super().__init__(["a", "b", "c"], renderer=renderer)
         self.wrong = wrong
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         result = await super().generate(request)
         if len(self.requests) != 2:
             return result
@@ -217,7 +217,7 @@ class RaisingEngine(ScriptedEngine):
         super().__init__(["a", "b", "c"], renderer=renderer)
         self.error = error
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         result = await super().generate(request)
         if len(self.requests) == 2:
             raise self.error

@@ -12,6 +12,7 @@ from renderers import MultiModalData
 from renderers.vision.patches import normalised
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
 from rollouts.engines.local.batch import RowSampler
+from rollouts.engines.protocol import Engine
 from rollouts.training import TrainingBatch, samples_from_trajectory, token_logprobs
 
 TOKENS_PER_TURN = 12
@@ -39,16 +40,19 @@ def user(text, images=()):
     }
 
 
-class FaultyEngine:
+class FaultyEngine(Engine):
     """An engine that changes each request before it samples, and each completion after."""
 
     def __init__(self, engine, request, completion):
         self.engine, self.change_request, self.change_completion = engine, request, completion
-        self.expecting_request, self.close = engine.expecting_request, engine.close
+        self.expecting_request = engine.expecting_request
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         result = await self.engine.generate(self.change_request(request))
         return replace(result, completions=[self.change_completion(request, each) for each in result.completions])
+
+    async def close(self):
+        await self.engine.close()
 
 
 def same_request(request):

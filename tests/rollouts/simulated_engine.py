@@ -17,10 +17,12 @@ import numpy as np
 from rollouts.engines.continuation import join_spans
 from rollouts.engines.protocol import (
     Completion,
+    Engine,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     InFlight,
+    TokenListener,
     WeightSpan,
     check_update_arguments,
 )
@@ -51,8 +53,8 @@ class _Request:
     spans: tuple[WeightSpan, ...] = ()
 
 
-class SimulatedEngine:
-    """An `UpdatableEngine` that draws tokens at random, one at a time, on a clock of its own.
+class SimulatedEngine(Engine):
+    """An engine that draws tokens at random, one at a time, on a clock of its own.
 
         engine = SimulatedEngine(seed=1, error_rate=0.1)
 
@@ -122,7 +124,7 @@ class SimulatedEngine:
         """How many requests the engine holds."""
         return len(self._requests)
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample one completion. Raises `ServerUnreachableError` at the rate of errors, and `EngineClosedError`."""
         if self.closed:
             raise EngineClosedError(request.request_id, "the engine is closed")

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from renderers import Message, ParsedResponse
-from rollouts.engines.protocol import ChatAnswer, FinishReason, SamplingParams
+from rollouts.engines.protocol import ChatAnswer, ChatEngine, FinishReason, SamplingParams
 from rollouts.environments import ScoredPrompt
 from rollouts.episodes.environment import StepResult
 from rollouts.episodes.episode import run_episode
@@ -25,8 +25,8 @@ from transport import decode, encode
 SAMPLING = SamplingParams(max_tokens=16, temperature=0.5)
 
 
-class ScriptedChat:
-    """A `ChatEngine` that gives its answers in order; an exception among them is raised."""
+class ScriptedChat(ChatEngine):
+    """A chat endpoint that gives its answers in order; an exception among them is raised."""
 
     def __init__(self, *answers: str | ParsedResponse | Exception, finish: FinishReason = FinishReason.STOP) -> None:
         self.answers = list(answers)

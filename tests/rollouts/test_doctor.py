@@ -15,7 +15,7 @@ from rollouts.cli.doctor import command as doctor_command
 from rollouts.cli.doctor.command import doctor, print_findings, run_check
 from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.target import Finding, Target
-from rollouts.engines.protocol import Completion, FinishReason, GenerateResult
+from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateResult
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.errors import OverlongPromptError, ServerError
 
@@ -53,13 +53,13 @@ def text_model(directory):
     return model
 
 
-class TextEngine:
+class TextEngine(Engine):
     """Samples the likeliest tokens of a model, and reports their log-probabilities with `off_by` added."""
 
     def __init__(self, model):
         self.model, self.off_by = model, 0.0
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         ids, scores = list(request.prompt_ids), []
         for _ in range(request.sampling.max_tokens):
             logits = self.model(torch.tensor([ids])).logits[0, -1].detach()
@@ -70,6 +70,8 @@ class TextEngine:
         return GenerateResult(
             request.request_id, [Completion(0, drawn, np.array(scores, np.float32), FinishReason.LENGTH)]
         )
+
+    async def close(self): ...
 
 
 @pytest.mark.slow
@@ -90,15 +92,17 @@ async def test_a_large_checkpoint_is_not_scored_and_the_option_is_named(renderer
 
 
 async def test_a_checkpoint_that_transformers_cannot_read_is_skipped_with_its_words(renderer, tmp_path):
-    class Engine:
-        async def generate(self, request):
+    class ZeroEngine(TextEngine):
+        def __init__(self): ...
+
+        async def generate(self, request, listen=None):
             drawn = np.zeros(request.sampling.max_tokens, np.int32)
             logprobs = np.full(len(drawn), -1, np.float32)
             return GenerateResult(request.request_id, [Completion(0, drawn, logprobs, FinishReason.LENGTH)])
 
     (tmp_path / "config.json").write_text('{"model_type": "of nobody"}')
     (tmp_path / "model.safetensors").write_bytes(b"x" * 64)
-    found = await mismatch(target_of(renderer, tmp_path, engine=Engine()), max_gigabytes=1)
+    found = await mismatch(target_of(renderer, tmp_path, engine=ZeroEngine()), max_gigabytes=1)
     assert found.outcome == "skipped"
     assert "of nobody" in found.seen
 

@@ -66,7 +66,7 @@ def world(stop, renderer, monkeypatch):
             return Talkative.step(self, assistant)
 
     class Engine(ScriptedEngine):
-        async def generate(self, request):
+        async def generate(self, request, listen=None):
             await stop.at(f"generate {len(self.requests)}")
             return await super().generate(request)
 

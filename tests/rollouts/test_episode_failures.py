@@ -210,7 +210,7 @@ def test_a_renderer_that_raises_something_of_its_own(renderer, monkeypatch, meth
         ({"max_turns": True}, "max_turns is True"),
         ({"seed": 1.5}, "seed is 1.5"),
         ({"on_end": 5}, "on_end is 5"),
-        ({"engine": "http://x"}, "engine is 'http://x'; pass an Engine"),
+        ({"engine": "http://x"}, "engine is 'http://x'; pass an engine, such as"),
         ({"engine": ScriptedEngine}, "engine is <class"),
         ({"renderer": "directory"}, "renderer is 'directory'; pass a renderer"),
         ({"environment": None}, "environment is None; pass an instance of a class that has reset and step"),

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from renderers import MediaPolicy, MediaSource, ParsedResponse
 from renderers.errors import MediaPolicyError
 from rollouts import EpisodeError, FinishReason, Runner, SamplingParams, Task, run_episode
-from rollouts.engines.protocol import ChatAnswer
+from rollouts.engines.protocol import ChatAnswer, ChatEngine
 from rollouts.environments import ScoredPrompt
 from rollouts.episodes.errors import error_kind, is_outage
 from rollouts.errors import ArgumentError, OverlongPromptError, RolloutsError, ServerError, ServerUnreachableError
@@ -30,7 +30,7 @@ BLUE = np.full((8, 8, 3), (0, 0, 255), np.uint8)
 YES = {"yes": 1.0, "no": 0.0}
 
 
-class Model:
+class Model(ChatEngine):
     """A `ChatEngine` that gives its answers in order, the last one for all further calls; exceptions are raised."""
 
     model = "judging-model"
@@ -273,11 +273,18 @@ async def test_the_cache_is_bounded():
     assert len(model.asked) == 101
 
 
-async def test_new_weights_of_the_judging_model_give_new_verdicts():
+async def test_new_weights_of_the_judging_model_give_new_verdicts(renderer):
+    engine = ScriptedEngine(["yes", "no"], renderer=renderer)
+    judge = Judge(engine, "{{ completion.content }}", parse=YES, renderer=renderer)
+    assert [await judge(assistant("a")), await judge(assistant("a"))] == [1.0, 1.0]
+    await engine.update_weights(None, "1")
+    assert await judge(assistant("a")) == 0.0
+
+
+async def test_another_judging_model_gives_new_verdicts():
     judge, model = judge_of("yes", "no")
-    model.weight_version = "1"
-    assert await judge(assistant("a")) == 1.0
-    model.weight_version = "2"
+    assert [await judge(assistant("a")), await judge(assistant("a"))] == [1.0, 1.0]
+    model.model = "another"
     assert await judge(assistant("a")) == 0.0
 
 

@@ -14,6 +14,7 @@ from simulated_engine import SimulatedEngine
 
 from rollouts import EpisodeError, SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
+from rollouts.engines.protocol import Engine
 from rollouts.errors import OverlongPromptError
 from rollouts.runner import EpisodeLimits, Runner, Task
 from rollouts.testing import ScriptedEngine
@@ -41,12 +42,12 @@ class Failing:
         return StepResult([{"role": "user", "content": "Go on"}])
 
 
-class FailingEngine:
+class FailingEngine(Engine):
     def __init__(self, end: str, renderer: object) -> None:
         self.end = end
         self.scripted = ScriptedEngine(["left"] * 8, renderer=renderer)
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         if self.end == "overlong":
             raise OverlongPromptError(request.request_id, 10, 5)
         if self.end == "engine":

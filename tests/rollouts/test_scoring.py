@@ -11,6 +11,7 @@ from family_rows import loaded_family
 
 from renderers import load_renderer
 from rollouts import Completion, FinishReason, GenerateResult, LocalEngine, Trajectory
+from rollouts.engines.protocol import Engine
 from rollouts.errors import ArgumentError, BatchError, MalformedResultError, MissingLogProbsError, SampleError
 from rollouts.scoring import score, with_scores
 from rollouts.teacher import check_teacher
@@ -29,13 +30,13 @@ from rollouts.training.packing import neutral_sample
 FAMILIES = ("qwen3_vl", "gemma3", "llava_next", "internvl", "qwen2_audio")
 
 
-class CountingEngine:
+class CountingEngine(Engine):
     """Counts the requests of a LocalEngine, and keeps them."""
 
     def __init__(self, engine):
         self.engine, self.requests = engine, []
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         self.requests.append(request)
         return await self.engine.generate(request)
 
@@ -306,14 +307,14 @@ def text_row(ids, dtype=np.int32):
     return TrainingSample(np.array(ids, dtype), np.zeros(n, bool), zeros, zeros, name="row")
 
 
-class AnsweringEngine:
+class AnsweringEngine(Engine):
     """Answers each request with given log-probabilities of its prompt."""
 
     def __init__(self, logprobs):
-        self.logprobs, self.adapters = logprobs, []
+        self.logprobs, self.used_adapters = logprobs, []
 
-    async def generate(self, request):
-        self.adapters.append(request.adapter)
+    async def generate(self, request, listen=None):
+        self.used_adapters.append(request.adapter)
         return GenerateResult(request.request_id, [completion([1])], self.logprobs)
 
     async def close(self):
@@ -339,7 +340,7 @@ def test_scores_that_a_teacher_cannot_have_given_are_refused(logprobs, error):
 def test_an_adapter_is_that_of_each_request():
     engine = AnsweringEngine(np.array([np.nan, -1.0], np.float32))
     asyncio.run(score([text_row([65, 66]), text_row([65, 67])], engine, adapter="a"))
-    assert engine.adapters == ["a", "a"]
+    assert engine.used_adapters == ["a", "a"]
 
 
 def test_an_address_is_no_engine():

@@ -7,23 +7,12 @@ from typing import Any
 import pytest
 
 from rollouts import SamplingParams
-from rollouts.engines.protocol import (
-    AbortableEngine,
-    StreamingEngine,
-    UpdatableEngine,
-    is_abortable,
-    is_streaming,
-    is_updatable,
-)
 from rollouts.errors import ArgumentError
 from rollouts.runner import Runner
 from rollouts.values import members
 from rollouts.workers.protocol import Workers, are_workers
 
 GUARDS = [
-    (is_streaming, StreamingEngine, {"generate", "close", "generate_streamed"}),
-    (is_abortable, AbortableEngine, {"generate", "close", "abort"}),
-    (is_updatable, UpdatableEngine, {"generate", "close", "weight_version", "update_weights"}),
     (are_workers, Workers, {"num_slots", "is_closed", "on_slots_changed", "run", "set_update", "metrics", "close"}),
 ]
 

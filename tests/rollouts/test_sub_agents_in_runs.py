@@ -20,7 +20,7 @@ class RecordingSimulation(SimulatedEngine):
         super().__init__(**options)
         self.rows = set()
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         result = await super().generate(request)
         self.rows.add((*request.prompt_ids, *result.completions[0].token_ids.tolist()))
         return result

@@ -13,7 +13,7 @@ from renderers.messages import PLURALS, is_media_part, media_value, part_kind
 from rollouts.cli.render.token_cells import token_cells
 from rollouts.cli.render.token_lines import By, View, print_tokens
 from rollouts.cli.run.run_parts import RunParts
-from rollouts.engines.protocol import ChatAnswer, GenerateRequest, GenerateResult
+from rollouts.engines.protocol import ChatAnswer, ChatEngine, Engine, GenerateRequest, GenerateResult, TokenListener
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import RolloutsError
 from rollouts.run_config.engines import media_policy
@@ -37,13 +37,13 @@ def print_first_prompt(parts: RunParts, console: Console) -> None:
         _print(parts.renderer, *asyncio.run(_first_prompt(parts, parts.renderer)), console)
 
 
-class _NoEngine:
+class _NoEngine(Engine):
     """Ends the episode at every request, and keeps the first."""
 
     def __init__(self) -> None:
         self.request: GenerateRequest | None = None
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         self.request = self.request or request
         raise EpisodeLimitError("dry_run", "a dry run has no engine")
 
@@ -51,7 +51,7 @@ class _NoEngine:
         pass
 
 
-class _NoEndpoint:
+class _NoEndpoint(ChatEngine):
     """As `_NoEngine`, in place of a chat endpoint."""
 
     def __init__(self, media_policy: MediaPolicy) -> None:

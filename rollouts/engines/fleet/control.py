@@ -112,8 +112,7 @@ class FleetControl:
             raise EngineError("update_weights", "another update runs; wait for it")
 
         async def update(member: Member) -> None:
-            call = _member_of_engine(member, "update_weights", "update_weights", "cannot replace its weights")
-            await call(weights, version, in_flight=in_flight)
+            await member.engine.update_weights(weights, version, in_flight=in_flight)
 
         self._updating = True
         try:
@@ -141,8 +140,8 @@ class FleetControl:
             raise adapter_exists_error("the fleet has", name, self._membership.adapters[name])
         loaded = await self._all_or_none(
             "load_adapter",
-            lambda member: _adapter_call(member, "load_adapter")(name, directory),
-            lambda member: _adapter_call(member, "unload_adapter")(name),
+            lambda member: member.engine.load_adapter(name, directory),
+            lambda member: member.engine.unload_adapter(name),
         )
         self._membership.adapters[name] = directory
         return loaded
@@ -158,7 +157,7 @@ class FleetControl:
 
         async def unload(member: Member) -> None:
             with suppress(UnknownAdapterError):
-                await _adapter_call(member, "unload_adapter")(name)
+                await member.engine.unload_adapter(name)
 
         return await self._everywhere("unload_adapter", unload)
 
@@ -236,18 +235,8 @@ def _log_late_end(member: str, name: str, call: asyncio.Future[Any]) -> None:
         log.warning("%s at %s ended after it was given up: %s", name, member, error)
 
 
-def _member_of_engine(member: Member, name: str, call: str, lack: str) -> Any:
-    """A member of an engine, such as `control`. Raises `CapabilityError` for the call `call`, which needs it."""
-    found = getattr(member.engine, name, None)
-    if found is None:
-        raise CapabilityError(call, f"{member.name} is a {type(member.engine).__name__}, which {lack}")
-    return found
-
-
 def _control(member: Member, call: str) -> Any:
-    return _member_of_engine(member, "control", call, "has no control calls")
-
-
-def _adapter_call(member: Member, name: str) -> Callable[..., Awaitable[None]]:
-    method: Callable[..., Awaitable[None]] = _member_of_engine(member, name, name, "takes no adapters")
-    return method
+    """The control calls of a member. Raises `CapabilityError` for the call `call` where it has none."""
+    if member.engine.control is None:
+        raise CapabilityError(call, f"{member.name} is a {type(member.engine).__name__}, which has no control calls")
+    return member.engine.control

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Self
 
-from rollouts.calls import ClosedAtEnd
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.limits import FleetLimits
@@ -21,11 +20,12 @@ from rollouts.engines.fleet.servers import RayServerNames
 from rollouts.engines.http.address import server_identity
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.lazy import LazyEngine
-from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
+from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight, TokenListener
 from rollouts.engines.server_kinds import ServerKind, server_engine
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts
 from rollouts.errors import (
     ArgumentError,
+    CapabilityError,
     EngineClosedError,
     EngineError,
     EngineStartError,
@@ -45,8 +45,8 @@ log = logging.getLogger("rollouts.engines.fleet")
 RETRIES_IN_FLEET = 2
 
 
-class EngineFleet(ClosedAtEnd):
-    """Several engines behind the `Engine` protocol.
+class EngineFleet(Engine):
+    """Several engines as one.
 
         fleet = EngineFleet.from_urls(["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
 
@@ -109,7 +109,7 @@ class EngineFleet(ClosedAtEnd):
         fleet._membership.follow = lambda: fleet._follow(names_of_actors, make_engines)
         return fleet
 
-    # The engine protocol.
+    # The calls of an engine.
 
     @property
     def vocab_size(self) -> int | None:
@@ -122,7 +122,7 @@ class EngineFleet(ClosedAtEnd):
         return self._first_known("max_model_len")
 
     def _first_known(self, name: str) -> int | None:
-        values = (getattr(member.engine, name, None) for member in self._membership.members.values())
+        values = (getattr(member.engine, name) for member in self._membership.members.values())
         return next((value for value in values if value is not None), None)
 
     @property
@@ -140,7 +140,15 @@ class EngineFleet(ClosedAtEnd):
         counts = [getattr(engine, "media_cache_counts", MediaCacheCounts()) for engine in engines]
         return sum(counts, MediaCacheCounts())
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def context_length(self) -> int | None:
+        """`max_model_len`; while none is known, that of the first member that answers."""
+        members = self._membership.members.values() if self.max_model_len is None else ()
+        for member in [each for each in members if each.state is not MemberState.EJECTED]:
+            with suppress(EngineError):
+                return await member.engine.context_length()
+        return self.max_model_len
+
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample from the session's member, or from another one after a failure.
 
         Raises what the member raises where another member could not help (an invalid request, a prompt that is too
@@ -206,11 +214,11 @@ class EngineFleet(ClosedAtEnd):
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests, at whichever members they run."""
         ids = list(request_ids)
-        await asyncio.gather(*(member.engine.abort(ids) for member in self._with_method("abort")))
+        await self._everywhere(lambda engine: engine.abort(ids))
 
     async def abort_all(self) -> None:
         """End every request of this fleet, and none of other clients."""
-        await asyncio.gather(*(member.engine.abort_all() for member in self._with_method("abort_all")))
+        await self._everywhere(lambda engine: engine.abort_all())
 
     async def close(self) -> None:
         """Refuse further requests and close the engines, all of them even where one fails."""
@@ -389,8 +397,14 @@ class EngineFleet(ClosedAtEnd):
         if self._closed:
             raise EngineClosedError(request_id, "the fleet is closed")
 
-    def _with_method(self, method: str) -> list[Any]:
-        return [member for member in self._membership.members.values() if hasattr(member.engine, method)]
+    async def _everywhere(self, call: Callable[[Engine], Awaitable[None]]) -> None:
+        """Call every engine; those that cannot do it are passed over."""
+
+        async def called(engine: Engine) -> None:
+            with suppress(CapabilityError):
+                await call(engine)
+
+        await asyncio.gather(*map(called, self.engines.values()))
 
 
 def server_engines(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from rollouts.engines.event_loop import expire
 from rollouts.engines.protocol import Engine
-from rollouts.errors import ArgumentError, CapabilityError
+from rollouts.errors import ArgumentError
 
 
 class MemberState(StrEnum):
@@ -65,7 +64,7 @@ class Member:
 
     @property
     def weight_version(self) -> str:
-        return str(getattr(self.engine, "weight_version", ""))
+        return self.engine.weight_version
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -97,32 +96,8 @@ class Member:
         expire(self.interrupts)
 
 
-async def health_problem(engine: Engine) -> str:
-    """Why an engine cannot serve now; empty if it can, or if it has no way to tell. Raises `EngineError`."""
-    check_health = getattr(engine, "check_health", getattr(getattr(engine, "control", None), "check_health", None))
-    if check_health is not None:
-        await check_health()
-        return ""
-    health = getattr(engine, "health", None)
-    return "" if health is None or await health() else "its health check failed"
-
-
-async def served_weight_version(engine: Engine) -> str | None:
-    """The version that an engine serves, read from the server where there is one; None where it cannot be known."""
-    control: Any = getattr(engine, "control", None)
-    if control is None:
-        version = getattr(engine, "weight_version", None)
-        return None if version is None else str(version)
-    read_version = getattr(control, "weight_version", None)  # the control calls of other engines may lack some
-    if read_version is None:
-        return None
-    try:
-        return str(await read_version())
-    except CapabilityError:
-        return None
-
-
 def checked_engine(engine: Engine) -> Engine:
-    if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
-        raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
+    if not isinstance(engine, Engine):
+        rule = "pass an engine, such as VLLMEngine(url); one of your own is a subclass of Engine"
+        raise ArgumentError("engine", engine, rule)
     return engine

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
 from rollouts.engines.fleet.limits import FleetLimits
-from rollouts.engines.fleet.member import Member, MemberState, checked_engine, health_problem, served_weight_version
+from rollouts.engines.fleet.member import Member, MemberState, checked_engine
 from rollouts.engines.protocol import Engine
 from rollouts.errors import (
     ArgumentError,
@@ -141,8 +141,7 @@ class Membership:
         """
         try:
             async with asyncio.timeout(self._limits.check_timeout):
-                if problem := await health_problem(member.engine):
-                    return _Problem(problem)
+                await member.engine.check_health()
                 is_serving = state is MemberState.READY
                 problem = await (self._serving_problem(member) if is_serving else self._admission_problem(member))
             return _Problem(problem, is_another_server=is_serving) if problem else None
@@ -214,7 +213,7 @@ class Membership:
 
         Weights that a server does not report count as those of the fleet while it serves, and not when it comes back.
         """
-        version = await served_weight_version(member.engine)
+        version = await member.engine.served_version()
         is_unknown = version is None and member.state is MemberState.READY
         if self.version is None or version == self.version or is_unknown:
             return ""
@@ -242,16 +241,15 @@ class Membership:
 
     async def load_adapters(self, member: Member) -> None:
         """Load the adapters of the fleet that a member lacks. Raises `WeightUpdateError`, `EngineError`."""
-        engine: Any = member.engine
-        present = await engine.adapters()
+        present = await member.engine.adapters()
         for name, directory in list(self.adapters.items()):
             if name not in present:
-                await engine.load_adapter(name, directory)
+                await member.engine.load_adapter(name, directory)
 
     async def compare(self, member: Member) -> None:
         """Compare what a member serves with what the others do. Raises `FleetMismatchError`, `EngineError`."""
-        capabilities = getattr(member.engine, "capabilities", None)
-        if capabilities is None or (found := await capabilities()) is member.compared:
+        found = await member.engine.capabilities()
+        if found is member.compared:
             return
         model = {name: getattr(found, name) for name in _COMPARED if hasattr(found, name)}
         if not model:
@@ -265,9 +263,8 @@ class Membership:
 
     async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
         """Load the fleet's weights into a member that came back with others; its next check admits it."""
-        engine: Any = member.engine
         try:
-            await engine.update_weights(directory, version)
+            await member.engine.update_weights(directory, version)
         except (EngineError, WeightUpdateError) as error:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from rollouts.calls import ClosedAtEnd
 from rollouts.engines.continuation import completed, restarts_from_prompt
 from rollouts.engines.http.capability_cache import CapabilityCache
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
@@ -19,6 +18,7 @@ from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.http.running_requests import RunningRequests
 from rollouts.engines.protocol import (
     Completion,
+    Engine,
     GenerateRequest,
     GenerateResult,
     InFlight,
@@ -41,13 +41,11 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 
-class ServerEngine(ClosedAtEnd, Generic[C]):
+class ServerEngine(Engine, Generic[C]):
     """An engine of one server, whose capabilities are a `C`.
 
     An engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
     """
-
-    control: Any
 
     def __init__(
         self,
@@ -81,6 +79,10 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
         """The most tokens of a prompt and its completion together; None before the first request."""
         return getattr(self._capabilities.known, "max_model_len", None)
 
+    @property
+    def streams(self) -> bool:
+        return True
+
     async def capabilities(self) -> C:
         """What the server supports and expects, probed once, and again after any sign of a restart.
 
@@ -89,17 +91,26 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
         with error_context(self._connection, "probe"):
             return await self._capabilities.get()
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Sample `n` completions.
+    async def check_health(self) -> None:
+        """Raises as `control.check_health`."""
+        await self.control.check_health()
+
+    async def served_version(self) -> str | None:
+        """The label of the weights, which the server is asked for; None where it does not tell."""
+        try:
+            return str(await self.control.weight_version())
+        except CapabilityError:
+            return None
+
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
+        """Sample `n` completions. `listen` is called with their tokens as they are sampled, also across pauses.
 
         Raises `InvalidRequestError`, `OverlongPromptError`, `CapabilityError` before anything is sent;
         `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `MissingLogProbsError`, `MalformedResultError`
         and `EngineClosedError` after.
         """
-        return await self._generate(request, None)
-
-    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
-        """As `generate`; `listen` is called with the tokens as they are sampled, also across pauses."""
+        if listen is None:
+            return await self._generate(request, None)
         check_streamable(request)
         if not restarts_from_prompt(request):
             return await self._generate(request, _bounded(request, listen))
@@ -115,7 +126,7 @@ class ServerEngine(ClosedAtEnd, Generic[C]):
         Raises what `generate` raises.
         """
         deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
-        sampling = asyncio.ensure_future(self.generate_streamed(request, deltas.put_nowait))
+        sampling = asyncio.ensure_future(self.generate(request, deltas.put_nowait))
         sampling.add_done_callback(lambda _: deltas.put_nowait(None))
         try:
             while (delta := await deltas.get()) is not None:

@@ -7,15 +7,14 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from rollouts.calls import ClosedAtEnd
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.lazy.server_process import ServerProcess
-from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
+from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight, TokenListener
 from rollouts.engines.server_kinds import ServerKind, server_engine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, describe_exception
 
 
-class LazyEngine(ClosedAtEnd):
+class LazyEngine(Engine):
     """Starts an engine with its first request, once, however many requests wait for it.
 
         engine = LazyEngine(lambda: LocalEngine.from_pretrained(directory))
@@ -75,30 +74,38 @@ class LazyEngine(ClosedAtEnd):
         lazy._process = process
         return lazy
 
-    # The engine protocol.
+    # The calls of an engine.
 
     @property
     def vocab_size(self) -> int | None:
-        return getattr(self._engine, "vocab_size", None)
+        return None if self._engine is None else self._engine.vocab_size
 
     @property
     def max_model_len(self) -> int | None:
-        return getattr(self._engine, "max_model_len", None)
+        return None if self._engine is None else self._engine.max_model_len
 
     @property
     def weight_version(self) -> str:
         """That of the engine; empty before it is started."""
-        return str(getattr(self._engine, "weight_version", ""))
+        return "" if self._engine is None else self._engine.weight_version
+
+    @property
+    def streams(self) -> bool:
+        """Whether the engine does; False before it is started."""
+        return self._engine is not None and self._engine.streams
 
     @property
     def control(self) -> Any:
         """The control calls of the engine; None before it is started, and for an engine without any."""
-        return getattr(self._engine, "control", None)
+        return None if self._engine is None else self._engine.control
 
-    @property
-    def capabilities(self) -> Any:
-        """The call of the engine that asks what its server is; None before it is started, and for one without it."""
-        return getattr(self._engine, "capabilities", None)
+    async def capabilities(self) -> Any:
+        """What the server of the engine supports; None before it is started."""
+        return None if self._engine is None else await self._engine.capabilities()
+
+    async def context_length(self) -> int | None:
+        """That of the engine, which is started the first time."""
+        return await (await self.start()).context_length()
 
     async def check_health(self) -> None:
         """Raise why a request could not be served now; return if the engine runs, or was not started yet.
@@ -107,11 +114,12 @@ class LazyEngine(ClosedAtEnd):
         """
         if self._engine is not None:
             self._check_process()
-            check_health = getattr(self.control, "check_health", None)
-            if check_health is not None:
-                await check_health()
+            await self._engine.check_health()
         elif self._failure is not None:
             raise self._failure
+
+    async def served_version(self) -> str | None:
+        return "" if self._engine is None else await self._engine.served_version()
 
     async def start(self) -> Engine:
         """The engine, which is started the first time. Raises `EngineStartError`, `EngineClosedError`."""
@@ -120,43 +128,35 @@ class LazyEngine(ClosedAtEnd):
         self._check_process()
         return self._engine
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample, after starting the engine the first time. Raises what it raises, and what `start` raises."""
-        engine = await self.start()
-        return await engine.generate(request)
+        return await (await self.start()).generate(request, listen)
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """Replace the weights of the engine, which is started the first time."""
-        engine: Any = await self.start()
-        await engine.update_weights(weights, version, in_flight=in_flight)
+        await (await self.start()).update_weights(weights, version, in_flight=in_flight)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests of the engine, if it runs and can."""
-        abort = getattr(self._engine, "abort", None)
-        if abort is not None:
-            await abort(request_ids)
+        """End requests of the engine, if it runs."""
+        if self._engine is not None:
+            await self._engine.abort(request_ids)
 
     async def abort_all(self) -> None:
-        """End every request of the engine, if it runs and can."""
-        abort_all = getattr(self._engine, "abort_all", None)
-        if abort_all is not None:
-            await abort_all()
+        """End every request of the engine, if it runs."""
+        if self._engine is not None:
+            await self._engine.abort_all()
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """Load a LoRA adapter into the engine, which is started the first time."""
-        engine: Any = await self.start()
-        await engine.load_adapter(name, directory)
+        await (await self.start()).load_adapter(name, directory)
 
     async def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter."""
-        engine: Any = await self.start()
-        await engine.unload_adapter(name)
+        await (await self.start()).unload_adapter(name)
 
     async def adapters(self) -> Mapping[str, str]:
         """The loaded adapters: the directory of each by its name."""
-        engine: Any = await self.start()
-        found: Mapping[str, str] = await engine.adapters()
-        return found
+        return await (await self.start()).adapters()
 
     async def close(self) -> None:
         """Refuse further requests; close the engine and end its server.

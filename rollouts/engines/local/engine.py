@@ -25,6 +25,7 @@ from rollouts.engines.local.request_queue import PromptObserver, RequestQueue, R
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
     Completion,
+    Engine,
     FinishReason,
     GenerateRequest,
     GenerateResult,
@@ -53,8 +54,8 @@ from rollouts.models.lora_modules import inserted
 from rollouts.models.qwen3_vl import VisionFeatures
 
 
-class LocalEngine:
-    """`Engine` over a model of transformers in this process: a text model, or one that sees or hears.
+class LocalEngine(Engine):
+    """An engine over a model of transformers in this process: a text model, or one that sees or hears.
 
     Requests that arrive while the model is busy, or in the same round of the event loop, run as one batch. Identical
     prompts are prefilled once; for Qwen3-VL an image is encoded once per weight version. Where the model fails on a
@@ -153,12 +154,22 @@ class LocalEngine:
         return self._max_length
 
     @property
+    def streams(self) -> bool:
+        return True
+
+    @property
     def dtype(self) -> str:
         """torch's name of the dtype of the weights: "float32"."""
         return str(self._forward.model.dtype).removeprefix("torch.")
 
-    async def generate(self, request: GenerateRequest, *, observe: PromptObserver | None = None) -> GenerateResult:
-        """Sample `n` completions.
+    async def generate(
+        self,
+        request: GenerateRequest,
+        listen: TokenListener | None = None,
+        *,
+        observe: PromptObserver | None = None,
+    ) -> GenerateResult:
+        """Sample `n` completions. `listen` receives each token on the event loop, as soon as it is sampled.
 
         Of a request that `scores_prompt`, `observe(start, logprobs)` is called on the worker thread for each part of
         the prompt: float32 (m, vocabulary), the log-probabilities in the places of its tokens `start + 1` to
@@ -167,12 +178,9 @@ class LocalEngine:
         Raises `InvalidRequestError`, `OverlongPromptError`, `EngineClosedError`; `EngineFailedError` for a request on
         which the model fails.
         """
-        return await self._generate(request, None, observe)
-
-    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
-        """As `generate`; `listen` receives each token on the event loop, as soon as it is sampled."""
-        check_streamable(request)
-        return await self._generate(request, listen)
+        if listen is not None:
+            check_streamable(request)
+        return await self._generate(request, listen, observe)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
@@ -184,6 +192,10 @@ class LocalEngine:
             for running in self._running.get(request_id, ()):
                 running.is_aborted = True
         self._queue.end_aborted()
+
+    async def abort_all(self) -> None:
+        """End every request of this engine."""
+        await self.abort(list(self._running))
 
     def expecting_request(self) -> AbstractContextManager[None]:
         """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.

@@ -91,7 +91,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         self._expected = expected
         self._media: MediaMode = media
         self._jpeg_as_file = jpeg_as_file
-        self.vocab_size = vocab_size
+        self._vocab_size = vocab_size
         self._salts = CacheSalts() if cache_salt else None
         self._finding_out: SingleFlight[None] = SingleFlight()
         self._adapters = ServerAdapters(self._connection, self.capabilities, lambda: self._weight_version)
@@ -101,6 +101,10 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             forget_media=self._media_cache.clear,
             on_weight_version=self._set_weight_version,
         )
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self._vocab_size
 
     @property
     def media_cache_counts(self) -> MediaCacheCounts:

@@ -26,7 +26,7 @@ from verifiers.v1.trace import Trace
 from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, SamplingMask, ToolCall, TurnTokens, Usage
 
 from renderers import Message, Renderer, RendererError, RendererPool, is_multimodal
-from rollouts.engines.protocol import ChatEngine, Completion, Engine, FinishReason, SamplingParams, is_chat
+from rollouts.engines.protocol import ChatEngine, Completion, Engine, FinishReason, SamplingParams
 from rollouts.environments.verifiers.outcome import record_outcome
 from rollouts.episodes.activity import EpisodeActivity
 from rollouts.episodes.calls import renderer_pool
@@ -201,7 +201,7 @@ class EngineClient(Client):  # type: ignore[misc]
         `activity` and `deadlines` are those of its episode, which other rollouts may share.
         """
         settings, activity = settings or self.settings, activity or EpisodeActivity()
-        kind = ChatRecorder if is_chat(self.engine) else _TokenRecorder
+        kind = ChatRecorder if isinstance(self.engine, ChatEngine) else _TokenRecorder
         recorder = kind(Trajectory(session_id, provenance=self._provenance), settings, activity)
         if deadlines is not None:
             recorder.deadlines = deadlines

@@ -21,7 +21,6 @@ from rollouts.engines.protocol import (
     GenerateRequest,
     TokenListener,
     TopLogprobs,
-    is_abortable,
 )
 from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
 from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
@@ -121,7 +120,7 @@ async def _sampled(
         return [(completion, None) for completion in completions]
     decode = decoder(recorder.renderer.renderer)
     engine = recorder.engine
-    early_stop = EarlyStop(engine.abort if is_abortable(engine) else None, request, chat.stop, decode, listen)
+    early_stop = EarlyStop(engine.abort, request, chat.stop, decode, listen)
     completions = await generated(engine, request, recorder.vocab_size, early_stop)
     await early_stop.close()
     cut = [cut_at_stop(completion, chat.stop, decode) for completion in completions]

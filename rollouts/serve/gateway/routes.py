@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
-from rollouts.engines.protocol import Engine, SamplingParams, is_streaming
+from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.episode import check_on_end, check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
-from rollouts.errors import is_unicode
+from rollouts.errors import EngineError, is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected
 from rollouts.serve.errors import RequestError, answering_errors, invalid_field, unsupported_field
@@ -84,6 +84,7 @@ class Gateway:
         self._owned_pool = None if isinstance(renderer, RendererPool) else RendererPool(renderer)
         pool = renderer if isinstance(renderer, RendererPool) else self._owned_pool
         assert pool is not None
+        self._engine = engine
         self._model = model
         self._sampling = sampling
         self._limits = limits or GatewayLimits()
@@ -127,9 +128,12 @@ class Gateway:
         return GatewayLoad(len(sessions), in_flight, sum(session.nbytes for session in sessions))
 
     async def is_healthy(self) -> bool:
-        """Whether the server that the engine samples from lives; True for an engine without control calls."""
-        health = getattr(getattr(self._settings.engine, "control", None), "health", None)
-        return health is None or bool(await health())
+        """Whether the engine could serve a request now, as far as it can tell."""
+        try:
+            await self._engine.check_health()
+        except EngineError:
+            return False
+        return True
 
     def trajectory(self, session_id: str) -> Trajectory:
         """The trajectory of a session as it is now. Raises `RequestError`."""
@@ -199,7 +203,7 @@ class Gateway:
     def _streams(self) -> bool:
         """Whether text is sent while it is sampled."""
         parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
-        return parses and is_streaming(self._settings.engine)
+        return parses and self._engine.streams
 
     async def _checked_model(self, chat: ChatRequest) -> tuple[str, str | None]:
         """The name of the model that the client receives, and the adapter to sample with."""
@@ -227,9 +231,8 @@ class Gateway:
         return name in self._known_adapters or name in await self._adapters()
 
     async def _adapters(self) -> list[str]:
-        """The LoRA adapters that the engine has now; none without a method `adapters`. Raises `EngineError`."""
-        listed = getattr(self._settings.engine, "adapters", None)
-        self._known_adapters = frozenset({} if listed is None else await listed())
+        """The LoRA adapters that the engine has now. Raises `EngineError`."""
+        self._known_adapters = frozenset(await self._engine.adapters())
         return sorted(self._known_adapters)
 
     @answering_errors

@@ -12,17 +12,21 @@ import numpy as np
 from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.protocol import (
     Completion,
+    Engine,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     SamplingParams,
+    TokenListener,
     WeightSpan,
 )
-from rollouts.errors import ServerUnreachableError
+from rollouts.errors import ServerError, ServerUnreachableError
 
 
-class MemberEngine:
+class MemberEngine(Engine):
     """Answers with one token. `failure` is raised instead; while `gate` is clear, requests wait."""
+
+    weight_version = ""
 
     def __init__(self, version: str = "0", model: str = "tiny", **capabilities: Any) -> None:
         self.weight_version = version
@@ -38,7 +42,7 @@ class MemberEngine:
         self.health_checks = 0
         self.closed = False
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         self.sessions.append(request.session_id)
         self.running += 1
         self.started.set()
@@ -55,11 +59,12 @@ class MemberEngine:
         ids, logprobs = np.array([7], np.int32), np.array([-0.5], np.float32)
         return Completion(index, ids, logprobs, FinishReason.LENGTH, weight_spans=spans)
 
-    async def health(self) -> bool:
+    async def check_health(self) -> None:
         self.health_checks += 1
         if self.is_slow:
             await asyncio.Event().wait()
-        return self.is_healthy
+        if not self.is_healthy:
+            raise ServerError("check_health", "its health check failed", status=503, body="")
 
     async def capabilities(self) -> Any:
         if not self.is_healthy:

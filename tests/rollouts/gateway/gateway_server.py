@@ -142,8 +142,12 @@ class SteppedEngine(ScriptedEngine):
         self.pause_after, self.error = pause_after, error
         self.continued, self.cancelled = asyncio.Event(), asyncio.Event()
 
-    async def generate_streamed(self, request, listen):
-        result = await self.generate(request)
+    streams = True
+
+    async def generate(self, request, listen=None):
+        result = await super().generate(request)
+        if listen is None:
+            return result
         try:
             for completion in result.completions:
                 for position, token in enumerate(completion.token_ids):

@@ -22,7 +22,7 @@ class AdapterEngine(ScriptedEngine):
         self.num_listings += 1
         return self.loaded
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         if request.adapter is not None and request.adapter not in self.loaded:
             raise UnknownAdapterError(request.request_id, request.adapter, self.loaded)
         return await super().generate(request)

@@ -158,8 +158,8 @@ class CountingEngine(LocalEngine):
         super().__init__(*arguments, **options)
         self.sampled = []
 
-    async def generate_streamed(self, request, listen):
-        result = await super().generate_streamed(request, listen)
+    async def generate(self, request, listen=None):
+        result = await super().generate(request, listen)
         self.sampled.append([len(completion.token_ids) for completion in result.completions])
         return result
 

@@ -84,12 +84,12 @@ async def test_the_likeliest_tokens_of_texts_and_images_are_those_of_the_logits(
 async def test_a_stream_has_the_likeliest_tokens_of_the_result(engine):
     deltas = {0: [], 1: []}
     asked = text(sampling={"top_logprobs": 3, "n": 2})
-    result = await engine.generate_streamed(asked, lambda delta: deltas[delta.index].append(delta.top_logprobs))
+    result = await engine.generate(asked, lambda delta: deltas[delta.index].append(delta.top_logprobs))
     for completion in result.completions:
         for column, whole in zip(zip(*deltas[completion.index], strict=True), completion.top_logprobs, strict=True):
             np.testing.assert_array_equal(np.concatenate(column), whole)
     with pytest.raises(InvalidRequestError, match="a stream cannot return prompt_top_logprobs; use generate"):
-        await engine.generate_streamed(replace(asked, prompt_top_logprobs=1), print)
+        await engine.generate(replace(asked, prompt_top_logprobs=1), print)
 
 
 async def test_a_vocabulary_with_fewer_tokens_than_are_requested_is_named(engine):

@@ -283,7 +283,7 @@ def test_a_model_that_fails_on_one_request_of_a_batch_fails_that_request_alone(e
     async def together():
         others = [request(prompt(renderer, text * 40), seed=3) for text in ("a ", "b c ")]
         return await asyncio.gather(
-            engine.generate_streamed(others[0], streamed.append),
+            engine.generate(others[0], streamed.append),
             engine.generate(culprit),
             engine.generate(others[1]),
             return_exceptions=True,

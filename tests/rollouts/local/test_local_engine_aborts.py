@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rollouts import FinishReason, GenerateRequest, SamplingParams
-from rollouts.engines.protocol import AbortableEngine
 from rollouts.errors import ArgumentError
 
 LONG = 300
@@ -20,9 +19,8 @@ def request(name="r", prompt=(5, 6, 7), **sampling):
 
 @pytest.mark.slow
 async def test_an_aborted_request_ends_and_the_others_of_its_batch_go_on(engine):
-    assert isinstance(engine, AbortableEngine)
     begun = asyncio.Event()
-    streamed = engine.generate_streamed(request("long", max_tokens=LONG, n=2), lambda delta: begun.set())
+    streamed = engine.generate(request("long", max_tokens=LONG, n=2), lambda delta: begun.set())
     tasks = [asyncio.ensure_future(each) for each in (streamed, engine.generate(request("other", max_tokens=LONG)))]
     await asyncio.wait_for(begun.wait(), 30)
     await engine.abort(["long", "unknown"])
@@ -38,9 +36,7 @@ async def test_an_aborted_request_ends_and_the_others_of_its_batch_go_on(engine)
 @pytest.mark.slow
 async def test_a_waiting_request_ends_without_tokens(engine):
     begun = asyncio.Event()
-    first = asyncio.ensure_future(
-        engine.generate_streamed(request("first", max_tokens=LONG), lambda delta: begun.set())
-    )
+    first = asyncio.ensure_future(engine.generate(request("first", max_tokens=LONG), lambda delta: begun.set()))
     await asyncio.wait_for(begun.wait(), 30)
     second = asyncio.ensure_future(engine.generate(request("second", n=2)))
     await asyncio.sleep(0)
@@ -53,7 +49,7 @@ async def test_a_waiting_request_ends_without_tokens(engine):
 
 async def test_an_abort_ends_what_an_update_of_the_weights_has_cut_off(engine):
     begun = asyncio.Event()
-    task = asyncio.ensure_future(engine.generate_streamed(request("long", max_tokens=2000), lambda delta: begun.set()))
+    task = asyncio.ensure_future(engine.generate(request("long", max_tokens=2000), lambda delta: begun.set()))
     await asyncio.wait_for(begun.wait(), 30)
     weights = {name: tensor.clone() for name, tensor in engine._model.state_dict().items()}
     await engine.update_weights(weights, "1")

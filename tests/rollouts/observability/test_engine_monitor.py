@@ -7,6 +7,7 @@ import pytest
 
 from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.http.metrics import Metrics
+from rollouts.engines.protocol import Engine
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts
 from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.errors import ArgumentError, ServerUnreachableError
@@ -28,7 +29,7 @@ vllm:mm_cache_hits_total{engine="0",model_name="m"} 9.0
 """
 
 
-class ReportingEngine:
+class ReportingEngine(Engine):
     """An engine whose `control.metrics` returns or raises what it is given."""
 
     def __init__(self, *readings):
@@ -36,7 +37,7 @@ class ReportingEngine:
         self.read = asyncio.Event()
         self.control = self
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         raise NotImplementedError
 
     async def close(self):

@@ -39,7 +39,7 @@ class HeldEngine(ScriptedEngine):
         self.cancelled = []
         self.changed = asyncio.Event()
 
-    async def generate(self, request):
+    async def generate(self, request, listen=None):
         self.in_flight.add(request.request_id)
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         self.changed.set()

@@ -113,7 +113,7 @@ async def test_the_oldest_of_the_running_requests_of_sub_agents_counts():
     in_flight = []
 
     class HeldSubAgents(SimulatedEngine):
-        async def generate(self, request):
+        async def generate(self, request, listen=None):
             ended = asyncio.Event()
             in_flight.append(ended)
             await ended.wait()

@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 from served_in_thread import ServedInThread
 
+from rollouts.errors import ServerUnreachableError
 from rollouts.serve import bodies as json_bodies
 from rollouts.serve.app import create_app
 from rollouts.serve.bodies import MAX_JSON_VALUES, has_more_values
@@ -104,14 +105,15 @@ def test_the_metrics_have_the_sessions_and_their_bytes(renderer):
     }
 
 
-@pytest.mark.parametrize(("alive", "status"), [(True, 200), (False, 503), (None, 200)])
-def test_the_health_is_that_of_the_server_behind_the_gateway(renderer, alive, status):
-    class Control:
-        async def health(self):
-            return alive
+@pytest.mark.parametrize(
+    ("error", "status"), [(None, 200), (ServerUnreachableError("check_health", "connection refused"), 503)]
+)
+def test_the_health_is_that_of_the_server_behind_the_gateway(renderer, error, status):
+    class Server(ScriptedEngine):
+        async def check_health(self):
+            if error is not None:
+                raise error
 
-    engine = ScriptedEngine(lambda request: "x", renderer=renderer)
-    if alive is not None:
-        engine.control = Control()
+    engine = Server(lambda request: "x", renderer=renderer)
     with ServedInThread(create_app(Gateway(engine, renderer))) as server:
         assert server.get("/health").status == status

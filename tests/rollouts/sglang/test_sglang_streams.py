@@ -1,4 +1,4 @@
-"""`SGLangEngine.generate_streamed` against a scripted server."""
+"""Streams of `SGLangEngine` against a scripted server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake_sglang import FakeSGLang
 from sglang_requests import image, request_of, with_value, without
 
 from rollouts import FinishReason, SamplingParams, WeightSpan
-from rollouts.engines.protocol import TokenDelta, is_streaming
+from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.sglang import SGLangEngine
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError, ServerError
 
@@ -37,7 +37,7 @@ async def test_tokens_are_reported_as_they_are_sampled_whether_or_not_parts_repe
     server.info["incremental_streaming_output"] = incremental
     heard = Heard()
     request = request_of(image(1), sampling=SamplingParams(max_tokens=4, n=2, top_logprobs=2))
-    result = await engine.generate_streamed(request, heard)
+    result = await engine.generate(request, heard)
     for index, completion in enumerate(result.completions):
         assert heard.parts(index) == [[1], [2], [3], [4]]
         assert completion.token_ids.tolist() == [1, 2, 3, 4]
@@ -48,14 +48,14 @@ async def test_tokens_are_reported_as_they_are_sampled_whether_or_not_parts_repe
         assert completion.top_logprobs is not None
         joined = np.concatenate([top.token_ids for top in tops if top is not None])
         np.testing.assert_array_equal(joined, completion.top_logprobs.token_ids)
-    assert is_streaming(engine)
+    assert engine.streams
 
 
 async def test_a_long_completion_has_few_parts_where_each_repeats_all_tokens(
     engine: SGLangEngine, server: FakeSGLang
 ) -> None:
     heard = Heard()
-    await engine.generate_streamed(request_of(sampling=SamplingParams(max_tokens=1000)), heard)
+    await engine.generate(request_of(sampling=SamplingParams(max_tokens=1000)), heard)
     assert server.requests[0]["sampling_params"]["stream_interval"] == 8
     assert [len(part) for part in heard.parts()] == [1, *[8] * 124, 7]
 
@@ -63,9 +63,7 @@ async def test_a_long_completion_has_few_parts_where_each_repeats_all_tokens(
 async def test_a_stream_goes_on_across_a_pause(server: FakeSGLang, engine: SGLangEngine, checkpoint: Path) -> None:
     server.holds = True
     heard = Heard()
-    sampling = asyncio.create_task(
-        engine.generate_streamed(request_of(image(1), sampling=SamplingParams(max_tokens=5)), heard)
-    )
+    sampling = asyncio.create_task(engine.generate(request_of(image(1), sampling=SamplingParams(max_tokens=5)), heard))
     await server.until_running()
     server.holds = False
     await engine.update_weights(checkpoint, "1")
@@ -90,7 +88,7 @@ async def test_an_aborted_stream_has_the_tokens_that_were_reported(
     server.holds = True
     heard = Heard()
     request = request_of(sampling=SamplingParams(max_tokens=5), request_id="x")
-    sampling = asyncio.create_task(engine.generate_streamed(request, heard))
+    sampling = asyncio.create_task(engine.generate(request, heard))
     await server.until_running()
     await engine.abort(["x"])
     (completion,) = (await sampling).completions
@@ -108,7 +106,7 @@ async def test_leaving_a_stream_ends_its_request_on_the_server(server: FakeSGLan
 
 async def test_a_stream_cannot_score_its_prompt(server: FakeSGLang, engine: SGLangEngine) -> None:
     with pytest.raises(InvalidRequestError, match="a stream cannot return prompt_logprobs"):
-        await engine.generate_streamed(request_of(prompt_logprobs=True), Heard())
+        await engine.generate(request_of(prompt_logprobs=True), Heard())
     assert server.requests == []
 
 
@@ -142,7 +140,7 @@ async def test_what_is_wrong_in_a_stream_is_an_error(
 ) -> None:
     server.spoil = spoil
     with pytest.raises(error, match=text):
-        await engine.generate_streamed(request_of(), Heard())
+        await engine.generate(request_of(), Heard())
 
 
 async def test_an_error_that_follows_the_head_of_a_stream_has_its_own_status(
@@ -150,5 +148,5 @@ async def test_an_error_that_follows_the_head_of_a_stream_has_its_own_status(
 ) -> None:
     server.stream_error = {"message": "the images cannot be read", "code": 400}
     with pytest.raises(ServerError, match="the images cannot be read") as caught:
-        await engine.generate_streamed(request_of(image(1)), Heard())
+        await engine.generate(request_of(image(1)), Heard())
     assert caught.value.status == 400

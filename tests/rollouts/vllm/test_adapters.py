@@ -11,7 +11,6 @@ from fake_server import GENERATE, LOAD, UNLOAD, FakeVLLM
 from rollouts import FinishReason
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.lora import LoRAEngine
-from rollouts.engines.protocol import UpdatableEngine
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import (
     ArgumentError,
@@ -143,7 +142,6 @@ async def test_an_adapter_is_unloaded_after_its_requests_have_ended(engine, serv
 
 async def test_an_adapter_is_an_engine_whose_updates_load_the_new_weights_and_unload_the_old(engine, server, adapter):
     policy = LoRAEngine(engine, "policy")
-    assert isinstance(policy, UpdatableEngine)
     assert policy.weight_version == "default"
     assert versions(await generate_one(policy, request(request_id="a"))) == [("default", 0, 6)]
     for number in (1, 2):

@@ -47,7 +47,7 @@ async def test_a_stream_reports_no_token_beyond_those_that_were_asked_for(engine
     server.script[GENERATE] = [stream_pieces(*[b"data: " + event + b"\n\n"] * 1000)]
     heard = []
     with pytest.raises(MalformedResultError, match="completion 0 has 8 tokens; the request has max_tokens=6"):
-        await engine.generate_streamed(request(), heard.append)
+        await engine.generate(request(), heard.append)
     assert sum(len(delta.token_ids) for delta in heard) == 6
 
 

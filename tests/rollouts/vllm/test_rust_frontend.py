@@ -192,7 +192,7 @@ async def test_a_body_that_is_too_large_names_the_limit(engine, server):
 
 async def test_n_samples_are_n_requests_with_the_seeds_that_vllm_gives_to_samples(engine, server):
     deltas = []
-    result = await engine.generate_streamed(request(sampling={"n": 3, "seed": 7}), deltas.append)
+    result = await engine.generate(request(sampling={"n": 3, "seed": 7}), deltas.append)
     assert [completion.index for completion in result.completions] == [0, 1, 2]
     sent = [seen.json["sampling_params"] for seen in server.generations]
     assert sorted((each["n"], each["seed"]) for each in sent) == [(1, 7), (1, 8), (1, 9)]

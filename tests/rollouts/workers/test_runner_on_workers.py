@@ -256,5 +256,5 @@ def test_arguments_that_contradict_workers_are_refused(arguments, name):
 
 async def test_updating_weights_without_an_engine_names_the_argument():
     async with Runner(None, None, None, sampling=SamplingParams(), workers=WorkerPool()) as runner:
-        with pytest.raises(ArgumentError, match="UpdatableEngine"):
+        with pytest.raises(ArgumentError, match="pass the runner an Engine"):
             await runner.update_weights(None, "1")
