@@ -99,17 +99,17 @@ def test_a_skip_that_is_not_listed_fails_the_run(pytester: pytest.Pytester, list
 
 @pytest.fixture
 def commit(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    corpus._quarter_of_the_commit.cache_clear()
+    corpus.quarter_of_the_commit.cache_clear()
     yield monkeypatch
     monkeypatch.undo()
-    corpus._quarter_of_the_commit.cache_clear()
+    corpus.quarter_of_the_commit.cache_clear()
 
 
 def test_every_name_is_in_the_quarter_of_one_commit_in_four(commit: pytest.MonkeyPatch) -> None:
     names = [*corpus.templates(), *corpus.tokenizer_names()]
     taken: list[str] = []
     for quarter in range(4):
-        commit.setattr(corpus, "_quarter_of_the_commit", lambda quarter=quarter: quarter)
+        commit.setattr(corpus, "quarter_of_the_commit", lambda quarter=quarter: quarter)
         taken += [name for name in names if corpus.is_drawn(name)]
         by_mark = [name for name in corpus.drawn(names) if isinstance(name, str)]
         assert by_mark == [name for name in names if corpus.is_drawn(name)]

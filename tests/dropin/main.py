@@ -7,8 +7,9 @@
 
 `--suite NAME` takes one of the suites; without it all are run. `--test FILE_OR_ID` (with one suite) runs only that and
 replaces only its figures, `tests/test_bridge.py` for instance. The suite of PyPI's renderers takes hours in one go, so
-it is run file by file, and the figures of a file are kept before the next one begins. With this project only those of
-its tests are run that pass with PyPI's package. A comparison covers the files that have figures of both packages.
+it is run a few files at a time, and their figures are kept before the next ones begin; of its two largest files a
+quarter is run, another one for each commit. With this project only those of its tests are run that pass with PyPI's
+package. A comparison covers the files that have figures of both packages.
 Needs the project's `dev` extra and the package index.
 Sources, environments, models and figures are kept in ~/.cache/mmrollouts/dropin, or in $MMROLLOUTS_DROPIN_CACHE.
 What a run printed is in `runs/SUITE-PACKAGE/output.txt` there.
@@ -44,7 +45,7 @@ def main() -> int:
         suite = suites.SUITES[name]
         for package in _packages(chosen.step):
             for tests in [chosen.test] if chosen.test else suites.portions(suite):
-                done = suites.run(suite, package, tests, without=_left_out(suite, package), explain=bool(chosen.test))
+                done = suites.run(suite, package, tests, only=_only(suite, package), explain=bool(chosen.test))
                 print(f"\n{name}, {package}, {done.seconds:.0f} s\n" + comparison.table(done.outcomes, None, []))
                 _keep(_figures(name, package), done.outcomes, tests)
         if chosen.step in ("compare", "all"):
@@ -56,13 +57,12 @@ def _packages(step: str) -> list[Package]:
     return {"stock": ["stock"], "ours": ["ours"], "compare": [], "all": ["stock", "ours"]}[step]  # type: ignore[return-value]
 
 
-def _left_out(suite: suites.Suite, package: Package) -> list[str]:
-    """What a run omits: with this project also the tests that do not pass with PyPI's, where the suite takes hours."""
+def _only(suite: suites.Suite, package: Package) -> list[str] | None:
+    """What is run with this project of a suite that takes hours: the tests that pass with PyPI's package."""
     figures = _figures(suite.name, "stock")
     if package == "stock" or suite.is_consumer or not figures.is_file():
-        return [*suite.left_out]
-    stock = json.loads(figures.read_text(encoding="utf-8"))
-    return [*suite.left_out, *(test for test, outcome in stock.items() if outcome != "passed")]
+        return None
+    return [test for test, outcome in json.loads(figures.read_text(encoding="utf-8")).items() if outcome == "passed"]
 
 
 def _keep(figures: Path, outcomes: dict[str, str], tests: list[str]) -> None:
@@ -79,13 +79,13 @@ def _figures(suite: str, package: Package) -> Path:
 
 def _compare(suite: suites.Suite) -> int:
     stock, ours = (json.loads(_figures(suite.name, package).read_text()) for package in ("stock", "ours"))
-    if not suite.is_consumer:  # it is run file by file
+    if not suite.is_consumer:  # it is run a few files at a time
         for package, without in comparison.files_of_one(stock, ours).items():
             print(f"{suite.name}: no figures with {package} of {', '.join(without)}")
         stock, ours = comparison.of_common_files(stock, ours)
     reviewed = comparison.read_differences(Path(__file__).with_name("differences.toml"), suite.name, {*stock, *ours})
     print(f"\n{suite.name}\n" + comparison.table(stock, ours, reviewed))
-    found = list(comparison.violations(stock, ours, reviewed))
+    found = list(comparison.violations(stock, ours, reviewed, suite.drawn))
     for line in found[:_MOST_LINES]:
         print(line)
     print(f"{suite.name}: {len(found)} violations")

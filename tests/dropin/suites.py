@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fake_hub
+from corpus import quarter_of_the_commit
 from environments import Environment, Package
 from sources import CACHE, fetch
 
 _PLUGIN = Path(__file__).with_name("plugin")
 _LIMIT_S = 3600.0
 _MOST_REPEATED = 20
+_FILES_AT_A_TIME = 6
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Suite:
     program: row of sources.toml whose environment runs them.
     files: what of the unpacked distribution is put where the tests run: never its package.
     tests, options: for pytest.
-    left_out: beginnings of test ids that are not run.
+    left_out: beginnings of test ids that are not run; `drawn`: of those of which a quarter is run, by the commit.
     is_consumer: a program that uses renderers. Its tests have time limits: the few that fail are repeated.
     """
 
@@ -38,6 +40,7 @@ class Suite:
     options: tuple[str, ...]
     is_consumer: bool
     left_out: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
 
 
 # test_parity has 7,500 cases and test_roundtrip 1,150, hours of one core. Left out are checkpoints with the template of
@@ -127,13 +130,14 @@ SUITES = {
             ("tests",),
             ("tests",),
             # To write tracebacks of some thousand failures would take longer than the tests.
-            ("-p", "private_names", "-n", "2", "--dist", "loadfile", "--tb=no", "--assert=plain"),
+            ("-p", "private_names", "-n", "2", "--dist", "worksteal", "--tb=no", "--assert=plain"),
             is_consumer=False,
             left_out=(
                 *(f"{test}[{model}-" for test in (_PARITY, _ROUNDTRIP) for model in _SAME_TEMPLATE),
                 *(f"{_PARITY}[tencent/Hy3-{scenario}-" for scenario in _HY3_SCENARIOS),
                 *(f"{_ROUNDTRIP}[{model}-{{'" for model in _DEFAULTS_ONLY),
             ),
+            drawn=("tests/test_parity.py", "tests/test_roundtrip.py"),
         ),
     )
 }
@@ -148,18 +152,24 @@ class Run:
 
 
 def portions(suite: Suite) -> list[list[str]]:
-    """The tests that are run at a time: all of a consumer's, else those of one file."""
+    """The tests that are run at a time: all of a consumer's, else those of a few files."""
     if suite.is_consumer:
         return [[]]
-    return [[f"tests/{file.name}"] for file in sorted((fetch(suite.name) / "tests").glob("test_*.py"))]
+    files = [f"tests/{file.name}" for file in sorted((fetch(suite.name) / "tests").glob("test_*.py"))]
+    return [files[start : start + _FILES_AT_A_TIME] for start in range(0, len(files), _FILES_AT_A_TIME)]
 
 
 def run(
-    suite: Suite, package: Package, tests: Sequence[str] = (), *, without: Sequence[str] = (), explain: bool = False
+    suite: Suite,
+    package: Package,
+    tests: Sequence[str] = (),
+    *,
+    only: Sequence[str] | None = None,
+    explain: bool = False,
 ) -> Run:
     """Run a suite, or only the given files or ids of it, with one of the packages, offline.
 
-    without: beginnings of ids that are not run.
+    only: the ids that are run; None: all but what the suite leaves out.
     explain: write why tests failed.
     """
     environment = Environment(suite.program, package)
@@ -176,7 +186,9 @@ def run(
             shutil.copy2(file, place / name)
     started = time.monotonic()
     explained = ("--tb=short", "--assert=rewrite") if explain else ()
-    deselected = [f"--deselect={beginning}" for beginning in without]
+    deselected = [f"--deselect={beginning}" for beginning in suite.left_out]
+    chosen = {"only": only, "drawn": suite.drawn, "quarter": quarter_of_the_commit()}
+    (place / "chosen.json").write_text(json.dumps(chosen), encoding="utf-8")
     outcomes = _pytest(environment, place, *(tests or suite.tests), *suite.options, *explained, *deselected)
     again = [test for test, outcome in outcomes.items() if outcome in ("failed", "error")]
     if suite.is_consumer and 0 < len(again) <= _MOST_REPEATED:
@@ -186,7 +198,18 @@ def run(
 
 
 def _pytest(environment: Environment, place: Path, *arguments: str) -> dict[str, str]:
-    command = [environment.python, "-m", "pytest", "-p", "outcomes_plugin", "-p", "no:cacheprovider", "-q"]
+    command = [
+        environment.python,
+        "-m",
+        "pytest",
+        "-p",
+        "outcomes_plugin",
+        "-p",
+        "chosen_tests",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
     with (place / "output.txt").open("ab") as output:
         subprocess.run(
             [*command, "--continue-on-collection-errors", *arguments],
@@ -217,6 +240,7 @@ def _variables(place: Path) -> dict[str, str]:
         "TIKTOKEN_ENCODINGS_BASE": str(fake_hub.ENCODINGS),
         "PYTHONPATH": str(_PLUGIN),
         "MMROLLOUTS_OUTCOMES": str(place / "outcomes.json"),
+        "MMROLLOUTS_CHOSEN": str(place / "chosen.json"),
         "MMROLLOUTS_STOCK_RENDERERS": str(fetch("renderers-0.1.12") / "renderers"),
         "TOKENIZERS_PARALLELISM": "false",
     }

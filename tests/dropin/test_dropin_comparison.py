@@ -31,9 +31,10 @@ def test_a_reviewed_difference_is_none_and_brackets_are_no_wildcards():
     assert not REVIEWED.covers("tests/test_b.py::two[]")
 
 
-def test_a_row_that_matches_nothing_is_found():
+def test_a_row_that_matches_nothing_is_found_for_a_file_of_which_all_tests_were_run():
     (line,) = comparison.violations(STOCK, STOCK, [REVIEWED])
     assert "remove it" in line
+    assert list(comparison.violations(STOCK, STOCK, [REVIEWED], drawn=["tests/test_a.py"])) == []
 
 
 def test_a_row_needs_a_known_kind_and_a_reason():

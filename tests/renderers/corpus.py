@@ -106,7 +106,7 @@ def templates() -> dict[str, str]:
 
 
 @functools.cache
-def _quarter_of_the_commit() -> int:
+def quarter_of_the_commit() -> int:
     command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -117,7 +117,7 @@ def _quarter_of_the_commit() -> int:
 
 def is_drawn(name: str) -> bool:
     """Whether a name is in the quarter that a run of this commit takes; another commit takes another quarter."""
-    return zlib.crc32(name.encode()) % 4 == _quarter_of_the_commit()
+    return zlib.crc32(name.encode()) % 4 == quarter_of_the_commit()
 
 
 def drawn(names: Iterable[str]) -> list[Any]:
