@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -333,7 +332,7 @@ async def test_a_judge_refuses_a_text_that_its_context_cannot_hold_before_it_enc
         max_model_len = None
 
         async def capabilities(self):
-            return SimpleNamespace(max_model_len=100)
+            self.max_model_len = 100
 
     engine = ShortEngine(["yes"], renderer=renderer)
     judge = Judge(engine, "{{ completion.content }}", parse=YES, renderer=renderer)

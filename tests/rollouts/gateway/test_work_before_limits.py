@@ -7,7 +7,6 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -36,7 +35,7 @@ class UnprobedEngine(ScriptedEngine):
     max_model_len = None
 
     async def capabilities(self):
-        return SimpleNamespace(max_model_len=CONTEXT)
+        self.max_model_len = CONTEXT
 
 
 class UnreachableEngine(UnprobedEngine):
