@@ -12,6 +12,7 @@ from renderers import load_renderer
 from rollouts import EpisodeSpec, SamplingParams, Trajectory
 from rollouts.errors import ArgumentError
 from rollouts.testing import ScriptedEngine
+from rollouts.training import samples_from_trajectory
 
 vf = pytest.importorskip("verifiers.v1")
 
@@ -328,20 +329,12 @@ def test_the_section_of_the_docs(renderer):
     run_blocks("environments.md", names)
     assert len(names["trajectories"]) == 4
     assert [trajectory.reward for trajectory in names["trajectories"]] == [pytest.approx(2 / 3)] * 4
+    for trajectory in names["trajectories"]:
+        (sample,) = samples_from_trajectory(trajectory, advantage=trajectory.reward, processors=renderer.processors)
+        assert sample.name == f"{trajectory.episode_id}/{trajectory.leaves()[0]}"
+        assert sample.advantages[sample.loss_mask] == pytest.approx(2 / 3)
     assert names["rewards"] == {str(index): [pytest.approx(2 / 3)] * 2 for index in range(4)}
     assert recorded_alike(names["exact"][0], names["episode"].traces[0])
-
-
-def test_the_guide_for_users_of_verifiers(renderer):
-    given = {"ScriptedEngine": ScriptedEngine, "renderer": renderer}
-    names = run_blocks("how-to/migrate-from-verifiers.md", given)
-    assert [sample.name for sample in names["samples"]] == [
-        f"{trajectory.episode_id}/{trajectory.leaves()[0]}" for trajectory in names["trajectories"]
-    ]
-    for sample, trajectory in zip(names["samples"], names["trajectories"], strict=True):
-        assert sample.advantages[sample.loss_mask].tolist() == pytest.approx(
-            [trajectory.reward] * int(sample.loss_mask.sum())
-        )
 
 
 def test_sampling_options_of_verifiers_replace_those_of_the_client(renderer):

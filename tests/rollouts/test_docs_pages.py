@@ -116,9 +116,7 @@ def test_the_page_on_environments():
     assert names["half"].num_turns == 1
     assert names["half"].error.startswith("EngineFailedError: request ")
     assert names["half"].error.endswith(": ScriptedEngine raised ConnectionError: the server went away")
-    assert [bool(t.error) for t in names["two"]] == [False, True]
     assert sorted(t.episode_id for t in names["kept"]) == sorted(spec.episode_id for spec in names["specs"])
-    assert names["slow"].reward == 1.0
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
     names["test_a_right_second_answer_is_rewarded"]()
     names["test_three_wrong_answers_end_the_episode"]()

@@ -18,7 +18,8 @@ from renderers import load_renderer
 from rollouts import VLLMEngine
 from rollouts.engines.vllm import write_tied_head
 from rollouts.serve.gateway.routes import Gateway
-from rollouts.testing import CHAT_TEMPLATE, ScriptedEngine
+from rollouts.testing import CHAT_TEMPLATE, ScriptedEngine, tiny_qwen3_vl
+from rollouts.tinker.model_app import model_app
 from transport import RecordReader, RecordWriter
 
 
@@ -124,3 +125,16 @@ def test_the_page_on_distillation():
     asyncio.run(names["scored_file"]("episodes.mmr", "scored.mmr", names["renderer"]))
     with RecordReader("scored.mmr") as reader:
         assert abs(reader[0].metrics["teacher_kl"]) < 1e-4
+
+
+@pytest.mark.slow
+def test_the_page_on_the_tinker_api(tmp_path, capsys):
+    name = "Qwen/Qwen3-VL-30B-A3B-Instruct"
+    app = model_app(tiny_qwen3_vl(name), tmp_path / "run", names=[name], device="cpu")
+    (block,) = BLOCK.findall((DOCS / "tinker.md").read_text("utf-8"))
+    with ServedInThread(app) as server:
+        exec(block.replace("http://127.0.0.1:8000", server.base_url), {})
+    losses, sampled = capsys.readouterr().out.splitlines()
+    first, last = map(float, losses.split(" -> "))
+    assert last < 0.1 < first
+    assert sampled == "4<|im_end|>"
