@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from renderers import load_renderer
+from renderers import build_training_sample, load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, run_episodes
 from rollouts.demo.task import DigitsEnvironment, load_digit_sets
 from rollouts.testing import tiny_qwen3_vl
@@ -72,7 +72,7 @@ def train_teacher(model, renderer, digits, steps, rows):
         for row in order.choice(len(digits), rows, replace=False):
             messages = environment.reset(int(row))
             answered = [*messages, {"role": "assistant", "content": environment.answer()}]
-            samples.append(sample_from_rendered(renderer.render(answered)))
+            samples.append(sample_from_rendered(build_training_sample(renderer, answered)))
         batch = TrainingBatch.from_samples(samples, pad_id=0)
         updates.take(sft_loss(token_logprobs(model, batch), batch.loss_mask))
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
 
-from renderers import load_renderer
+from renderers import build_training_sample, load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, VLLMEngine, run_episodes
 from rollouts.demo.task import DigitsEnvironment, load_digit_sets
 from rollouts.engines.vllm import write_tied_head
@@ -53,7 +53,7 @@ class Trainer:
         environment, samples = DigitsEnvironment(digits), []
         for index in range(len(digits)):
             messages = [*environment.reset(index), {"role": "assistant", "content": environment.answer()}]
-            samples.append(sample_from_rendered(self.renderer.render(messages)))
+            samples.append(sample_from_rendered(build_training_sample(self.renderer, messages)))
         order = np.random.default_rng(0)
         for _ in range(steps):
             rows = order.choice(len(samples), min(32, len(samples)), replace=False)

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from transformers import AutoModelForImageTextToText
 
-from renderers import load_renderer
+from renderers import build_training_sample, load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
 from rollouts.demo.task import load_digit_sets
 from rollouts.testing import tiny_qwen3_vl
@@ -46,7 +46,7 @@ def labelled_samples(renderer, digits):
         [question(image), {"role": "assistant", "content": str(label)}]
         for image, label in zip(digits.plain, digits.labels, strict=True)
     ]
-    return [sample_from_rendered(renderer.render(messages)) for messages in conversations]
+    return [sample_from_rendered(build_training_sample(renderer, messages)) for messages in conversations]
 
 
 def held_out_nll(model, samples, pad_id):

@@ -12,7 +12,7 @@ import tempfile
 
 import numpy as np
 
-from renderers import load_renderer
+from renderers import build_training_sample, load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
 from rollouts.testing import tiny_qwen2_audio
 from rollouts.training import group_advantages, sample_from_rendered, samples_from_trajectory
@@ -69,7 +69,8 @@ class Learner:
         for seed in range(count):
             environment = TellTones()
             messages = [*environment.reset(seed), {"role": "assistant", "content": environment.name}]
-            data.append(datum_from_sample(sample_from_rendered(self.renderer.render(messages)), "cross_entropy"))
+            sample = sample_from_rendered(build_training_sample(self.renderer, messages))
+            data.append(datum_from_sample(sample, "cross_entropy"))
         for _ in range(steps):
             self.optimise(data, "cross_entropy", 3e-3)
 

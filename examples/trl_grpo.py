@@ -19,7 +19,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from trl import GRPOConfig, GRPOTrainer
 
-from renderers import load_renderer
+from renderers import build_training_sample, load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
 from rollouts.demo.task import load_digit_sets
 from rollouts.testing import tiny_qwen3_vl
@@ -91,8 +91,8 @@ def warm_start(model, renderer, rows, steps):
     samples = []
     for row in rows:
         content = [{"type": "image", "image": row["image"]}, {"type": "text", "text": row["prompt"][0]["content"]}]
-        answer = {"role": "assistant", "content": row["label"]}
-        samples.append(sample_from_rendered(renderer.render([{"role": "user", "content": content}, answer])))
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": row["label"]}]
+        samples.append(sample_from_rendered(build_training_sample(renderer, messages)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     order = np.random.default_rng(0)
     for _ in range(steps):

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModelForImageTextToText
 
-from renderers import Message, load_renderer
+from renderers import Message, build_training_sample, load_renderer
 from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.demo.task import DigitsEnvironment, Learn, Learned, WarmStart, load_digit_sets
 from rollouts.engines.protocol import InFlight
@@ -77,9 +77,9 @@ class Trainer:
             correct: Message = {"role": "assistant", "content": right}
             corrected: list[Message] = [*opening, {"role": "assistant", "content": wrong}, *again, correct]
             for conversation in ([*opening, correct], corrected):
-                rendered = self.renderer.render(conversation)
-                last = len(conversation) - 1
-                samples.append(sample_from_rendered(rendered, trained_messages={last}, name=f"labelled-{index}"))
+                mask = [message is correct for message in conversation]
+                built = build_training_sample(self.renderer, conversation, message_loss_mask=mask)
+                samples.append(sample_from_rendered(built, name=f"labelled-{index}"))
         return samples
 
     def _warm_start(self, steps: int) -> Learned:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from renderers import MediaItem, PlaceholderRange, RenderedTokens, RenderedTrainingSample
+from renderers import MediaItem, PlaceholderRange, RenderedTrainingSample
 from renderers.placement import item_placement_error
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.engines.result_checks import weight_span_error
@@ -144,33 +144,18 @@ def _are_likeliest(top: TopLogprobs, count: int) -> bool:
     )
 
 
-def sample_from_rendered(
-    rendered: RenderedTokens | RenderedTrainingSample,
-    *,
-    trained_messages: Collection[int] | None = None,
-    name: str = "",
-) -> TrainingSample:
-    """A supervised sample of a rendered conversation, with advantages of 1.
+def sample_from_rendered(rendered: RenderedTrainingSample, *, name: str = "") -> TrainingSample:
+    """A supervised sample of a conversation, with advantages of 1: `rendered` is of `build_training_sample(s)`.
 
-    Of `RenderedTokens` it trains the tokens that the model would sample, of a `RenderedTrainingSample`
-    (`build_training_samples`) those of its `loss_mask`; if given, only tokens of `trained_messages`.
+    sample = sample_from_rendered(build_training_sample(renderer, messages))
     """
-    if isinstance(rendered, RenderedTrainingSample):
-        loss_mask = np.array(rendered.loss_mask, dtype=bool)
-        rendered = rendered.rendered
-    else:
-        loss_mask = np.array(rendered.sampled_mask, dtype=bool)
-    if trained_messages is not None:
-        loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
-    media = rendered.multi_modal_data.items_with_ranges() if rendered.multi_modal_data is not None else []
-    for _, placeholder in media:  # placeholder tokens are not predicted, even in an assistant turn
-        loss_mask[placeholder.offset : placeholder.end] = False
+    media = rendered.multi_modal_data
     return TrainingSample(
         token_ids=np.array(rendered.token_ids, dtype=np.int32),
-        loss_mask=loss_mask,
+        loss_mask=np.array(rendered.loss_mask, dtype=bool),
         logprobs=np.zeros(len(rendered), dtype=np.float32),
         advantages=np.ones(len(rendered), dtype=np.float32),
-        media=tuple(media),
+        media=() if media is None else tuple(media.items_with_ranges()),
         name=name,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tinker import types
 
-from renderers import TemplateRenderer, load_renderer
+from renderers import TemplateRenderer, build_training_sample, load_renderer
 from rollouts.training import sample_from_rendered
 from rollouts.training.trainer import AdamParams, Datum, LoraOptions, Trainer, datum_from_sample
 
@@ -47,7 +47,7 @@ def _rendered(renderer: TemplateRenderer, sent: types.Datum) -> Datum:
     (image,) = (chunk.data for chunk in sent.model_input.chunks if isinstance(chunk, types.ImageChunk))
     question = [{"type": "image", "image": image}, {"type": "text", "text": QUESTION}]
     answer = renderer.parse_response(targets[weights > 0].tolist()).to_message()
-    sample = sample_from_rendered(renderer.render([{"role": "user", "content": question}, answer]))
+    sample = sample_from_rendered(build_training_sample(renderer, [{"role": "user", "content": question}, answer]))
     datum = datum_from_sample(sample, "cross_entropy")
     is_text = targets != 0  # the recipe has 0 for the placeholders of an image
     np.testing.assert_array_equal(datum.target_ids[:-1][is_text], targets[is_text])

@@ -10,7 +10,7 @@ import torch
 from make_adapter import make_adapter, merged_checkpoint
 from run_config_files import FOURS, write_run
 
-from renderers import load_renderer
+from renderers import build_training_sample, load_renderer
 from rollouts import VLLMEngine
 from rollouts.cli.run.run_parts import make_parts
 from rollouts.models.loading import load_model
@@ -36,9 +36,9 @@ def sound(seed):
 
 def sample_of(renderer, parts, text):
     """A conversation, of which every token but the first and those of media is trained."""
-    question = [*parts, {"type": "text", "text": text}]
+    question = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
     answer = {"role": "assistant", "content": f"The answer to {text!r} is 42."}
-    sample = sample_from_rendered(renderer.render([{"role": "user", "content": question}, answer]), name=text)
+    sample = sample_from_rendered(build_training_sample(renderer, [question, answer]), name=text)
     mask = np.arange(len(sample)) > 0
     for _, placeholder in sample.media:
         mask[placeholder.offset : placeholder.end] = False

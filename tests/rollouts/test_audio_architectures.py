@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_model_architectures import LAYOUTS, assert_same_gradients, close, of_samples, stock_equals_ours
 from test_sampled_placeholders import UNUSED, logprobs, with_copied_token
 
-from renderers import MediaItem, PlaceholderRange
+from renderers import MediaItem, PlaceholderRange, build_training_sample
 from renderers.media.item import MediaSource, TensorField
 from renderers.vision.batching import batch_tensors
 from rollouts.errors import SampleError, UnsupportedModelError
@@ -89,7 +89,8 @@ def test_what_was_sampled_before_the_first_image_of_a_row_was_sampled_without_it
         {"role": "user", "content": [{"type": "image", "image": picture}]},
         {"role": "assistant", "content": "No."},
     ]
-    first, whole = (sample_from_rendered(family.renderer.render(messages)) for messages in (turns[:2], turns))
+    built = (build_training_sample(family.renderer, messages) for messages in (turns[:2], turns))
+    first, whole = map(sample_from_rendered, built)
     trained = [np.flatnonzero(sample.loss_mask) for sample in (first, whole)]
     count = len(trained[0])
     assert (trained[0] == trained[1][:count]).all()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from training_samples import Block
 from transformers import AutoModelForImageTextToText
 
-from renderers import PlaceholderRange, build_training_samples, load_renderer
+from renderers import PlaceholderRange, build_training_sample, build_training_samples, load_renderer
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
 from rollouts.models.positions import mrope_positions
@@ -42,7 +42,7 @@ def conversation(text: str, images=(), answer="7"):
 
 
 def sample(renderer, text="Which?", images=(), answer="7", name="s"):
-    return sample_from_rendered(renderer.render(conversation(text, images, answer)), name=name)
+    return sample_from_rendered(build_training_sample(renderer, conversation(text, images, answer)), name=name)
 
 
 def row(ids, mask, **columns):
@@ -66,12 +66,6 @@ def test_a_supervised_sample_has_the_loss_mask_of_a_training_sample_of_the_rende
         (item.mm_hash, at.offset) for item, at in built.multi_modal_data.items_with_ranges()
     ]
     assert drawn.name == "row 1"
-
-
-def test_trained_messages_can_be_chosen(renderer):
-    messages = [*conversation("a", answer="wrong"), *conversation("b", answer="right")]
-    drawn = sample_from_rendered(renderer.render(messages), trained_messages={3})
-    assert renderer.tokenizer.decode(drawn.token_ids[drawn.loss_mask].tolist()) == "right<|im_end|>"
 
 
 # Positions.

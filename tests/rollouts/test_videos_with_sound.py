@@ -14,7 +14,7 @@ from PIL import Image
 from test_model_architectures import LAYOUTS, assert_same_gradients, close, of_samples, stock_equals_ours
 from trajectory_files import file_of
 
-from renderers import load_renderer
+from renderers import build_training_sample, load_renderer
 from rollouts import LocalEngine, SamplingParams, StepResult, run_episode
 from rollouts.errors import PixelMismatchError, SampleError
 from rollouts.models.architecture import architecture
@@ -248,9 +248,10 @@ def test_the_sound_of_a_film_cannot_be_left_out(omni):
 
 @ONE
 def test_trainers_that_would_place_it_otherwise_refuse_it_by_name(omni):
-    rendered = omni.renderer.render([*conversation(film(4, 1.0)), {"role": "assistant", "content": "yes"}])
+    messages = [*conversation(film(4, 1.0)), {"role": "assistant", "content": "yes"}]
+    sample = sample_from_rendered(build_training_sample(omni.renderer, messages))
     with pytest.raises(AdapterError, match=r"use_audio_in_video.*token_logprobs"):
-        trl_sft_batch([sample_from_rendered(rendered)], pad_id=0)
+        trl_sft_batch([sample], pad_id=0)
 
 
 @ONE

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from renderers import build_training_sample
 from rollouts import WeightSpan
 from rollouts.training import TrainingSample, sample_from_rendered
 
@@ -30,7 +31,7 @@ def make_sample(renderer) -> Callable[..., TrainingSample]:
         again = [{"type": "image", "image": square} for square in squares[1:]] + [{"type": "text", "text": "And?"}]
         messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
         messages += [{"role": "user", "content": again}, {"role": "assistant", "content": answer[::-1]}]
-        supervised = sample_from_rendered(renderer.render(messages), name=f"episode-{seed}/0")
+        supervised = sample_from_rendered(build_training_sample(renderer, messages), name=f"episode-{seed}/0")
         mask, count = supervised.loss_mask, int(supervised.loss_mask.sum())
         values = {name: np.zeros(len(mask), np.float32) for name in ("logprobs", "advantages")}
         values["logprobs"][mask] = -generator.random(count, dtype=np.float32)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2AudioForConditionalGeneration
 
+from renderers import build_training_sample
 from renderers.media.samples import wav_bytes
 from rollouts.training import TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
 from rollouts.training.adapters import (
@@ -42,7 +43,7 @@ def samples(hearing):
     for number, sounds in enumerate(given):
         parts = [*({"type": "audio", **sound} for sound in sounds), {"type": "text", "text": "?"}]
         messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "yes"}]
-        made.append(sample_from_rendered(hearing.render(messages), name=str(number)))
+        made.append(sample_from_rendered(build_training_sample(hearing, messages), name=str(number)))
     return made
 
 

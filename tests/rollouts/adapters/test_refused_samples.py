@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_prime_rl import published
 
+from renderers import build_training_sample
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.errors import ArgumentError
 from rollouts.training import sample_from_rendered
@@ -75,7 +76,8 @@ def test_what_concerns_the_batch_has_no_index(make_sample):
 
 def test_a_function_of_one_sample_refuses_what_its_row_cannot_hold(make_sample, literal_placeholder, renderer):
     with_experts = make_sample(1, routed_experts=np.zeros((len(make_sample(1)), 2, 1), np.uint8))
-    small_video = sample_from_rendered(renderer.render([*FILM, {"role": "assistant", "content": "A"}]), name="film")
+    messages = [*FILM, {"role": "assistant", "content": "A"}]
+    small_video = sample_from_rendered(build_training_sample(renderer, messages), name="film")
     refused = {
         "media": [
             lambda: trl_sft_row(make_sample(1, images=1), omit=ALL),
