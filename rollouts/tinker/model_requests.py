@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.downloads import save_for_download
-from rollouts.tinker.futures import UNASKED_SECONDS
 from rollouts.tinker.mismatch import mismatch
 from rollouts.tinker.run_directory import uri_of
 from rollouts.tinker.sessions import Json, Model, metadata_texts
@@ -23,8 +22,6 @@ from rollouts.training.trainer import AdamParams, LossResult
 
 if TYPE_CHECKING:
     from rollouts.tinker.service import Service
-
-_LOOK_SECONDS: Final = 1.0
 
 
 class ModelRequests:
@@ -167,7 +164,7 @@ class ModelRequests:
     def _in_turn(self, model: Model, seq_id: int | None, work: Callable[[], Awaitable[Json | bytes]]) -> Json:
         """Accept a request of a model: `work` runs once, after those of smaller numbers.
 
-        It does not begin while the client sends nothing: one that was killed waits for no result.
+        It runs also for a client that has ended: a script may save weights last, and wait for nothing.
         """
         if seq_id is None or seq_id < 1:
             raise RequestError(400, f"seq_id is {seq_id}; it counts the requests of a model from 1")
@@ -182,8 +179,6 @@ class ModelRequests:
         async def in_turn() -> Json | bytes:
             try:
                 await model.turns.take(seq_id)
-                while model.session.last_seen < time.monotonic() - UNASKED_SECONDS:  # noqa: ASYNC110
-                    await asyncio.sleep(_LOOK_SECONDS)
                 return await work()
             finally:
                 model.turns.end(seq_id)
