@@ -4,13 +4,13 @@ transformers prints the same text and logs nothing, so the model would answer wi
 The origins of the printed characters show which fields are printed. Where a field is not among them, the conversation
 is printed again with another value of it: the field is unread if the text stays the same.
 
-Not counted as unread: white space; names and ids; and what templates drop from earlier turns by design: reasoning
-(`<think>` in content, too), and content beside tool calls where the template prints such content in some turn.
+Not counted as unread: white space; ids and names of tool results, which only tell results apart; and what a template
+drops from earlier turns by design: reasoning (`<think>` in content, too), and content beside tool calls where it prints
+such content in some turn.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +24,11 @@ from renderers.template.content_forms import ContentForms, has_text
 from renderers.template.probe_conversation import CALL_ID, PROBE_TOOL, ProbeConversation, calling_turn, content_form_of
 
 _log = logging.getLogger("renderers")
+
+#: Both names of reasoning in a checked message.
+_REASONING = ("reasoning_content", "thinking")
+#: Fields of which a prompt may be without: they are logged, and are no `UnprintedField` of the result.
+_LOGGED_ONLY = ("name", "reasoning_content")
 
 
 class UnreadInput:
@@ -41,30 +46,33 @@ class UnreadInput:
         self._format = format
         self._model = model
         self._logged: dict[tuple[str, str], object] = {}  # by role and field
+        self._prints_in_some_turn: dict[tuple[str, bool], bool] = {}
 
     def of_messages(
         self, messages: Messages, printed: Printed, tools: Tools | None, *, prompt: bool, first: int = 0
     ) -> tuple[UnprintedField, ...]:
         """The contents, parts of contents and tool calls of which the template prints nothing.
 
-        `printed` is the print of `messages`; those before message `first` are not looked at. Content that is printed
-        as data is logged only.
+        `printed` is the print of `messages`; those before message `first` are not looked at. Names and
+        reasoning that are not read, and content that is printed as data, are logged only.
         """
         paths: dict[int, set[str]] = {}
         for segment in printed.segments:
             if segment.origin is not None:
                 paths.setdefault(segment.origin.message_index, set()).add(segment.origin.path)
+        last_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)
         missing = [
             (index, field)
             for index, message in enumerate(messages[first:], first)
-            for field in self._without_origin(message, paths.get(index, set()))
+            for field in self._without_origin(message, paths.get(index, set()), is_earlier=index < last_user)
         ]
         unprinted = []
         for index, field in self._confirmed(missing, messages, printed, tools, prompt):
             message, kind = messages[index], field.partition("[")[0]
             wrong_form = self._wrong_form(message) if kind == "content" else None
             reason = wrong_form or self._reason(message, field)
-            unprinted.append(UnprintedField(index - first, field, reason))
+            if kind not in _LOGGED_ONLY:
+                unprinted.append(UnprintedField(index - first, field, reason))
             if wrong_form is None:
                 self._log_once(message, index - first, kind, field, reason)
         for index, message in enumerate(messages[first:]):
@@ -100,8 +108,11 @@ class UnreadInput:
 
     # Which fields are unread.
 
-    def _without_origin(self, message: Mapping[str, Any], paths: set[str]) -> Iterator[str]:
-        """The fields of a message that hold something of which no printed character is known to come."""
+    def _without_origin(self, message: Mapping[str, Any], paths: set[str], *, is_earlier: bool) -> Iterator[str]:
+        """The fields of a message that hold something of which no printed character is known to come.
+
+        `is_earlier`: whether a message of a user follows.
+        """
 
         def has_origin(field: str) -> bool:
             return any(path.startswith(field) for path in paths)
@@ -110,7 +121,7 @@ class UnreadInput:
             unread = [field for field in fields if not has_origin(field)]
             return [name] if unread and unread == fields else unread
 
-        content = message.get("content") or ""
+        role, content = message["role"], message.get("content") or ""
         if isinstance(content, str):
             text, unread = content, [] if has_origin("content") else ["content"]
         else:
@@ -121,6 +132,16 @@ class UnreadInput:
         if unread and text.strip() and not self._is_dropped_content(message, text):
             yield from unread
         yield from unread_of("tool_calls", [f"tool_calls[{at}]" for at in range(len(message.get("tool_calls") or ()))])
+        if message.get("name") and role != "tool" and (role, "name") not in self._logged and not has_origin("name"):
+            yield "name"
+        if (
+            message.get("reasoning_content", "").strip()
+            and (role, "reasoning_content") not in self._logged
+            and not (is_earlier and self._format.reasoning is not None)
+            and not any(map(has_origin, _REASONING))
+            and not self._prints("reasoning_content", message)
+        ):
+            yield "reasoning_content"
 
     def _is_dropped_content(self, message: Mapping[str, Any], text: str) -> bool:
         """Whether the content of an assistant is one that the template drops from earlier turns by design."""
@@ -129,26 +150,42 @@ class UnreadInput:
         reasoning = self._format.reasoning
         if reasoning is not None and reasoning.end in text and not text.rpartition(reasoning.end)[2].strip():
             return True
-        return bool(message.get("tool_calls")) and self._prints_content_beside_calls
+        return bool(message.get("tool_calls")) and self._prints("content", message)
 
-    @functools.cached_property
-    def _prints_content_beside_calls(self) -> bool:
-        """Whether the template prints content beside tool calls in some turn, found from small conversations."""
+    def _prints(self, field: str, message: Mapping[str, Any]) -> bool:
+        """Whether the template prints this field of an assistant in some turn, with tool calls if the message has some.
+
+        Found once, from small conversations.
+        """
+        key = field, bool(message.get("tool_calls"))
+        known = self._prints_in_some_turn.get(key)
+        if known is None:
+            known = self._prints_in_some_turn[key] = any(self._probes(*key))
+        return known
+
+    def _probes(self, field: str, has_calls: bool) -> Iterator[bool]:
         _, _, answer, _ = smallest = self._smallest
+        arguments: tuple[Any, ...] = ({}, "{}")
+        turns = [calling_turn(answer, value) for value in arguments] if has_calls else [answer]
         result = {"role": "tool", "tool_call_id": CALL_ID, "content": self._forms.content("tool", "probe result")}
-        content, index = self._forms.content("assistant", "probe words"), len(smallest.opening)
-        for called in (calling_turn(answer, {}), calling_turn(answer, "{}")):
-            turn = {**called, "content": content}
-            for behind in ([], [result]):
+        words = "probe words"
+        text = self._forms.content("assistant", words) if field == "content" else words
+        names = _REASONING if field == "reasoning_content" else (field,)
+        for turn in turns:
+            turn = {**turn, **dict.fromkeys(names, text)}
+            for behind in ([], [result]) if has_calls else ([],):
                 for tools in (smallest.tools, [PROBE_TOOL]):
+                    messages = [*smallest.opening, turn, *behind]
                     try:
-                        printed = self._template.print([*smallest.opening, turn, *behind], tools=tools)
+                        printed = self._template.print(messages, tools=tools)
                     except TemplateError:
                         continue
-                    origins = [segment.origin for segment in printed.segments if segment.origin is not None]
-                    if any(each.message_index == index and each.path.startswith("content") for each in origins):
-                        return True
-        return False
+                    yield any(
+                        segment.origin is not None
+                        and segment.origin.message_index == len(smallest.opening)
+                        and segment.origin.path.startswith(names)
+                        for segment in printed.segments
+                    )
 
     def _confirmed(
         self,
@@ -190,6 +227,10 @@ class UnreadInput:
         role, others = message["role"], "load the renderer with a chat_template= that prints it"
         if field.startswith("tool_calls"):
             cure = f"Describe the calls in the content, or {others}"
+        elif field == "reasoning_content":  # a template that drops it may drop `<think>` in content, too
+            cure = f"Remove it, or {others}"
+        elif field in _LOGGED_ONLY:
+            cure = f"Write it into the content, or {others}"
         elif field != "content":
             cure = f"Join the parts to one text, or {others}"
         elif message.get("tool_calls"):
@@ -229,7 +270,7 @@ def _with_value(message: Mapping[str, Any], field: str, value: str) -> dict[str,
     name = field.partition("[")[0]
     given = message.get(name)
     if not isinstance(given, list):
-        return {**message, name: value}
+        return {**message, **dict.fromkeys(_REASONING if name == "reasoning_content" else (name,), value)}
     entries = []
     for at, entry in enumerate(given):
         if field not in (name, f"{name}[{at}]"):
