@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from stored_media import KB, in_threads, item, source
 
-from renderers import MediaSource, MediaStore
+from renderers import MediaItem, MediaSource, MediaStore
+from renderers.media.item import PixelScale
 
-# Memory.
+KB = 1024
+
+
+def source(name: str, nbytes: int = 0) -> MediaSource:
+    return MediaSource.of(name.encode().ljust(nbytes, b"."))
+
+
+def item(name: str, of: MediaSource, nbytes: int) -> MediaItem:
+    return MediaItem("image", name, of, {"pixel_values": np.zeros(nbytes, dtype=np.uint8)}, 1, PixelScale())
 
 
 def test_a_source_is_counted_once_however_many_items_were_made_of_it() -> None:
@@ -119,5 +129,6 @@ def test_threads_share_a_store_without_exceeding_its_bound() -> None:
             assert read is None or read.verify() is None
             assert store.nbytes <= store.max_bytes
 
-    in_threads(6, work)
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, range(6)))
     assert store.source(source("0", 2 * KB).digest) is None or store.source(source("1", 2 * KB).digest) is None

@@ -1,7 +1,6 @@
 """A runner on a real model in process: weights replaced while episodes with images are sampled."""
 
 import asyncio
-import threading
 
 import numpy as np
 import pytest
@@ -10,12 +9,11 @@ from transformers import AutoModelForImageTextToText
 
 from rollouts import SamplingParams, StepResult
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.local.batch import RowSampler
 from rollouts.runner import Asynchronous, Runner, Task
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, samples_from_trajectory, token_logprobs
 
-TOKENS, HELD_AFTER = 12, 5
+TOKENS = 12  # twice those after which `held_batch` holds the first batch
 
 
 class Gallery:
@@ -35,23 +33,6 @@ class Gallery:
     def image(self):
         pixels = self.random.integers(0, 256, (48, 32, 3), dtype=np.uint8)
         return {"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": "Which?"}]}
-
-
-@pytest.fixture
-def held_batch(monkeypatch):
-    """The first batch waits after some tokens until `released`."""
-    reached, released = threading.Event(), threading.Event()
-    sample = RowSampler.sample
-
-    def held(self, logits, step):
-        result = sample(self, logits, step)
-        if step == HELD_AFTER - 1 and not released.is_set():
-            reached.set()
-            assert released.wait(60)
-        return result
-
-    monkeypatch.setattr(RowSampler, "sample", held)
-    return reached, released
 
 
 @pytest.mark.parametrize(
