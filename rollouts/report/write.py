@@ -1,33 +1,18 @@
-"""Writes the report of a run, and the comparison of several, as a page."""
+"""Writes the report of a run as a page."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
-
-import numpy as np
 
 from renderers import TemplateRenderer
-from rollouts.evaluation.comparing import compare_runs
-from rollouts.evaluation.comparison import Comparison, RunDifference
 from rollouts.files import replaced_file
-from rollouts.report.charts import Chart, Line
-from rollouts.report.comparison import (
-    changes,
-    counting_line,
-    figure_table,
-    note_lines,
-    pairing_line,
-    run_table,
-    title_of,
-)
 from rollouts.report.figures import collect
-from rollouts.report.page import Block, Cell, Heading, Items, Section, Text, charts_of, html_page
+from rollouts.report.page import Cell, html_page
 from rollouts.report.run_files import open_run
 from rollouts.report.sections import best_and_worst, sections_of
 from rollouts.report.viewer_page import write_viewer_page
@@ -86,45 +71,3 @@ def write_report(
     written = viewer_path if viewer.places else None
     problems = tuple(collected.problems)
     return WrittenReport(path, written, len(collected.episodes), problems, collected.training_steps)
-
-
-def write_comparison(
-    runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, unpaired: bool = False
-) -> None:
-    """Write the comparison of `runs` (`rollouts.evaluation.compare_runs`, with `unpaired`) to `out`, an HTML file.
-
-        write_comparison(["evaluations/before", "evaluations/after"], "comparison.html")
-
-    It links to the reports of the runs. A file of this name is replaced. Raises what `compare_runs` raises, and
-    `OSError`.
-    """
-    path = Path(out)
-    comparison = compare_runs(runs, unpaired=unpaired)
-    title = f"{' and '.join(run.name for run in comparison.runs[1:])} against {comparison.runs[0].name}"
-    reports = [(run.name, Path(run.directory) / REPORT_FILE) for run in comparison.runs]
-    linked = [Cell(f"report of {name}", _address(one, path.parent)) for name, one in reports if one.is_file()]
-    sections: list[Section] = [
-        ("What differs between the runs", [Items(note_lines(comparison))]),
-        ("Runs", [run_table(comparison), Text(counting_line(comparison)), *([Items(linked)] if linked else [])]),
-    ]
-    sections += [(title_of(comparison, one), list(_pair(comparison, one))) for one in comparison.against_baseline]
-    page = html_page(title, sections)
-    with replaced_file(path) as file:
-        file.write(page)
-
-
-def _address(path: Path, folder: Path) -> str:
-    return quote(Path(os.path.relpath(os.path.realpath(path), os.path.realpath(folder))).as_posix())
-
-
-def _pair(comparison: Comparison, against: RunDifference) -> Iterator[Block]:
-    yield Text(pairing_line(comparison, against))
-    yield figure_table(comparison, against)
-    if against.quantiles:
-        shares = np.linspace(0, 100, len(against.quantiles)).tolist() if len(against.quantiles) > 1 else [50.0]
-        lines = [Line("change of the total reward", against.quantiles)]
-        note = "total reward, tasks in ascending order"
-        yield from charts_of([Chart("Change of each task", "share of the tasks, %", shares, lines, note=note)])
-    for table in changes(comparison, against):
-        yield Heading(table.label)
-        yield table
