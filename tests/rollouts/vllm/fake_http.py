@@ -61,13 +61,14 @@ def json_response(content: Json, status: int = 200) -> Response:
     return Response(status, json.dumps(content).encode(), {"content-type": "application/json"})
 
 
-def error_response(status: int, message: str, kind: str, param: str | None = None) -> Response:
+def error_response(status: int = 500, message: str = "it broke", kind: str = "x", param: str | None = None) -> Response:
     """vLLM's error shape."""
     return json_response({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
 
 
-def event_stream(chunks: list[bytes | asyncio.Event]) -> Response:
-    return Response(headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=chunks)
+def event_stream(*chunks: bytes | asyncio.Event) -> Response:
+    """A stream of these chunks; an event between them is waited for."""
+    return Response(headers={"content-type": "text/event-stream; charset=utf-8"}, chunks=[*chunks])
 
 
 class Connection(asyncio.Protocol):

@@ -1,44 +1,13 @@
-"""Scripted responses of `FakeVLLM`: delays, faults and edits that a real server cannot be made to produce."""
+"""Steps of `FakeVLLM`: delays, faults and edits that a real server cannot be made to produce."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from fake_http import Connection, Json, Response, Seen, event_stream, json_response
+from fake_http import Connection, Json, Response, Seen
 from fake_server import DONE, FakeVLLM, Step, first_of
-
-
-def answer(
-    content: Json = None,
-    *,
-    status: int = 200,
-    body: bytes | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Step:
-    """Exactly this answer: JSON content or bytes; without either, what vLLM would have said."""
-
-    async def step(server: FakeVLLM, seen: Seen, connection: Connection) -> Response:
-        if body is None and content is None:
-            return await server.respond(seen)
-        response = json_response(content, status)
-        response.body = response.body if body is None else body
-        response.headers |= headers or {}
-        return response
-
-    return step
-
-
-def failing(status: int = 500, message: str = "it broke") -> Step:
-    """An error of vLLM's shape."""
-    return answer({"error": {"message": message, "type": "x", "param": None, "code": status}}, status=status)
-
-
-def busy(status: int = 503, *, retry_after: str | None = None) -> Step:
-    """429 or 503, as a gateway or a paused server says it."""
-    headers = {} if retry_after is None else {"retry-after": retry_after}
-    return answer({"error": {"message": "busy", "type": "Busy"}}, status=status, headers=headers)
 
 
 def hold(until: asyncio.Event, arrived: asyncio.Event | None = None, *, tokens_before: int = 1) -> Step:
@@ -97,14 +66,5 @@ def raw(data: bytes, *, close: bool = True) -> Step:
         connection.write(data)
         if close:
             connection.close()
-
-    return step
-
-
-def stream_pieces(*pieces: bytes | asyncio.Event) -> Step:
-    """A stream of these pieces; an event in between is waited for."""
-
-    async def step(server: FakeVLLM, seen: Seen, connection: Connection) -> Response:
-        return event_stream(list(pieces))
 
     return step

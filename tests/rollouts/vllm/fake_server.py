@@ -29,8 +29,8 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 WATCHING = ("/metrics", "/is_paused", "/v1/models")
 EOS = 387  # of the tiny Qwen3-VL
 
-Step = Callable[["FakeVLLM", Seen, Connection], Awaitable["Response | None"]]
-"""What to do with one request: a response to be sent as usual, or None where the step has done everything itself."""
+Step = Response | Callable[["FakeVLLM", Seen, Connection], Awaitable[Response | None]]
+"""The response to one request, or what to do with it: None where the step has done everything itself."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -152,7 +152,10 @@ class FakeVLLM:
         if seen.path == GENERATE:
             self._in_flight.add(seen)
         try:
-            response = await self.respond(seen) if step is None else await step(self, seen, connection)
+            if isinstance(step, Response):
+                response: Response | None = step
+            else:
+                response = await (self.respond(seen) if step is None else step(self, seen, connection))
             if response is not None:
                 await connection.send(response)
             seen.answered.set()
@@ -202,10 +205,8 @@ class FakeVLLM:
                     cards.append({"id": name, "root": directory, "parent": self.model, "max_model_len": None})
                 return json_response({"object": "list", "data": [{"object": "model", **card} for card in cards]})
             case "/v1/chat/completions/render":
-                parts = parts_of(seen.json)
-                if any(part["type"] == "audio_url" for part in parts):
-                    return NO_SOUNDS
-                return json_response(rendered(seen.json["messages"], self.pixel_dtype))
+                no_sounds = b'"audio_url"' in seen.body
+                return NO_SOUNDS if no_sounds else json_response(rendered(seen.json["messages"], self.pixel_dtype))
             case "/inference/v1/generate":
                 return await self._generate(seen)
             case "/inference/v1/abort_requests":
@@ -218,7 +219,7 @@ class FakeVLLM:
     # Completions.
 
     async def _generate(self, seen: Seen) -> Response:
-        if (refused := self._refused(seen.json)) is not None:
+        if (refused := self.refusal(seen.json)) is not None:
             return refused
         if self.paused:
             await first_of(self._running, seen.aborted)
@@ -228,11 +229,9 @@ class FakeVLLM:
             return error_response(500, "Internal server error", "InternalServerError")
         return await self._sampled(seen)
 
-    def _refused(self, body: Json) -> Response | None:
+    def refusal(self, body: Json) -> Response | None:
         """The errors that a client can provoke without killing anything."""
         ids, sampling = body.get("token_ids"), body.get("sampling_params")
-        if self.rust_frontend is not None and (refused := _refused_by_rust(body)) is not None:
-            return refused
         if not ids or sampling is None:
             return error_response(400, "2 validation errors", "Bad Request", "body.token_ids")
         if body.get("model") not in (None, self.model, *self.adapters):
@@ -304,7 +303,7 @@ class FakeVLLM:
         if seen.json.get("stream"):
             events = [{"choices": [], **expansion}] if expansion["prompt_token_ids"] else []
             events += [{"request_id": seen.request_id, "choices": [delta]} for delta in _deltas(choices)]
-            return event_stream([*(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events), DONE])
+            return event_stream(*(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events), DONE)
         scored = None
         if prompt_logprobs is not None:
             pairs = zip(prompt[1:], prompt_logprobs[1:], strict=True)
@@ -355,8 +354,6 @@ class FakeVLLM:
             case "/update_weight_version":
                 self.weight_version = seen.json["new_version"]
                 return json_response({"success": True, "new_version": self.weight_version})
-            case "/get_world_size":
-                return json_response({"world_size": 4})
         return None
 
     async def _pause(self, mode: str, clear_cache: str) -> Response:
@@ -394,12 +391,6 @@ NO_SOUNDS = error_response(
 )
 
 
-def parts_of(body: Json) -> list[Json]:
-    """The parts of all messages whose content is a list of them."""
-    contents = [message["content"] for message in body["messages"]]
-    return [part for content in contents if not isinstance(content, str) for part in content]
-
-
 async def first_of(*events: asyncio.Event) -> None:
     """Wait for any of the events."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
@@ -408,22 +399,6 @@ async def first_of(*events: asyncio.Event) -> None:
     finally:
         for wait in waits:
             wait.cancel()
-
-
-def _refused_by_rust(body: Json) -> Response | None:
-    """What the Rust frontend refuses and vLLM's own does not, or in other words."""
-    parts = body.get("content_parts", [])
-    wrong = None
-    if not isinstance(parts, list):
-        wrong = f"content_parts: invalid type: integer `{parts}`, expected a sequence at line 1 column 33"
-    elif any(part.get("url") is None for part in parts):
-        wrong = "content_parts[0]: invalid type: null, expected a string at line 1 column 544"
-    if wrong is not None:
-        message = f"Failed to deserialize the JSON body into the target type: {wrong}"
-        return error_response(400, message, "Bad Request")
-    if (body.get("sampling_params") or {}).get("n", 1) > 1:
-        return error_response(400, "Only n=1 is supported.", "BadRequestError", "n")
-    return None
 
 
 def _deltas(choices: Sequence[Json]) -> list[Json]:

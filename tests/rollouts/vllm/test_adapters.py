@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from engine_inputs import FAST_RETRIES, connected, expected, generate_one, held, request, until, write_adapter
-from fake_responses import failing
+from fake_http import error_response
 from fake_server import GENERATE, LOAD, UNLOAD, FakeVLLM
 
 from rollouts import FinishReason
@@ -165,7 +165,7 @@ async def test_a_version_that_does_not_name_the_adapter_is_refused(engine, serve
 
 
 async def test_weights_that_are_not_loaded_leave_the_adapter_of_before_in_use(policy, server, adapter):
-    server.script[LOAD] = [failing(500, "rank 64 is above 16")]
+    server.script[LOAD] = [error_response(500, "rank 64 is above 16")]
     with pytest.raises(WeightUpdateError, match="rank 64"):
         await policy.update_weights(adapter, "policy@2")
     assert policy.weight_version == "policy@1"
@@ -222,7 +222,7 @@ async def test_an_adapter_of_a_fleet_is_loaded_everywhere_and_serves_sessions_an
 
 
 async def test_an_adapter_that_one_server_refuses_is_unloaded_at_the_others(fleet, servers, adapter):
-    servers[1].script[LOAD] = [failing(500, "no memory")]
+    servers[1].script[LOAD] = [error_response(500, "no memory")]
     with pytest.raises(FleetControlError, match="no memory") as caught:
         await fleet.load_adapter("one", adapter)
     assert list(caught.value.errors) == [servers[1].base_url]

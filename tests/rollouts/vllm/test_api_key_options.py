@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from fake_responses import failing
+from fake_http import error_response
 from fake_server import FakeVLLM
 from server_thread import served
 from typer.testing import CliRunner
@@ -56,7 +56,7 @@ def test_the_doctor_shows_no_key_that_a_server_quotes(tiny_model_dir: Path, path
     app.command()(doctor)
     options = ["--model", str(tiny_model_dir), "--api-key-env", "THE_KEY", "--reference-gb", "0"]
     with served(FakeVLLM(api_key=KEY)) as server:
-        server.script[path] = [failing(500, f"not for {KEY}")] * 9
+        server.script[path] = [error_response(500, f"not for {KEY}")] * 9
         result = CliRunner().invoke(app, [server.base_url, *options], env={"THE_KEY": KEY})
     assert result.exit_code == status
     assert "not for " in result.output

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import msgpack
 import pytest
+from fake_http import Response, error_response, json_response
 from fake_model import IMAGE_PAD
-from fake_responses import answer, change, failing
+from fake_responses import change
 from fake_server import GENERATE, RENDER, FakeVLLM
 
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
@@ -41,7 +42,7 @@ async def test_every_probe_names_its_media_anew_because_a_known_name_may_be_answ
 
 async def test_an_adapter_has_the_length_of_the_model_that_it_belongs_to(server):
     cards = [{"id": "base", "max_model_len": 777}, {"id": "adapter", "parent": "base", "max_model_len": None}]
-    server.script["/v1/models"] += [answer({"data": cards})] * 2
+    server.script["/v1/models"] += [json_response({"data": cards})] * 2
     assert (await probed(server)).model == "base"
     found = await probed(server, model="adapter")
     assert (found.model, found.max_model_len) == ("adapter", 777)
@@ -51,10 +52,10 @@ async def test_an_adapter_has_the_length_of_the_model_that_it_belongs_to(server)
     ("path", "step", "options", "error", "words"),
     [
         ("", None, {"model": "qwen9"}, CapabilityError, r"serves tiny-qwen3vl, not qwen9"),
-        ("/v1/models", answer(body=b"<html>hello</html>"), {}, MalformedResultError, "not JSON"),
-        ("/v1/models", failing(404), {}, CapabilityError, "Is this a vLLM"),
-        (GENERATE, failing(404), {}, CapabilityError, r"has no /inference/v1/generate \(HTTP 404\)"),
-        (GENERATE, failing(500, "EngineCore encountered an issue"), {}, ServerError, "EngineCore"),
+        ("/v1/models", Response(body=b"<html>hello</html>"), {}, MalformedResultError, "not JSON"),
+        ("/v1/models", error_response(404), {}, CapabilityError, "Is this a vLLM"),
+        (GENERATE, error_response(404), {}, CapabilityError, r"has no /inference/v1/generate \(HTTP 404\)"),
+        (GENERATE, error_response(500, "EngineCore encountered an issue"), {}, ServerError, "EngineCore"),
     ],
 )
 async def test_what_a_server_lacks_is_named(server, path, step, options, error, words):
@@ -127,8 +128,8 @@ async def test_a_server_whose_tensors_cannot_be_read_gets_source_files():
 
 async def test_what_is_expected_holds_where_the_server_does_not_tell():
     async with FakeVLLM(version="0.32.0") as server:
-        server.script["/version"] += [answer({"detail": "Not Found"}, status=404)]
-        server.script[RENDER] += [answer({"detail": "Not Found"}, status=404)]
+        server.script["/version"] += [json_response({"detail": "Not Found"}, 404)]
+        server.script[RENDER] += [json_response({"detail": "Not Found"}, 404)]
         expected = ExpectedCapabilities(
             version="0.31.1", pixel_dtype="uint8", placeholder_ids={"image": 5, "video": 6}, merge_area=4
         )
@@ -162,8 +163,8 @@ async def test_a_build_of_the_expected_release_is_the_expected_version():
 
 
 async def test_an_unknown_length_must_be_given(server):
-    server.script["/v1/models"] += [answer({"data": [{"id": "m"}]})] * 2
-    server.script[RENDER] += [failing(400)] * 2
+    server.script["/v1/models"] += [json_response({"data": [{"id": "m"}]})] * 2
+    server.script[RENDER] += [error_response(400)] * 2
     with pytest.raises(CapabilityError, match="max_model_len"):
         await probed(server)
     assert (await probed(server, expected=ExpectedCapabilities(max_model_len=99))).max_model_len == 99

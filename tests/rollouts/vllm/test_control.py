@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from engine_inputs import generate_one, held, request
-from fake_responses import answer, failing
+from fake_http import Response, error_response, json_response
 from fake_server import ABORT, ENCODER, LABEL, MM, PREFIX, RELOAD, FakeVLLM
 
 from rollouts.errors import (
@@ -69,7 +69,7 @@ async def test_the_error_without_development_mode_names_the_cure_and_nothing_is_
 
 
 async def test_the_error_for_a_route_that_an_older_vllm_lacks_says_so(server, control):
-    server.script["/weight_info"] += [answer({"detail": "Not Found"}, status=404)]
+    server.script["/weight_info"] += [json_response({"detail": "Not Found"}, 404)]
     with pytest.raises(CapabilityError, match="/weight_info: this vLLM is older"):
         await control.weight_version()
 
@@ -101,7 +101,7 @@ async def test_what_the_state_of_the_server_forbids_is_not_sent(server, control,
 
 
 async def test_without_a_reported_sleep_level_the_level_of_the_last_call_counts(server, control):
-    server.script["/metrics"] += [answer(body=b"up 1\n")] * 3
+    server.script["/metrics"] += [Response(body=b"up 1\n")] * 3
     await control.sleep(1)
     assert await control.is_sleeping()
     with pytest.raises(EngineError, match="the server sleeps"):
@@ -138,7 +138,7 @@ async def test_a_prefix_cache_that_was_not_reset_is_an_error_although_vllm_retur
 @pytest.mark.parametrize("busy", [0, 1])
 async def test_an_empty_response_to_a_reset_is_a_success_only_if_nothing_runs(server, control, busy):
     server.busy = busy
-    server.script[PREFIX] += [answer(body=b"")]
+    server.script[PREFIX] += [Response(body=b"")]
     if busy:
         with pytest.raises(ServerError, match="not reset"):
             await control.reset_prefix_cache()
@@ -161,7 +161,7 @@ async def test_an_abort_without_ids_is_not_sent_because_it_would_abort_everythin
 
 
 async def test_an_abort_finds_the_route_of_older_servers(server, control):
-    server.script[ABORT] += [answer({"detail": "Not Found"}, status=404)]
+    server.script[ABORT] += [json_response({"detail": "Not Found"}, 404)]
     await control.abort(["a"])
     assert server.requests[-1].path == "/abort_requests"
     assert server.requests[-1].json == {"request_ids": ["generate-tokens-a"]}
@@ -240,7 +240,7 @@ async def test_the_state_of_a_server_is_forgotten_when_it_restarts(server, contr
 async def test_a_server_with_new_weights_and_old_caches_stays_paused_until_the_next_update(
     server, control, other, path
 ):
-    server.script[path] += [failing()]
+    server.script[path] += [error_response()]
     with pytest.raises(WeightUpdateError, match=r"has the weights .* left paused.*it broke"):
         await control.update_weights_from_directory(other, "v1")
     assert server.paused
@@ -249,7 +249,7 @@ async def test_a_server_with_new_weights_and_old_caches_stays_paused_until_the_n
 
 
 async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(server, control, other):
-    server.script["/pause"] += [failing()]
+    server.script["/pause"] += [error_response()]
     with pytest.raises(ServerError, match="it broke"):
         await control.update_weights_from_directory(other, "v1")
     assert RELOAD not in server.events
@@ -258,7 +258,7 @@ async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(ser
 
 
 async def test_a_reload_with_an_unexpected_result_of_a_worker_is_a_failure(server, control, other):
-    server.script[RELOAD] += [answer({"results": [None, "no"]})]
+    server.script[RELOAD] += [json_response({"results": [None, "no"]})]
     with pytest.raises(WeightUpdateError, match="the workers returned"):
         await control.update_weights_from_directory(other, "v1")
 
@@ -325,7 +325,11 @@ async def test_a_version_without_a_name_is_refused_before_anything_is_sent(engin
 
 
 async def test_a_response_of_another_shape_is_an_error(server, control):
-    server.script["/is_paused"] += [answer({"paused": True}), answer({"is_paused": "yes"}), answer(body=b"<html>")]
+    server.script["/is_paused"] += [
+        json_response({"paused": True}),
+        json_response({"is_paused": "yes"}),
+        Response(body=b"<html>"),
+    ]
     for _ in range(3):
         with pytest.raises(MalformedResultError):
             await control.is_paused()

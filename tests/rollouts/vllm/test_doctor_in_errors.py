@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import typer
 from engine_inputs import FAST_RETRIES, request
-from fake_http import error_response
-from fake_responses import answer, busy, change, reset
+from fake_http import Response, error_response, json_response
+from fake_responses import change, reset
 from fake_server import GENERATE, FakeVLLM
 from test_error_pickling import an_error, error_classes
 from typer.testing import CliRunner
@@ -80,11 +80,11 @@ async def update(engine: VLLMEngine) -> object:
 @pytest.mark.parametrize(
     ("options", "steps", "call", "error_class"),
     [
-        ({}, [busy(500)] * 9, generate, ServerError),
+        ({}, [error_response(500)] * 9, generate, ServerError),
         ({}, [refuse], generate, ServerError),
         ({}, [reset()] * 9, generate, ServerUnreachableError),
-        ({}, [answer(body=b'{"choices": [')], generate, MalformedResultError),
-        ({}, [answer({"choices": []})], generate, MalformedResultError),
+        ({}, [Response(body=b'{"choices": [')], generate, MalformedResultError),
+        ({}, [json_response({"choices": []})], generate, MalformedResultError),
         ({}, [change(lambda content: content["choices"][0].update(logprobs=None))], generate, MissingLogProbsError),
         ({}, [change(lambda content: last_token(content).update(logprob=-9999.0))], generate, MissingLogProbsError),
         ({}, [], generate_after_a_prompt_of_4096_tokens, OverlongPromptError),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -9,11 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 from engine_server import EngineVLLM
+from fake_http import error_response, json_response
+from fake_responses import change
+from fake_server import GENERATE, RENDER, Step
 from transformers import AutoModelForImageTextToText
 
+from renderers import RendererOptions, load_renderer
 from rollouts.cli.doctor.command import run_checks
 
 CLIP = {
@@ -24,13 +30,16 @@ CLIP = {
 
 @dataclass(frozen=True)
 class Planted:
-    """`flags` of the server; `edit` changes a copy of the directory that is passed as --model, `serve_edit` of the one
+    """`flags` of the server; `steps` answer all requests to a path; `contents_as_given`: the server's templates get
+    contents as they come. `edit` changes a copy of the directory that is passed as --model, `serve_edit` of the one
     that is served. `failed` and `absent`: the finding -> words that it or its cure must hold. `skipped`: what cannot be
     checked then. Nothing else may be found.
     """
 
     name: str
     flags: Mapping[str, Any] = field(default_factory=dict)
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    contents_as_given: bool = False
     edit: Callable[[Path], None] | None = None
     serve_edit: Callable[[Path], None] | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -100,6 +109,91 @@ def _without_images(directory: Path) -> None:
         (directory / name).unlink()
 
 
+# Steps.
+
+
+def _edit_tensors(content: Mapping[str, Any], edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the encoded tensors of images in a request or a response, if there are any."""
+    images = ((content.get("features") or {}).get("kwargs_data") or {}).get("image", [])
+    for index, encoded in enumerate(images):
+        if encoded is not None:
+            item = msgpack.unpackb(base64.b64decode(encoded))
+            edit(item)
+            images[index] = base64.b64encode(msgpack.packb(item)).decode()
+
+
+async def _blind(server: Any, seen: Any, connection: Any) -> Any:
+    def grey(item: dict[str, Any]) -> None:
+        data = item["pixel_values"]["data"]
+        data[2] = msgpack.ExtType(3, b"\x7f" * len(data[2].data))
+
+    _edit_tensors(seen.json, grey)
+    return await server.respond(seen)
+
+
+def _counts_edges(content: Any) -> None:
+    """Ranges of images include the tokens around the features, and a tensor that others make is not made."""
+    for place in content["features"]["mm_placeholders"]["image"] if "features" in content else ():
+        place["offset"] -= 1
+        place["length"] += 2
+    _edit_tensors(content, lambda item: item.pop("image_grid_thw"))
+
+
+def _tensor_of_its_own(content: Any) -> None:
+    _edit_tensors(content, lambda item: item.update(num_patches=item["image_grid_thw"]))
+
+
+async def _longer_template(server: Any, seen: Any, connection: Any) -> Any:
+    def edit(content: Any) -> None:
+        for name in {"tokens", "token_ids"} & content.keys():
+            content[name] += [39, 76]
+
+    return await (change(edit)(server, seen, connection) if "messages" in seen.json else server.respond(seen))
+
+
+def _logprobs(changed: Callable[[float, float], float]) -> Step:
+    """Log-probabilities of sampled tokens as `changed` by the temperature."""
+
+    async def step(server: Any, seen: Any, connection: Any) -> Any:
+        temperature = seen.json.get("sampling_params", {}).get("temperature") or 1.0
+
+        def edit(content: Any) -> None:
+            for choice in content.get("choices", ()):
+                for entry in choice["logprobs"]["content"]:
+                    entry["logprob"] = changed(entry["logprob"], temperature)
+
+        return await change(edit)(server, seen, connection)
+
+    return step
+
+
+async def _never_stops(server: Any, seen: Any, connection: Any) -> Any:
+    seen.json.get("sampling_params", {}).pop("stop_token_ids", None)
+    return await server.respond(seen)
+
+
+def _without_stop_token(content: Any) -> None:
+    for choice in content.get("choices", ()):
+        if choice["stop_reason"] is not None:
+            choice["token_ids"].pop()
+            choice["logprobs"]["content"].pop()
+            choice["weight_versions"][0]["end"] -= 1
+            choice["stop_reason"] = None
+
+
+async def _first_token_twice(server: Any, seen: Any, connection: Any) -> Any:
+    """Of prompts of text; the log-probabilities of a prompt are those of the tokens that were sent."""
+    doubled = seen.json["token_ids"] and not {"features", "content_parts"} & seen.json.keys()
+    if doubled:
+        seen.json["token_ids"].insert(0, seen.json["token_ids"][0])
+
+    def edit(content: Any) -> None:
+        if doubled and content["prompt_logprobs"] is not None:
+            del content["prompt_logprobs"][1]
+
+    return await change(edit)(server, seen, connection)
+
+
 MEDIA = ("image rendering", "image request")
 GENERATING = ("text request", "stop token", "image request", "log-probabilities", "mismatch")
 
@@ -108,11 +202,12 @@ TABLE = [
     Planted("nothing, and it normalises in its processor", {"pixel_dtype": "float32"}),
     Planted(
         "nothing, and its ranges of images include the tokens around them",
-        {"counts_edges": True, "hides": "image_grid_thw"},
+        steps={RENDER: change(_counts_edges)},
     ),
     Planted(
         "nothing, and it has tensors of its own",
-        {"pixel_dtype": "float32", "adds": "num_patches"},
+        {"pixel_dtype": "float32"},
+        {RENDER: change(_tensor_of_its_own)},
         skipped=("image rendering",),
     ),
     Planted(
@@ -130,11 +225,14 @@ TABLE = [
     ),
     Planted("no VLLM_SERVER_DEV_MODE", {"control": False}, absent={"control routes": "VLLM_SERVER_DEV_MODE=1"}),
     Planted(
-        "paused by somebody else", {"starts_paused": True}, failed={"control routes": "/resume"}, skipped=GENERATING
+        "paused by somebody else",
+        steps={"/is_paused": json_response({"is_paused": True})},
+        failed={"control routes": "/resume"},
+        skipped=GENERATING,
     ),
     Planted(
         "an engine that died",
-        {"alive": False},
+        steps={"/health": error_response(503)},
         failed={"server": "vllm serve"},
         skipped=(
             "served model",
@@ -157,7 +255,7 @@ TABLE = [
     ),
     Planted(
         "--chat-template with a longer end",
-        {"template_suffix": "Hm. "},
+        steps={"/tokenize": _longer_template, RENDER: _longer_template},
         failed={"text tokens": "--chat-template"},
         skipped=("image rendering",),
     ),
@@ -173,7 +271,7 @@ TABLE = [
     Planted("a template that reads parts", edit=_template_of_parts, serve_edit=_template_of_parts),
     Planted(
         "a template that reads parts, with --chat-template-content-format string",
-        {"converts_contents": False},
+        contents_as_given=True,
         edit=_template_of_parts,
         serve_edit=_template_of_parts,
         failed={"text tokens": "--chat-template-content-format auto"},
@@ -181,7 +279,7 @@ TABLE = [
     ),
     Planted(
         "--limit-mm-per-prompt image 0",
-        {"most_images": 0},
+        steps={RENDER: error_response(400, "At most 0 image(s) may be provided in one prompt.")},
         absent={"image rendering": "--limit-mm-per-prompt"},
         skipped=("image request",),
     ),
@@ -227,29 +325,35 @@ TABLE = [
     ),
     Planted(
         "a prompt that gets its first token twice",
-        {"doubles_first": True},
+        steps={GENERATE: _first_token_twice},
         failed={"mismatch": "too large for text: wrong template: equal when computed with the first token twice"},
     ),
     Planted(
         "--logprobs-mode processed_logprobs",
-        {"logprobs_mode": "processed_logprobs"},
+        steps={GENERATE: _logprobs(lambda logprob, temperature: logprob / temperature)},
         failed={"log-probabilities": "--logprobs-mode raw_logprobs"},
         skipped=("mismatch",),
     ),
     Planted(
         "--logprobs-mode raw_logits",
-        {"logprobs_mode": "raw_logits"},  # above 0, which the engine refuses
+        steps={GENERATE: _logprobs(lambda logprob, _: logprob + 10)},  # above 0, which the engine refuses
         failed={"text request": "--logprobs-mode raw_logprobs"},
         skipped=tuple(check for check in GENERATING if check != "text request"),
     ),
-    Planted("a proxy that drops stop tokens", {"stops": "never"}, failed={"stop token": "proxy"}),
+    Planted("a proxy that drops stop tokens", steps={GENERATE: _never_stops}, failed={"stop token": "proxy"}),
     Planted(
-        "a server that leaves stop tokens out", {"stops": "without"}, failed={"stop token": "does not end with it"}
+        "a server that leaves stop tokens out",
+        steps={GENERATE: change(_without_stop_token)},
+        failed={"stop token": "does not end with it"},
     ),
-    Planted("a model that does not look at images", {"blind": True}, failed={"image request": "trained checkpoint"}),
+    Planted(
+        "a model that does not look at images",
+        steps={GENERATE: _blind},
+        failed={"image request": "trained checkpoint"},
+    ),
     Planted(
         "--kv-cache-dtype fp8",
-        {"drifts": -0.01},
+        steps={GENERATE: _logprobs(lambda logprob, _: logprob - 0.01)},
         failed={"log-probabilities": "--kv-cache-dtype"},
         skipped=("mismatch",),
     ),
@@ -288,9 +392,12 @@ async def test_a_planted_fault_is_found_with_its_cure_and_nothing_else(
     compared = _copy(tiny_model_dir, planted.edit, tmp_path / "compared")
     served = _copy(tiny_model_dir, planted.serve_edit, tmp_path / "served")
     async with EngineVLLM(served, model=model, **planted.flags) as server:
-        paused = server.paused
+        for path, step in planted.steps.items():
+            server.script[path] = [step] * 100
+        if planted.contents_as_given:
+            server.renderer = load_renderer(served, config=RendererOptions(content_form="as_given"))
         findings = await run_checks(server.base_url, compared)
-        assert server.paused is paused
+        assert {"/pause", "/resume", "/sleep", "/wake_up"}.isdisjoint(server.events)
     of_outcome = {
         outcome: {check: found for check, found in findings.items() if found.outcome == outcome}
         for outcome in ("failed", "absent", "skipped")

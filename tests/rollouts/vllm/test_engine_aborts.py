@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 from engine_inputs import FAST_RETRIES, connected, expected, generate_one, held, image, request
+from fake_http import error_response, event_stream, json_response
 from fake_model import logprob_of
-from fake_responses import answer, busy, hold, stream_pieces
+from fake_responses import hold
 from fake_server import ABORT, GENERATE
 
 from rollouts import FinishReason
@@ -24,7 +25,7 @@ async def test_leaving_a_stream_early_aborts_it_on_the_server(engine, server):
     never = asyncio.Event()
     logprobs = b'{"content":[{"token_id":3,"logprob":-1}]}'
     first = b'{"choices":[{"index":0,"finish_reason":null,"token_ids":[3],"logprobs":' + logprobs + b"}]}"
-    server.script[GENERATE] = [stream_pieces(b"data: " + first + b"\n\n", never)]
+    server.script[GENERATE] = [event_stream(b"data: " + first + b"\n\n", never)]
     stream = engine.stream(request(request_id="left"))
     assert (await anext(stream)).token_ids.tolist() == [3]
     await stream.aclose()
@@ -45,12 +46,12 @@ async def test_aborts_that_the_server_refuses_are_logged_once_until_one_succeeds
         await server.requests_seen(count, ABORT)
 
     caplog.set_level("WARNING", logger="rollouts")
-    server.script[ABORT] = [answer({}, status=400)] * 3
+    server.script[ABORT] = [json_response({}, 400)] * 3
     for number in range(1, 4):
         await cancelled(number)
         assert warnings() == 1
     await cancelled(4)  # it succeeds
-    server.script[ABORT] = [answer({}, status=400)]
+    server.script[ABORT] = [json_response({}, 400)]
     await cancelled(5)
     assert warnings() == 2
 
@@ -77,7 +78,7 @@ async def test_a_completion_cut_off_by_a_pause_continues_with_the_same_tokens(en
 
 async def test_requests_wait_for_a_server_that_answers_503_while_paused(engine, server):
     """vLLM 0.33 answers 503 where 0.32 queues."""
-    server.script[GENERATE] = [busy(503)] * (1 + FAST_RETRIES.retries)
+    server.script[GENERATE] = [error_response(503)] * (1 + FAST_RETRIES.retries)
     await engine.control.pause("abort")
     generate_request = request()
     call = asyncio.ensure_future(generate_one(engine, generate_request))

@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 from engine_inputs import connected, expected, generate_one, image, request
-from fake_responses import hold, stream_pieces
+from fake_http import event_stream
+from fake_responses import hold
 from fake_server import GENERATE
 
 from rollouts.engines.vllm import VLLMEngine
@@ -44,7 +45,7 @@ async def test_streamed_tokens_are_the_tokens_of_the_whole_response(engine):
 
 async def test_a_stream_reports_no_token_beyond_those_that_were_asked_for(engine, server):
     event = json.dumps({"choices": [server.choice(0, [3, 3], [-0.5, -0.5], None, None)]}).encode()
-    server.script[GENERATE] = [stream_pieces(*[b"data: " + event + b"\n\n"] * 1000)]
+    server.script[GENERATE] = [event_stream(*[b"data: " + event + b"\n\n"] * 1000)]
     heard = []
     with pytest.raises(MalformedResultError, match="completion 0 has 8 tokens; the request has max_tokens=6"):
         await engine.generate(request(), heard.append)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_inputs import connected, expected, generate_one, held, image, request
-from fake_responses import answer, change, failing
+from fake_http import Response, error_response
+from fake_responses import change
 from fake_server import GENERATE, FakeVLLM
 
 from rollouts.engines.vllm import VLLMEngine
@@ -58,7 +59,7 @@ async def test_what_no_server_takes_is_refused_before_sending(engine, server, as
 )
 async def test_a_limit_of_the_server_is_named_with_its_option(engine, server, asked, message, cure):
     await generate_one(engine, request())  # which asks the server what it is
-    server.script[GENERATE] = [failing(400, message)]
+    server.script[GENERATE] = [error_response(400, message)]
     with pytest.raises(EngineError) as caught:
         await engine.generate(asked)
     assert message in str(caught.value)
@@ -99,9 +100,9 @@ KEY = "plain-0123456789abcdef"
 ECHOES = {
     "finish reason": change(lambda content: content["choices"][0].update(finish_reason=KEY)),
     "log-probability": change(lambda content: content["choices"][0]["logprobs"]["content"][0].update(logprob=KEY)),
-    "no JSON": answer(body=KEY.encode()),
-    "error": failing(400, f"no such key: {KEY}"),
-    "redirect": answer(status=307, body=b"", headers={"location": f"http://other/{KEY}"}),
+    "no JSON": Response(body=KEY.encode()),
+    "error": error_response(400, f"no such key: {KEY}"),
+    "redirect": Response(status=307, body=b"", headers={"location": f"http://other/{KEY}"}),
 }
 
 
@@ -113,4 +114,4 @@ async def test_no_error_has_the_key_that_the_server_repeats(echo):
             with pytest.raises(EngineError) as raised:
                 await call
             assert "0123456" not in "".join(traceback.format_exception(raised.value)) + repr(raised.value)
-            server.script["/metrics"] = [answer(body=f"name {KEY}\n".encode())]
+            server.script["/metrics"] = [Response(body=f"name {KEY}\n".encode())]

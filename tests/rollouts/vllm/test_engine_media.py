@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from engine_inputs import PAD, connected, expected, generate_one, held, image, request
-from fake_responses import failing, reset, stream_pieces
+from fake_http import error_response, event_stream
+from fake_responses import reset
 from fake_server import GENERATE
 
 from rollouts.engines.http.source_files import SourceFile
@@ -43,7 +44,7 @@ async def test_a_group_with_one_image_works_with_a_server_without_a_media_cache(
 async def test_a_repeated_500_with_the_image_sent_again_is_an_error(engine, server):
     generate_request = request(image())
     await generate_one(engine, generate_request)
-    server.script[GENERATE] = [failing(500, "Internal server error")] * 10
+    server.script[GENERATE] = [error_response(500, "Internal server error")] * 10
     with pytest.raises(ServerError, match="Internal server error"):
         await generate_one(engine, replace(generate_request, request_id="second"))
     assert [seen.shipped for seen in server.generations] == [["cat"], [], ["cat"]]
@@ -51,7 +52,7 @@ async def test_a_repeated_500_with_the_image_sent_again_is_an_error(engine, serv
 
 async def test_a_cache_miss_reported_in_a_stream_sends_the_image_again(engine, server):
     await generate_one(engine, request(image()))
-    server.script[GENERATE] = [stream_pieces(FAILED)]
+    server.script[GENERATE] = [event_stream(FAILED)]
     generate_request = request(image(), image("dog"))
     assert (await generate_one(engine, generate_request)).token_ids.tolist() == expected(generate_request)
     assert [seen.shipped for seen in server.generations] == [["cat"], ["dog"], ["cat", "dog"]]
@@ -86,7 +87,7 @@ def stream_event(ids, finish=None):
 
 async def test_an_error_after_the_first_token_is_no_missing_image(engine, server):
     await generate_one(engine, request(image()))
-    server.script[GENERATE] = [stream_pieces(stream_event([3]), FAILED)]
+    server.script[GENERATE] = [event_stream(stream_event([3]), FAILED)]
     token_ids = []
     with pytest.raises(ServerError, match="Internal server error"):  # noqa: PT012 the loop is what raises
         async for each in engine.stream(request(image())):

@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from engine_inputs import generate_one, held, request
-from fake_responses import failing
+from fake_http import error_response, json_response
 from fake_server import RELOAD, FakeVLLM
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
@@ -37,7 +37,7 @@ def states(fleet):
 
 
 async def test_a_pause_that_fails_at_one_member_is_taken_back_at_the_others(servers, fleet):
-    servers[1].script["/pause"] += [failing()]
+    servers[1].script["/pause"] += [error_response()]
     with pytest.raises(FleetControlError, match=f"1 of 3 members failed.*{servers[1].base_url}.*it broke") as failure:
         await fleet.control.pause()
     assert [server.paused for server in servers] == [False, False, False]
@@ -50,6 +50,8 @@ async def test_sleeping_and_waking_reach_all_members(servers, fleet):
     assert [server.level for server in servers] == [1, 1, 1]
     await fleet.control.wake_up()
     assert [server.level for server in servers] == [0, 0, 0]
+    for server in servers:
+        server.script["/get_world_size"] = [json_response({"world_size": 4})]
     assert await fleet.control.world_size() == {server.base_url: 4 for server in servers}
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_inputs import FAST_RETRIES, PAD, SERVER, connected, expected, generate_one, image, request
-from fake_http import error_response, json_response
+from fake_http import Response, error_response, event_stream, json_response
 from fake_model import logprob_of
-from fake_responses import answer, hold, stream_pieces
+from fake_responses import hold
 from fake_server import GENERATE, RENDER, FakeVLLM
 from PIL import Image
 
@@ -27,12 +27,32 @@ from rollouts.engines.vllm.media_payload import ContentPartsPayload, media_paylo
 from rollouts.errors import CapabilityError, ServerError
 
 RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0", reads_features=False)
-HIDDEN = answer({"detail": "Not Found"}, status=404)
+HIDDEN = json_response({"detail": "Not Found"}, 404)
+
+
+class RustVLLM(FakeVLLM):
+    """Refuses what vLLM's own frontend does not, or in other words."""
+
+    def __init__(self, **options):
+        super().__init__(rust_frontend="0.33.0", **options)
+
+    def refusal(self, body):
+        parts, wrong = body.get("content_parts", []), None
+        if not isinstance(parts, list):
+            wrong = f"content_parts: invalid type: integer `{parts}`, expected a sequence at line 1 column 33"
+        elif any(part.get("url") is None for part in parts):
+            wrong = "content_parts[0]: invalid type: null, expected a string at line 1 column 544"
+        if wrong is not None:
+            message = f"Failed to deserialize the JSON body into the target type: {wrong}"
+            return error_response(400, message, "Bad Request")
+        if (body.get("sampling_params") or {}).get("n", 1) > 1:
+            return error_response(400, "Only n=1 is supported.", "BadRequestError", "n")
+        return super().refusal(body)
 
 
 @pytest.fixture
 async def server():
-    async with FakeVLLM(rust_frontend="0.33.0") as server:
+    async with RustVLLM() as server:
         yield server
 
 
@@ -46,7 +66,7 @@ def picture(pixels=None):
 
 
 async def test_it_is_known_by_how_it_refuses_a_request_where_its_version_is_hidden():
-    async with FakeVLLM(rust_frontend="0.33.0") as server, VLLMEngine(server.base_url) as engine:
+    async with RustVLLM() as server, VLLMEngine(server.base_url) as engine:
         server.script["/version"] = [HIDDEN]
         found = await engine.capabilities()
         assert (found.version, found.rust_frontend, found.reads_features) == ("unknown", "unknown", False)
@@ -70,7 +90,7 @@ EXPECTED = ExpectedCapabilities(pixel_dtype="uint8", placeholder_ids={"image": P
     ids=["features", "expected pixels", "an abort by id"],
 )
 async def test_what_it_cannot_do_is_an_error_with_its_cure_and_not_sent(options, call, words):
-    async with FakeVLLM(rust_frontend="0.33.0", control=False) as server:
+    async with RustVLLM(control=False) as server:
         async with VLLMEngine(server.base_url, **options) as engine:
             with pytest.raises(CapabilityError, match=words):
                 await call(engine)
@@ -125,7 +145,7 @@ async def test_an_unknown_server_that_reads_features_gets_them_after_two_images_
 async def test_an_unknown_server_that_drops_features_gets_files(caplog):
     async with unknown(reads=False) as (engine, server):
         shown = request(picture(), request_id="mine", placeholder_token_ids={"image": PAD})
-        server.script[GENERATE] += [answer({"error": {"message": "seen", "code": 400}}, status=400)]
+        server.script[GENERATE] += [json_response({"error": {"message": "seen", "code": 400}}, 400)]
         with pytest.raises(ServerError, match="seen"):
             await generate_one(engine, shown)
         assert "content_parts" in server.generations[-1].json
@@ -181,7 +201,7 @@ def test_a_name_in_the_servers_cache_stands_for_pixels():
 
 async def test_a_body_that_is_too_large_names_the_limit(engine, server):
     message = "Failed to buffer the request body: length limit exceeded"
-    server.script[GENERATE] = [answer(body=error_response(400, message, "Bad Request").body, status=400)]
+    server.script[GENERATE] = [Response(body=error_response(400, message, "Bad Request").body, status=400)]
     with pytest.raises(ServerError, match=r"has \d+ bytes.*VLLM_HTTP_MAX_REQUEST_BODY_SIZE") as caught:
         await engine.generate(request())
     assert f"has {len(server.generations[-1].body)} bytes" in str(caught.value)
@@ -213,7 +233,7 @@ async def test_samples_without_a_seed_have_none_and_one_of_them_scores_the_promp
 
 async def test_an_error_of_one_sample_ends_the_others_and_is_raised(engine, server):
     never = asyncio.Event()
-    failed = answer({"error": {"message": "boom", "type": "x", "code": 400}}, status=400)
+    failed = json_response({"error": {"message": "boom", "type": "x", "code": 400}}, 400)
     server.script[GENERATE] = [hold(never), failed, hold(never)]
     with pytest.raises(ServerError, match="boom"):
         await engine.generate(request(sampling={"n": 3}))
@@ -245,10 +265,10 @@ async def test_without_development_mode_the_connection_is_closed_and_the_receive
 
     monkeypatch.setattr("rollouts.engines.vllm.engine.Generation", Received)
     async with (
-        FakeVLLM(rust_frontend="0.33.0", control=False) as server,
+        RustVLLM(control=False) as server,
         connected(VLLMEngine(server.base_url), server) as engine,
     ):
-        server.script[GENERATE] = [stream_pieces(first_tokens(3, 4), asyncio.Event())]
+        server.script[GENERATE] = [event_stream(first_tokens(3, 4), asyncio.Event())]
         call = asyncio.ensure_future(generate_one(engine, request(request_id="mine")))
         await received.wait()
         await engine.abort(["mine"])
@@ -279,7 +299,7 @@ async def test_the_number_of_aborted_requests_is_not_made_up(engine, server):
     ],
 )
 async def test_a_pause_that_is_not_there_is_an_error_with_its_cure_and_no_pause(engine, server, status, message, cure):
-    server.script["/pause"] = [answer(body=error_response(status, message, "x").body, status=status)]
+    server.script["/pause"] = [Response(body=error_response(status, message, "x").body, status=status)]
     with pytest.raises(CapabilityError, match=cure):
         await engine.control.pause("abort")
     assert not await engine.control.is_paused()

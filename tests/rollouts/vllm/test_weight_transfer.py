@@ -5,8 +5,7 @@ from contextlib import AsyncExitStack
 import numpy as np
 import pytest
 from engine_inputs import FAST_RETRIES, generate_one, request
-from fake_http import json_response
-from fake_responses import failing
+from fake_http import error_response, json_response
 from fake_server import FakeVLLM
 from safetensors.numpy import load_file, save_file
 
@@ -166,7 +165,7 @@ async def test_the_members_of_a_fleet_stay_while_a_trainer_gives_them_weights_an
         assert fleet.weight_version == "v1"
         await fleet.check()
         assert [str(member.state) for member in fleet.members] == ["ready", "ready"]
-        servers[1].script[START] = [failing()]
+        servers[1].script[START] = [error_response()]
         failed = {}
         with fleet.updating_weights():
             for name, one in fleet.engines.items():
@@ -194,6 +193,6 @@ async def test_without_a_directory_of_the_weights_of_before_a_failure_leaves_the
 
 async def test_a_server_without_the_flag_is_an_error_that_names_it(server, engine):
     text = "Weight transfer not configured. Please set weight_transfer_config"
-    server.script[INIT] = [failing(500, text)]
+    server.script[INIT] = [error_response(500, text)]
     with pytest.raises(CapabilityError, match="--weight-transfer-config"):
         await engine.control.init_weight_transfer({})

@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fake_responses import answer, hold, raw, reset
+from fake_http import json_response
+from fake_responses import hold, raw, reset
 from fake_server import GENERATE, FakeVLLM
 from http_calls import Clock, generate
 from hypothesis import given
@@ -62,7 +63,7 @@ async def test_the_key_goes_into_the_authorization_header_and_nowhere_else(caplo
         connection = ServerConnection(server.base_url, api_key=KEY, limits=HttpLimits(retries=1, backoff_seconds=0))
         assert (await generate(connection)).status == 200
         assert {name for name, value in server.requests[0].headers.items() if KEY in value} == {"authorization"}
-        echo = answer({"error": {"message": f"bad header Authorization: Bearer {KEY}"}}, status=401)
+        echo = json_response({"error": {"message": f"bad header Authorization: Bearer {KEY}"}}, 401)
         server.script[GENERATE] += [echo, reset(), reset(), reset(), raw(b"nonsense\r\n\r\n"), hold(asyncio.Event())]
         said = [repr(connection), str(response_error("r", await generate(connection), "generating"))]
         for expected, seconds in ((ServerUnreachableError, 30), (MalformedResultError, 30), (ServerTimeoutError, 0.05)):

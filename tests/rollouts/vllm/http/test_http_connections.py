@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_responses import stream_pieces
+from fake_http import event_stream
 from fake_server import GENERATE, FakeVLLM
 from http_calls import GENERATION, generate
 
@@ -29,7 +29,7 @@ async def test_closing_inside_of_a_stream_or_cancelled_closes_idle_connections_t
     server: FakeVLLM, connection: ServerConnection
 ) -> None:
     await asyncio.gather(*(generate(connection) for _ in range(3)))
-    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
+    server.script[GENERATE] += [event_stream(b"data: 1\n\n", asyncio.Event())]
 
     async def close_inside() -> None:
         async with connection.stream(GENERATE, name="s", body=GENERATION) as events:

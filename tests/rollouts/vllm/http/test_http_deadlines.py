@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_responses import busy, hold, raw
+from fake_http import error_response
+from fake_responses import hold, raw
 from fake_server import GENERATE, FakeVLLM
 from http_calls import Clock, generate
 
@@ -75,7 +76,7 @@ async def test_closing_ends_calls_that_run_wait_for_a_slot_or_sleep(server: Fake
     clock.sleep = sleep_for_ever  # type: ignore[method-assign]
     connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=2))
     arrived = asyncio.Event()
-    server.script[GENERATE] += [hold(asyncio.Event(), arrived), busy(503)]
+    server.script[GENERATE] += [hold(asyncio.Event(), arrived), error_response(503)]
     calls = [asyncio.create_task(generate(connection)) for _ in range(4)]
     await arrived.wait()
     await asleep.wait()

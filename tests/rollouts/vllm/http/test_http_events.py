@@ -7,7 +7,8 @@ import itertools
 import json
 
 import pytest
-from fake_responses import raw, stream_pieces
+from fake_http import event_stream
+from fake_responses import raw
 from fake_server import GENERATE, FakeVLLM
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,14 +81,14 @@ async def collect(connection: ServerConnection, **options: float) -> list[bytes]
 
 
 async def test_a_stream_without_its_end_is_malformed(server: FakeVLLM, connection: ServerConnection) -> None:
-    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n"), stream_pieces(b"data: 1\n\ndata: [DONE]")]
+    server.script[GENERATE] += [event_stream(b"data: 1\n\n"), event_stream(b"data: 1\n\ndata: [DONE]")]
     for _ in range(2):
         with pytest.raises(MalformedResultError, match=r"\[DONE\]"):
             await collect(connection)
 
 
 async def test_the_deadline_runs_until_the_stream_is_left(server: FakeVLLM, connection: ServerConnection) -> None:
-    server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
+    server.script[GENERATE] += [event_stream(b"data: 1\n\n", asyncio.Event())]
     with pytest.raises(ServerTimeoutError):
         await collect(connection, seconds=0.05)
     await server.requests[0].disconnected.wait()
@@ -100,7 +101,7 @@ async def test_the_deadline_runs_until_the_stream_is_left(server: FakeVLLM, conn
 )
 async def test_a_stream_is_bounded(server: FakeVLLM, text: bytes) -> None:
     connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=2000))
-    server.script[GENERATE] += [stream_pieces(text, asyncio.Event())]
+    server.script[GENERATE] += [event_stream(text, asyncio.Event())]
     with pytest.raises(MalformedResultError, match="2000"):
         await collect(connection)
     await connection.close()

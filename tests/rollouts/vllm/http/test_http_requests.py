@@ -8,7 +8,8 @@ import zlib
 
 import numpy as np
 import pytest
-from fake_responses import answer, raw
+from fake_http import Response, json_response
+from fake_responses import raw
 from fake_server import GENERATE, FakeVLLM
 from http_calls import Clock, generate
 from hypothesis import given
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.
 def test_any_split_into_segments_arrives_whole(sizes: list[int]) -> None:
     async def run() -> None:
         async with FakeVLLM() as server:
-            server.script["/echo"] += [answer({})]
+            server.script["/echo"] += [json_response({})]
             connection = ServerConnection(server.base_url)
             segments = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
             await connection.request("POST", "/echo", name="e", body=segments)
@@ -75,7 +76,7 @@ async def test_a_proxy_in_the_environment_is_not_used(
 
 
 async def test_gzip_is_decoded(server: FakeVLLM, connection: ServerConnection) -> None:
-    server.script[GENERATE] += [answer(body=zlib.compress(b"[1]", wbits=31), headers={"content-encoding": "gzip"})]
+    server.script[GENERATE] += [Response(body=zlib.compress(b"[1]", wbits=31), headers={"content-encoding": "gzip"})]
     assert (await generate(connection)).json() == [1]
 
 
@@ -94,7 +95,7 @@ async def test_gzip_is_decoded(server: FakeVLLM, connection: ServerConnection) -
 async def test_a_broken_cut_or_unknown_encoding_is_an_error(
     server: FakeVLLM, connection: ServerConnection, body: bytes, encoding: str
 ) -> None:
-    server.script[GENERATE] += [answer(body=body, headers={"content-encoding": encoding})]
+    server.script[GENERATE] += [Response(body=body, headers={"content-encoding": encoding})]
     with pytest.raises(MalformedResultError, match=r"encoding|compressed"):
         await generate(connection)
     assert len(server.requests) == 1
@@ -104,7 +105,7 @@ async def test_a_broken_cut_or_unknown_encoding_is_an_error(
 async def test_the_size_of_a_response_is_bounded_while_it_is_read(server: FakeVLLM) -> None:
     connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=1000))
     for size, outcome in ((1000, None), (1001, "1000")):
-        server.script[GENERATE] += [answer(body=b"x" * size)]
+        server.script[GENERATE] += [Response(body=b"x" * size)]
         if outcome is None:
             assert len((await generate(connection)).body) == size
         else:
@@ -118,7 +119,7 @@ async def test_the_size_of_a_response_is_bounded_while_it_is_read(server: FakeVL
 async def test_a_gzip_bomb_is_stopped_at_the_bound(server: FakeVLLM) -> None:
     bomb = zlib.compress(bytes(256 * 2**20), wbits=31)
     connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=2**20))
-    server.script[GENERATE] += [answer(body=bomb, headers={"content-encoding": "gzip"})]
+    server.script[GENERATE] += [Response(body=bomb, headers={"content-encoding": "gzip"})]
     tracemalloc.start()
     try:
         with pytest.raises(MalformedResultError, match="response_bytes"):
@@ -146,7 +147,7 @@ async def test_a_redirect_is_refused_and_its_credentials_are_not_shown(
     server: FakeVLLM, connection: ServerConnection
 ) -> None:
     place = "http://user:hidden@elsewhere:9/v2/path?token=hidden#hidden"
-    server.script[GENERATE] += [answer({}, status=307, headers={"location": place})]
+    server.script[GENERATE] += [Response(body=b"{}", status=307, headers={"location": place})]
     with pytest.raises(ServerError, match="http://elsewhere:9/v2/path") as caught:
         await generate(connection)
     assert caught.value.status == 307
@@ -158,7 +159,7 @@ async def test_a_redirect_is_refused_and_its_credentials_are_not_shown(
 async def test_an_error_status_is_a_response_and_is_not_tried_again(
     server: FakeVLLM, connection: ServerConnection, clock: Clock, status: int
 ) -> None:
-    server.script[GENERATE] += [answer({"error": "no"}, status=status)]
+    server.script[GENERATE] += [json_response({"error": "no"}, status)]
     assert (await generate(connection)).status == status
     assert len(server.requests) == 1
     assert clock.slept == []

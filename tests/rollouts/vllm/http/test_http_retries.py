@@ -5,7 +5,8 @@ from __future__ import annotations
 import fake_model
 import fake_server
 import pytest
-from fake_responses import busy, raw, reset
+from fake_http import Response, error_response
+from fake_responses import raw, reset
 from fake_server import GENERATE, FakeVLLM
 from http_calls import GENERATION, Clock, generate
 from hypothesis import given
@@ -25,8 +26,8 @@ pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.
         (reset(), True),
         (raw(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"), False),
         (raw(b"HTTP/1.1 20"), True),
-        (busy(503), False),
-        (busy(429), False),
+        (error_response(503), False),
+        (error_response(429), False),
     ],
     ids=["reset", "half an answer", "half a status line", "503", "429"],
 )
@@ -47,10 +48,10 @@ async def test_retry_after_is_obeyed_in_both_forms_and_bounded(
 ) -> None:
     clock.chance = 0.5
     server.script[GENERATE] += [
-        busy(429, retry_after="2"),
-        busy(503, retry_after="Tue, 14 Nov 2023 22:13:27 GMT"),  # 7 s after the clock's 1,700,000,000
-        busy(503, retry_after="86400"),
-        busy(503, retry_after="soon"),
+        Response(429, headers={"retry-after": "2"}),
+        Response(503, headers={"retry-after": "Tue, 14 Nov 2023 22:13:27 GMT"}),  # 7 s after the clock's 1,700,000,000
+        Response(503, headers={"retry-after": "86400"}),
+        Response(503, headers={"retry-after": "soon"}),
     ]
     assert (await generate(connection)).status == 200
     jitter = 0.5 * 0.25
@@ -60,7 +61,7 @@ async def test_retry_after_is_obeyed_in_both_forms_and_bounded(
 async def test_backoff_doubles_up_to_its_bound_then_the_response_is_returned(server: FakeVLLM, clock: Clock) -> None:
     limits = HttpLimits(retries=5, backoff_seconds=1, longest_backoff_seconds=6)
     connection = ServerConnection(server.base_url, limits=limits)
-    server.script[GENERATE] += [busy(503)] * 6
+    server.script[GENERATE] += [error_response(503, "busy")] * 6
     reply = await generate(connection)
     assert reply.status == 503
     assert reply.json()["error"]["message"] == "busy"
@@ -73,7 +74,7 @@ async def test_a_call_that_must_not_happen_twice_is_tried_once_on_a_new_connecti
     server: FakeVLLM, connection: ServerConnection, clock: Clock
 ) -> None:
     await generate(connection)
-    server.script[GENERATE] += [busy(503), reset()]
+    server.script[GENERATE] += [error_response(503), reset()]
     assert (await generate(connection, retry=False)).status == 503
     with pytest.raises(ServerUnreachableError, match="failed once"):
         await generate(connection, retry=False)
@@ -82,7 +83,7 @@ async def test_a_call_that_must_not_happen_twice_is_tried_once_on_a_new_connecti
 
 
 async def test_no_retry_waits_past_the_deadline(server: FakeVLLM, connection: ServerConnection, clock: Clock) -> None:
-    server.script[GENERATE] += [busy(503, retry_after="9"), reset(), reset()]
+    server.script[GENERATE] += [Response(503, headers={"retry-after": "9"}), reset(), reset()]
     assert (await generate(connection, seconds=5)).status == 503
     with pytest.raises(ServerUnreachableError):
         await generate(connection, seconds=0.2)
