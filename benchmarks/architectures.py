@@ -324,7 +324,8 @@ _BEGINNING = """\
 `python benchmarks/architectures.py` writes this page: it tries a tiny random model of every class of transformers
 {version} that `AutoModelForCausalLM` and `AutoModelForMultimodalLM` load, in float32 on a CPU. Log-probabilities,
 sampled (`LocalEngine`) and trained (`token_logprobs`), must be those of the model's own forward within 1e-4. Images and
-sounds are tried with the families whose processors the tests make.
+sounds are tried with the families whose processors the tests make. The names are `model_type` of config.json; a model
+whose name is missing is not in that release.
 
 | of {all} architectures | |
 |---|---|

@@ -229,7 +229,7 @@ def _why_none_is_chosen(messages: Messages) -> str:
 
 def _check_turn(message: Mapping[str, Any], index: int) -> None:
     """Raise `UnreachableTurnError` for a turn without anything, and for arguments of a call that are no JSON object."""
-    if not message.keys() & {"content", "tool_calls", "reasoning_content"}:
+    if "content" not in message and not message.get("tool_calls") and not message.get("reasoning_content"):
         reason = "its content is None, and it has no tool_calls"
         raise UnreachableTurnError(index, reason, cure='give its content: "" for an answer without text')
     for number, call in enumerate(message.get("tool_calls", ())):

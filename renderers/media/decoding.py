@@ -208,6 +208,8 @@ _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 _MAX_SCANS = 32
 # Segments of Exif data in a JPEG, which Pillow joins one by one; cameras write one.
 _MAX_EXIF_SEGMENTS = 64
+# All segments; colour profiles and large metadata have hundreds.
+_MAX_SEGMENTS = 10_000
 # A segment as Pillow and libjpeg find it, also behind the data of a scan: its marker, its length, and whether it may
 # hold Exif data. Other markers stand alone, or end the decoder; that of the end of a picture stands alone, too.
 _SEGMENT = re.compile(rb"\xff(?![\xc8\xd0-\xd8\xf0-\xfd])([\xc0-\xfe])(.{0,2})(Exif\0\0)?", re.DOTALL)
@@ -231,7 +233,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     deadline = Deadline(policy.timeout)
     with decode_errors(source, policy, deadline):
         _check_icon(source, policy)
-        scans = _count_scans(source, deadline)
+        scans = _count_scans(source)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             policy.check_size(*image.size, digest=source.digest)
             check_tiles(image, source, policy)
@@ -313,24 +315,25 @@ def _check_scans(image: Image.Image, scans: int, source: MediaSource, policy: Me
         )
 
 
-def _count_scans(source: MediaSource, deadline: Deadline) -> int:
+def _count_scans(source: MediaSource) -> int:
     """The number of scans in the first picture of a JPEG, of which an MPO has more; 0 for another image.
 
-    Raises `MediaLimitError` for so many segments of Exif data that joining them would take minutes: those before the
-    first scan, which Pillow reads.
+    Raises `MediaLimitError` for too many segments, and for so many of Exif data that joining them would take minutes:
+    those before the first scan, which Pillow reads.
     """
-    at = scans = exif_segments = 0
+    at = scans = segments = exif_segments = 0
     while bytes(source.data[:2]) == b"\xff\xd8" and (segment := _SEGMENT.search(source.data, at)) is not None:
         marker, length, exif = segment.groups()
         if marker == _END_OF_PICTURE and scans:
             break
-        deadline.remaining()
+        segments += 1
         at = segment.end(1) + max(2, int.from_bytes(length, "big")) * (marker != _END_OF_PICTURE)
         scans += marker == _START_OF_SCAN
         exif_segments += marker == _APP1 and exif is not None and not scans
-        if exif_segments > _MAX_EXIF_SEGMENTS:
-            reason = f"has more than {_MAX_EXIF_SEGMENTS} segments of Exif data; re-encode it without them"
-            raise MediaLimitError(f"image {source.digest[:12]} {reason}", digest=source.digest)
+        for count, most, kind in ((exif_segments, _MAX_EXIF_SEGMENTS, " of Exif data"), (segments, _MAX_SEGMENTS, "")):
+            if count > most:
+                reason = f"has more than {most} segments{kind}; re-encode it without them"
+                raise MediaLimitError(f"image {source.digest[:12]} {reason}", digest=source.digest)
     return scans
 
 

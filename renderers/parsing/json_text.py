@@ -66,9 +66,12 @@ def no_object_reason(value: Any) -> str | None:
     """Why a value is neither a JSON object nor, by `parse_json`, the text of one; None if it is."""
     detail = ""
     try:
-        if isinstance(parse_json(value) if isinstance(value, str) else value, Mapping):
+        if isinstance(value, Mapping):
+            json.dumps(value, allow_nan=False, default=str)
             return None
-    except InvalidJsonError as error:
+        if isinstance(value, str) and isinstance(parse_json(value), Mapping):
+            return None
+    except (InvalidJsonError, ValueError) as error:
         detail = f": {error}"
     return f"{short_repr(value)} is not the text of a JSON object{detail}"
 

@@ -113,6 +113,10 @@ class LoRAEngine(Engine):
     async def context_length(self) -> int | None:
         return await self._engine.context_length()
 
+    async def check_health(self) -> None:
+        """Raises as the other engine."""
+        await self._engine.check_health()
+
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample `n` completions with the adapter. Raises what the other engine raises."""
         if self._closed:

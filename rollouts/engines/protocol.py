@@ -252,7 +252,8 @@ class Engine(ClosedAtEnd):
                 pass
 
     Each engine has these two methods. What else it cannot do raises `CapabilityError`, and what it does not know is
-    None or empty.
+    None or empty. A subclass overrides the properties with properties or with attributes of the class; `listen` is
+    passed only where it `streams`.
     """
 
     @property

@@ -34,6 +34,8 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
     Raises `MalformedResultError`, `MissingLogProbsError`.
     """
     name = request.request_id
+    if not isinstance(result, GenerateResult):
+        raise MalformedResultError(name, f"the engine returned {short_repr(result)}, not a GenerateResult")
     if result.request_id != name:
         raise MalformedResultError(name, f"the engine returned the result of request {short_repr(result.request_id)}")
     if len(result.completions) != request.sampling.n:
@@ -65,6 +67,10 @@ def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_
         raise MalformedResultError(name, text)
     if (error := logprobs_error(completion.logprobs, count)) is not None:
         raise MissingLogProbsError(name, f"{_which(completion)}: {error}")
+    labelled = sum(span.end - span.start for span in completion.weight_spans)
+    if completion.weight_spans and labelled != count:
+        text = f"{_which(completion)}: its weight_spans have a version for {labelled} of its {count} tokens"
+        raise MalformedResultError(name, text)
     if not count and completion.finish_reason is not FinishReason.ABORT:
         raise MalformedResultError(name, f"{_which(completion)} holds no token")
 
@@ -167,8 +173,8 @@ def weight_span_error(spans: object, count: int) -> str | None:
             return f"weight span {quoted(span.start)}:{quoted(span.end)} has no integers for its range"
         if not previous_end <= span.start <= span.end <= count:
             return (
-                f"weight span {quoted(span.start)}:{quoted(span.end)} does not begin at {previous_end} or later within "
-                f"{count} sampled tokens"
+                f"weight span {quoted(span.start)}:{quoted(span.end)} does not lie within {previous_end}:{count}, the "
+                "sampled tokens without a version"
             )
         previous_end = span.end
     return None

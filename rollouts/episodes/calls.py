@@ -16,7 +16,6 @@ from renderers import (
     TemplateRenderer,
 )
 from renderers.tokens.length_bound import at_most_tokens
-from rollouts.engines.protocol import Engine
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.errors import RolloutsError
 
@@ -40,13 +39,11 @@ def renderer_pool(renderer: Renderer | RendererPool | None) -> Iterator[Renderer
 class RendererCalls:
     """Calls a pool for an episode. Raises `RendererError`; `RendererFailedError` for other exceptions.
 
-    A prompt that the context of the engine cannot hold is refused before its text is encoded, where an engine says how
-    long that is.
+    A prompt of more than `longest` tokens, the context of the engine, is refused before its text is encoded.
     """
 
-    def __init__(self, pool: RendererPool, engine: Engine) -> None:
+    def __init__(self, pool: RendererPool) -> None:
         self._pool = pool
-        self._engine = engine
         renderer = getattr(pool, "renderer", pool)
         self._name = type(renderer).__name__
         self._is_template_renderer = isinstance(renderer, TemplateRenderer)
@@ -55,9 +52,9 @@ class RendererCalls:
         with self._naming("get_stop_token_ids"):
             return tuple(self._pool.get_stop_token_ids())
 
-    async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
+    async def render(self, messages: Sequence[Message], tools: Any, *, longest: int | None) -> RenderedTokens:
         """The prompt for the next assistant turn."""
-        with at_most_tokens(await self._engine.context_length()), self._naming("render"):
+        with at_most_tokens(longest), self._naming("render"):
             return await self._pool.render_async(messages, tools=tools, add_generation_prompt=True)
 
     async def bridge(
@@ -67,13 +64,15 @@ class RendererCalls:
         new_messages: Sequence[Message],
         tools: Any,
         previous_messages: Sequence[Message],
+        *,
+        longest: int | None,
     ) -> RenderedTokens | None:
         """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
         # Another package's renderer for text alone has no parameter for media, and its prompts have none.
         media = prompt.multi_modal_data
         passes_media = media is not None and (self._is_template_renderer or not media.is_empty())
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
-        with at_most_tokens(await self._engine.context_length()), self._naming("bridge_to_next_turn"):
+        with at_most_tokens(longest), self._naming("bridge_to_next_turn"):
             return await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,
                 completion_ids,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 from renderers import RendererError
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, TokenListener
@@ -33,15 +34,22 @@ async def generated(
 
     Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
     """
+    with _naming_engine(engine, request.request_id):
+        streams = listen is not None and engine.streams
+        result = await (engine.generate(request, listen) if streams else engine.generate(request))
+        check_result(request, result, vocab_size=vocab_size)
+    return sorted(result.completions, key=lambda completion: completion.index)
+
+
+async def context_length(engine: Engine) -> int | None:
+    """That of the engine. Raises as `generated`."""
     with wrap_exceptions(
         lambda error: EngineFailedError(
-            request.request_id, f"{type(engine).__name__} raised {describe_exception(error)}"
+            "context_length", f"{type(engine).__name__} raised {describe_exception(error)}"
         ),
         unchanged=(RolloutsError, RendererError),
     ):
-        result = await engine.generate(request, listen if engine.streams else None)
-        check_result(request, result, vocab_size=vocab_size)
-    return sorted(result.completions, key=lambda completion: completion.index)
+        return await engine.context_length()
 
 
 def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completion]) -> None:
@@ -61,3 +69,11 @@ def known_vocab_size(engine: Engine, renderer: object) -> int | None:
     tokenizer_size = whole_number(getattr(tokenizer, "vocab_size", None))
     # Models pad their embedding by fewer rows than this beyond the tokenizer's ids, and a policy may sample such a row.
     return None if tokenizer_size is None else tokenizer_size + 4096
+
+
+def _naming_engine(engine: Engine, request_id: str) -> AbstractContextManager[None]:
+    """Turns an exception that is not of this distribution into an `EngineFailedError`."""
+    return wrap_exceptions(
+        lambda error: EngineFailedError(request_id, f"{type(engine).__name__} raised {describe_exception(error)}"),
+        unchanged=(RolloutsError, RendererError),
+    )

@@ -17,7 +17,7 @@ from rollouts.engines.protocol import ChatEngine, Completion, Engine, GenerateRe
 from rollouts.episodes.activity import EpisodeActivity, TurnCounts, TurnSeconds
 from rollouts.episodes.calls import RendererCalls
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
-from rollouts.episodes.engine_calls import generate_completions, known_vocab_size
+from rollouts.episodes.engine_calls import context_length, generate_completions, known_vocab_size
 from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, raise_naming_origin
 from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
 from rollouts.episodes.own_messages import keep_media, own_messages, own_tools
@@ -189,18 +189,19 @@ class TurnRecorder(EpisodeRecorder):
         super().__init__(trajectory, settings, activity)
         self.engine = cast(Engine, settings.engine)
         self.renderer = cast(RendererPool, settings.renderer)
-        self._calls = RendererCalls(self.renderer, self.engine)
+        self._calls = RendererCalls(self.renderer)
         self.vocab_size = known_vocab_size(self.engine, self.renderer)
         self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
 
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
         """The prompt of a conversation. `origin` says in errors where the messages come from."""
+        longest = await self._context_length()
         began = time.perf_counter()
         messages, tools = own_messages(messages), own_tools(tools)
         with self.engine.expecting_request():
             self.activity.waits_for("renderer", self.trajectory.num_turns)
             try:
-                rendered = await self._calls.render(messages, tools)
+                rendered = await self._calls.render(messages, tools, longest=longest)
             except (MediaError, MessageError) as error:
                 raise_naming_origin(error, origin, messages)
         keep_media(messages, rendered)
@@ -208,17 +209,25 @@ class TurnRecorder(EpisodeRecorder):
 
     async def next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str) -> Prompt:
         """The prompt after a turn and new messages: bridged, or rendered again where the bridge refuses."""
+        longest = await self._context_length()
         began = time.perf_counter()
         messages = own_messages(messages)
         self.activity.waits_for("renderer", self.trajectory.num_turns)
         with self.engine.expecting_request():
-            return await self._next_prompt(turn, messages, origin, began)
+            return await self._next_prompt(turn, messages, origin, began, longest)
 
-    async def _next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str, began: float) -> Prompt:
+    async def _next_prompt(
+        self, turn: SampledTurn, messages: Sequence[Message], origin: str, began: float, longest: int | None
+    ) -> Prompt:
         previous = turn.prompt
         try:
             bridged = await self._calls.bridge(
-                previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
+                previous.rendered,
+                turn.completion_ids,
+                messages,
+                previous.tools,
+                previous.conversation,
+                longest=longest,
             )
         except (MediaError, MessageError) as error:
             raise_naming_origin(error, f"what {origin} returned for turn {turn.index}", messages)
@@ -231,12 +240,20 @@ class TurnRecorder(EpisodeRecorder):
             seconds = time.perf_counter() - began
             return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds, turn.index)
         try:
-            rendered = await self._calls.render(conversation, previous.tools)
+            rendered = await self._calls.render(conversation, previous.tools, longest=longest)
         except (MediaError, MessageError) as error:
             raise_naming_origin(error, f"the conversation after {origin} of turn {turn.index}", conversation)
         keep_media(messages, rendered)
         seconds, sampled = time.perf_counter() - began, _sampled_ranges(rendered)
         return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index)
+
+    async def _context_length(self) -> int | None:
+        """The most tokens of a prompt; a server is asked for it before the first one."""
+        if self.engine.max_model_len is None:
+            self.activity.waits_for("engine", self.trajectory.num_turns)
+            with self.deadlines.requesting():
+                return await context_length(self.engine)
+        return self.engine.max_model_len
 
     async def _sample(
         self, prompt: Prompt, agent: str, sampling: SamplingParams, seed: int | None, request_id: str, number: int

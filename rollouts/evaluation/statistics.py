@@ -175,8 +175,9 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
 
 def changes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """`second` minus `first`, float64 (tasks,) each: 0 where they are equal, but for rounding; NaN where one is NaN."""
-    differences = second - first
-    least = _ROUNDING * np.nanmax(np.abs([first, second]), initial=0.0)
+    differences, sizes = second - first, np.abs([first, second])
+    usual = np.median(sizes[sizes > 0]) if (sizes > 0).any() else 0.0  # also for a 0 that is the rest of a sum
+    least = _ROUNDING * np.maximum(usual, sizes.max(axis=0))
     return np.where(np.abs(differences) <= least, 0.0, differences)
 
 

@@ -286,7 +286,8 @@ def _naming_server(
         raise file.error((*path, "start"), text_with_notes(error, str(error))) from error
     except ApiKeyError as error:
         if section.api_key_env is None:
-            reason = 'the server requires an API key; put it in an environment variable and add api_key_env = "NAME"'
+            cure = 'add api_key_env = "NAME" (--api-key-env NAME of `rollouts eval`)'
+            reason = f"the server requires an API key; put it in an environment variable and {cure}"
             raise file.error(address, reason) from error
         reason = "the server refuses the key in this environment variable; set it to the server's key"
         raise file.error(("engine", "api_key_env"), reason) from error

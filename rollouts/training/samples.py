@@ -11,7 +11,7 @@ from renderers import MediaItem, PlaceholderRange, RenderedTrainingSample
 from renderers.placement import item_placement_error
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.engines.result_checks import weight_span_error
-from rollouts.errors import SampleError
+from rollouts.errors import ArgumentError, SampleError
 from rollouts.scoring import TokenScores
 from rollouts.trajectory.token_node import ROUTED_EXPERTS, TEACHER_COLUMNS
 from transport import wire_type
@@ -148,7 +148,12 @@ def sample_from_rendered(rendered: RenderedTrainingSample, *, name: str = "") ->
     """A supervised sample of a conversation, with advantages of 1: `rendered` is of `build_training_sample(s)`.
 
     sample = sample_from_rendered(build_training_sample(renderer, messages))
+
+    Raises `ArgumentError` for anything else: only those functions refuse turns that the model could not have sampled.
     """
+    if not isinstance(rendered, RenderedTrainingSample):
+        rule = "pass a sample of build_training_sample; message_loss_mask chooses the turns"
+        raise ArgumentError("rendered", type(rendered).__name__, rule)
     media = rendered.multi_modal_data
     return TrainingSample(
         token_ids=np.array(rendered.token_ids, dtype=np.int32),

@@ -156,6 +156,14 @@ def test_segments_of_exif_data_are_counted_up_to_the_first_scan(before: bytes) -
         pixels(one[:2] + before + EXIF_SEGMENT * 65 + one[2:])
 
 
+def test_segments_of_a_picture_are_bounded_wherever_they_stand() -> None:
+    one, comment = encoded(Image.fromarray(NOISE), "JPEG"), b"\xff\xfe\0\2"
+    for place in (2, len(one) - 2):
+        assert pixels(one[:place] + comment * 9000 + one[place:]).any()
+        with pytest.raises(MediaLimitError, match="more than 10000 segments; re-encode it"):
+            pixels(one[:place] + comment * 11_000 + one[place:])
+
+
 def test_postscript_is_not_handed_to_an_interpreter() -> None:
     with pytest.raises(MediaDecodeError, match="not an image"):
         pixels(encoded(Image.new("RGB", (8, 8)), "EPS"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from ast import literal_eval
 from collections.abc import Iterator
@@ -174,7 +175,7 @@ def test_the_end_of_a_prompt_is_quoted_by_whole_characters_with_the_header_of_th
 
 
 @pytest.mark.parametrize("build", [build_training_sample, build_training_samples])
-@pytest.mark.parametrize("arguments", ["", "{a: 1", None, "[1]", '{"a": 1, "a": 2}', '{"a": NaN}'])
+@pytest.mark.parametrize("arguments", ["", "{a: 1", None, "[1]", '{"a": 1, "a": 2}', '{"a": NaN}', {"a": math.nan}])
 @pytest.mark.parametrize("template", ["trl/qwen3", "trl/qwen3_5_think", "own/deepseek-v3.1"])
 def test_a_call_whose_arguments_are_no_json_object_is_not_trained(build: Any, template: str, arguments: Any) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}

@@ -85,9 +85,10 @@ def test_a_conversation_without_loss_is_one_sample_without_loss_and_an_error_tha
         build_training_samples(renderer, messages, **options)
 
 
+@pytest.mark.parametrize("empty", [{}, {"tool_calls": []}, {"tool_calls": None}, {"reasoning_content": ""}], ids=str)
 @pytest.mark.parametrize("build", [build_training_sample, build_training_samples])
-def test_a_trained_turn_without_content_and_calls_is_refused_and_an_empty_text_is_not(build: Any) -> None:
-    renderer, without = renderer_of("trl/qwen2_5"), {"role": "assistant", "content": None}
+def test_a_trained_turn_without_content_and_calls_is_refused_and_an_empty_text_is_not(build: Any, empty: Any) -> None:
+    renderer, without = renderer_of("trl/qwen2_5"), {"role": "assistant", "content": None, **empty}
     with pytest.raises(
         UnreachableTurnError, match=r"its content is None, and it has no tool_calls.*for message 1"
     ) as caught:

@@ -168,7 +168,7 @@ WRONG_COMPLETIONS = {
     "weight_spans": [
         None, 5, ("0",), (("0", 0, 3),), (WeightSpan("0", 0, 4),), (WeightSpan("0", -1, 2),),
         (WeightSpan("0", 2, 3), WeightSpan("1", 0, 2)), (WeightSpan(None, 0, 3),), (WeightSpan("0", 0.0, 3),),
-        (WeightSpan("\ud800", 0, 3),),
+        (WeightSpan("\ud800", 0, 3),), (WeightSpan("0", 0, 1),), (WeightSpan("0", 0, 1), WeightSpan("1", 2, 3)),
     ],
     "routed_experts": [5, [[1]], np.zeros((3, 2)), np.zeros((1, 1, 1), np.int32), np.array(None)],
     "sampling_masks": [5, [None] * 3, (np.array([1]),), (np.zeros((1, 1), int),) * 3, (np.array([0.5]),) * 3],

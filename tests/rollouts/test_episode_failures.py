@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from misbehaviour import ASKED, GOOD, Talkative, named
 
 from rollouts import GenerateResult, SamplingParams, ThreadedEnvironment, run_episode
+from rollouts.engines.protocol import Engine
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError
-from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.errors import ArgumentError, EngineFailedError, RolloutsError
 from rollouts.testing import ScriptedEngine
 from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import decode, encode
@@ -160,12 +161,36 @@ def test_the_good_completion_passes(renderer):
 def test_an_engine_that_returns_something_else(renderer, value):
     error = failure_of(Talkative(), wrong.ReturningEngine(renderer, value), renderer)
     assert error.trajectory.num_turns == 1
+    assert isinstance(value, GenerateResult) or "not a GenerateResult" in str(error)
 
 
 @pytest.mark.parametrize("raised", wrong.ENGINE_EXCEPTIONS, ids=named(wrong.ENGINE_EXCEPTIONS))
 def test_an_engine_that_raises(renderer, raised):
     error = failure_of(Talkative(), wrong.RaisingEngine(renderer, raised), renderer)
     assert [turn.reward for turn in error.trajectory.turns] == [0.25]
+
+
+def test_an_engine_that_raises_when_it_is_asked_for_its_context(renderer):
+    class Asked(wrong.ReturningEngine):
+        async def context_length(self):
+            raise ZeroDivisionError("by zero")
+
+    error = failure_of(Talkative(), Asked(renderer, None), renderer)
+    assert isinstance(error.__cause__, EngineFailedError)
+    assert "Asked raised ZeroDivisionError: by zero" in str(error)
+
+
+def test_an_engine_of_a_user_needs_no_parameter_for_streams(renderer):
+    class Old(Engine):
+        async def generate(self, request):
+            return GenerateResult(request.request_id, [GOOD])
+
+        async def close(self): ...
+
+    episode = run_episode(
+        Talkative(), engine=Old(), renderer=renderer, sampling=SamplingParams(max_tokens=8), max_turns=1
+    )
+    assert asyncio.run(episode).num_turns == 1
 
 
 def test_an_id_past_the_vocabulary_that_an_engine_states_is_refused(renderer):

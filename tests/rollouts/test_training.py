@@ -14,6 +14,7 @@ from transformers import AutoModelForImageTextToText
 from renderers import PlaceholderRange, build_training_sample, build_training_samples, load_renderer
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
+from rollouts.errors import ArgumentError
 from rollouts.models.positions import mrope_positions
 from rollouts.training import (
     TrainingBatch,
@@ -52,6 +53,13 @@ def row(ids, mask, **columns):
 
 
 # Samples.
+
+
+def test_a_supervised_sample_is_made_of_a_built_one_alone(renderer):
+    rendered = renderer.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    for other in (rendered, [rendered]):
+        with pytest.raises(ArgumentError, match="pass a sample of build_training_sample"):
+            sample_from_rendered(other)
 
 
 def test_a_supervised_sample_has_the_loss_mask_of_a_training_sample_of_the_renderer(renderer):

@@ -72,7 +72,8 @@ async def _server_ids(target: Target, **body: Any) -> list[int]:
     response = await target.post("/tokenize", body, "comparing tokens")
     if response.status != 200:
         raise response_error("comparing tokens", response, "/tokenize")
-    return json_object(response).get("tokens") or []
+    ids = json_object(response).get("tokens")
+    return ids if isinstance(ids, list) and all(type(token) is int for token in ids) else []
 
 
 def first_difference(target: Target, ours: Sequence[int], theirs: Sequence[int]) -> str | None:

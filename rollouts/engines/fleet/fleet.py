@@ -141,12 +141,16 @@ class EngineFleet(Engine):
         return sum(counts, MediaCacheCounts())
 
     async def context_length(self) -> int | None:
-        """`max_model_len`; while none is known, that of the first member that answers."""
-        members = self._membership.members.values() if self.max_model_len is None else ()
-        for member in [each for each in members if each.state is not MemberState.EJECTED]:
-            with suppress(EngineError):
-                return await member.engine.context_length()
+        """`max_model_len`; before the first check of the members it is awaited. No member is started for it."""
+        if self.max_model_len is None and any(member.state is MemberState.NEW for member in self.members):
+            with suppress(EngineError):  # `generate` raises it
+                await self._waiting_check.run("check", self._membership.follow_and_check)
         return self.max_model_len
+
+    async def check_health(self) -> None:
+        """Raises `NoServerError` where every member is ejected."""
+        if all(member.state is MemberState.EJECTED for member in self.members):
+            raise NoServerError("check_health", {member.name: member.reason for member in self.members})
 
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample from the session's member, or from another one after a failure.

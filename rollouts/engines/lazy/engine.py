@@ -130,7 +130,8 @@ class LazyEngine(Engine):
 
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample, after starting the engine the first time. Raises what it raises, and what `start` raises."""
-        return await (await self.start()).generate(request, listen)
+        engine = await self.start()
+        return await (engine.generate(request) if listen is None else engine.generate(request, listen))
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """Replace the weights of the engine, which is started the first time."""

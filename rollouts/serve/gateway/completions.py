@@ -78,19 +78,17 @@ async def complete_chat(
     nothing. Raises `RequestError`, and what renderer and engine raise.
     """
     recorder = session.recorder
-    prompt, match = await _prompt(session, chat)
     sampling = chat.sampling
     if sampling.stop_token_ids:
         sampling = replace(
             sampling, stop_token_ids=tuple(dict.fromkeys((*recorder.stop_token_ids, *sampling.stop_token_ids)))
         )
-    request = recorder.request(
-        prompt, sampling, sampling.seed, f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}"
-    )
-    request = replace(request, adapter=adapter)
-    began = time.perf_counter()
+    request_id = f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}"
     try:
         async with asyncio.timeout(request_seconds):
+            prompt, match = await _prompt(session, chat)
+            request = replace(recorder.request(prompt, sampling, sampling.seed, request_id), adapter=adapter)
+            began = time.perf_counter()
             listen = None if make_listener is None else make_listener(prompt)
             completions = await _sampled(session, chat, request, listen)
     except TimeoutError:

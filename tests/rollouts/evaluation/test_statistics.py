@@ -244,6 +244,12 @@ def test_tasks_that_differ_by_rounding_alone_are_equal_and_do_not_count(scale: f
     assert (unchanged.difference.value, unchanged.difference.standard_error, unchanged.p_value) == (0.0, 0.0, 1.0)
 
 
+@pytest.mark.parametrize("outlier", [1e12, -1e15])
+def test_one_large_value_does_not_make_the_differences_of_other_tasks_equal(outlier: float) -> None:
+    found = paired_difference(np.array([0.0] * 10 + [outlier]), np.array([1.0] * 10 + [outlier]))
+    assert (found.difference.value, found.p_value) == (pytest.approx(10 / 11), pytest.approx(2 / 2**10))
+
+
 @pytest.mark.slow
 def test_many_tasks_have_the_p_value_of_the_t_test_and_as_many_permutations_agree() -> None:
     rng = np.random.default_rng(32)

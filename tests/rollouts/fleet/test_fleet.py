@@ -6,6 +6,8 @@ import pytest
 from fleet_engines import MemberEngine, request, states, until
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.engines.lazy import LazyEngine
+from rollouts.engines.lora import LoRAEngine
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
@@ -51,6 +53,44 @@ async def test_a_request_whose_server_is_gone_is_answered_by_another_and_the_ses
         assert states(fleet)[first] == "ready"
         await fleet.generate(request("s"))
         assert len(engines[second].sessions) == 2
+
+
+async def test_the_context_of_a_fleet_is_known_though_a_member_gives_no_answer_and_another_was_not_started():
+    class Server(MemberEngine):
+        max_model_len = None
+
+        async def capabilities(self):
+            self.max_model_len = 100
+            return await super().capabilities()
+
+    silent, started = MemberEngine(), []
+    silent.is_slow = True
+    engines = {"silent": silent, "lazy": LazyEngine(lambda: started.append(1)), "server": Server()}
+    async with EngineFleet(engines, limits=FleetLimits(check_timeout=0.05)) as fleet:
+        assert await fleet.context_length() == 100
+        assert not started
+
+
+async def test_a_fleet_is_healthy_while_a_member_may_serve():
+    engines, fleet = fleet_of(2, eject_after=1)
+    async with fleet:
+        await fleet.check_health()
+        engines["a"].is_healthy = False
+        await fleet.check()
+        await fleet.check_health()
+        engines["b"].is_healthy = False
+        await fleet.check()
+        with pytest.raises(NoServerError, match=r"a: .*health"):
+            await fleet.check_health()
+
+
+async def test_an_adapter_is_as_healthy_as_the_engine_that_has_it():
+    engine = MemberEngine()
+    policy = LoRAEngine(engine, "policy")
+    await policy.check_health()
+    engine.is_healthy = False
+    with pytest.raises(ServerError, match="health"):
+        await policy.check_health()
 
 
 @pytest.mark.parametrize("fault", [{"is_healthy": False}, {"is_slow": True}], ids=["refuses", "is slow"])

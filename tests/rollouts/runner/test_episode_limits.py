@@ -145,6 +145,23 @@ async def test_a_deadline_cancels_what_the_episode_waits_for_and_names_it(render
     assert episode.num_turns == (part == "environment.step")
 
 
+async def test_a_deadline_names_the_engine_while_that_is_asked_for_its_context(renderer):
+    asked = asyncio.Event()
+
+    class Starting(HeldEngine):
+        async def context_length(self):
+            asked.set()
+            await asyncio.Event().wait()
+
+    options = {"limits": EpisodeLimits(turn_seconds=10.0)}
+    async with make_runner(renderer, Counting, Starting(renderer), **options) as runner:
+        receiving = asyncio.ensure_future(anext(runner.stream(tasks(1))))
+        await asked.wait()
+        advance_clock(10.0)
+        (episode,) = (await receiving).episodes
+    assert episode.truncation_reason == "turn_seconds: 10 s passed in turn 0, which waited for engine"
+
+
 def test_the_time_of_a_turn_begins_again_with_each_turn(renderer):
     class Sleeping(Counting):
         turns = 8

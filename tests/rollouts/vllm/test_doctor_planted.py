@@ -268,6 +268,15 @@ TABLE = [
         )
         for one, other in (("a", "e"), ("Q", "X"), ("<|im_start|>", "<|im_end|>"), ("<|vision_start|>", "<think>"))
     ),
+    *(
+        Planted(
+            f"a server that tokenizes into {tokens}",
+            steps={"/tokenize": json_response({"tokens": tokens})},
+            failed={"tokenizer": ""},
+            skipped=("text tokens", "image rendering"),
+        )
+        for tokens in ("x", [[1]], None)
+    ),
     Planted("a template that reads parts", edit=_template_of_parts, serve_edit=_template_of_parts),
     Planted(
         "a template that reads parts, with --chat-template-content-format string",
