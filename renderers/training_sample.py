@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import RendererError, UnreachableTurnError, short_repr
+from renderers.errors import ConfigError, RendererError, UnreachableTurnError
 from renderers.messages import check_messages
 from renderers.parsing.json_text import no_object_reason
 from renderers.protocol import Messages, Renderer, Tools
@@ -119,8 +119,9 @@ def build_training_sample(
     - `content_sft_roles`: messages of these roles carry loss on the text of their body, never on the scaffold around it
       or on placeholders of media.
     - `message_loss_mask`, one bool (or 0/1) per message. False: no token of this message carries loss.
-    - `ensure_final_stop`: if the conversation ends with a trained turn that the template does not close (GLM closes it
-      with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
+    - `ensure_final_stop`: if the conversation ends with an assistant's turn that the template does not close (GLM
+      closes it with the next role's token), the sample ends with the stop token that the model would sample there. It
+      carries loss if the turn does.
 
     The sample may have no token with loss. Raises `RendererError`, `MessageError`, the errors of rendering, and
     `UnreachableTurnError` for a trained turn without content and calls, of which the template prints no content, calls
@@ -130,7 +131,7 @@ def build_training_sample(
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     rendered = renderer.render(messages, tools=tools)
     check_are_printed(renderer, messages, plan.turns, tools, rendered)
-    if ensure_final_stop and len(messages) - 1 in plan.turns:
+    if ensure_final_stop and messages and messages[-1]["role"] == "assistant":
         rendered = with_final_stop(renderer, rendered, messages, len(messages) - 1, tools)
     return _sample(rendered, plan.turns, plan.bodies)
 
@@ -242,12 +243,12 @@ def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> s
     if mask is None:
         return set(range(len(messages)))
     if len(mask) != len(messages):
-        raise RendererError(
-            f"message_loss_mask has {len(mask)} values for {len(messages)} messages; pass one for each, True or False"
+        raise ConfigError(
+            "message_loss_mask", mask, [f"a list of {len(messages)} values, True or False for each message"]
         )
     for index, value in enumerate(mask):
-        if value not in (0, 1):
-            raise RendererError(f"message_loss_mask[{index}] is {short_repr(value)}; pass True or False")
+        if isinstance(value, float) or value not in (0, 1):
+            raise ConfigError(f"message_loss_mask[{index}]", value, ["True", "False"])
     return {index for index, value in enumerate(mask) if value}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -314,11 +314,11 @@ class Engine(ClosedAtEnd):
 
         Ids of requests that do not run are ignored.
         """
-        raise self._lacks("abort", "cannot end requests")
+        self._refuse("abort", "cannot end requests")
 
     async def abort_all(self) -> None:
         """End every request of this engine, and none of other clients."""
-        raise self._lacks("abort_all", "cannot end requests")
+        self._refuse("abort_all", "cannot end requests")
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """Replace the weights; `generate` labels tokens with `version` from then on.
@@ -329,7 +329,7 @@ class Engine(ClosedAtEnd):
         Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were passed; the
         text says which are. Raises `ArgumentError` for arguments of other types.
         """
-        raise self._lacks("update_weights", "cannot replace its weights")
+        self._refuse("update_weights", "cannot replace its weights")
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, for `GenerateRequest.adapter`.
@@ -337,18 +337,18 @@ class Engine(ClosedAtEnd):
         Raises `WeightUpdateError` where it is not loaded, also for a name that is in use: a name stands for one set of
         weights.
         """
-        raise self._lacks("load_adapter", "takes no adapters")
+        self._refuse("load_adapter", "takes no adapters")
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter, after its requests have ended. Raises `UnknownAdapterError`."""
-        raise self._lacks("unload_adapter", "takes no adapters")
+        self._refuse("unload_adapter", "takes no adapters")
 
     async def adapters(self) -> Mapping[str, str]:
         """The loaded adapters: the directory of each by its name."""
         return {}
 
-    def _lacks(self, call: str, lack: str) -> CapabilityError:
-        return CapabilityError(call, f"{type(self).__name__} {lack}")
+    def _refuse(self, call: str, lack: str) -> NoReturn:
+        raise CapabilityError(call, f"{type(self).__name__} {lack}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

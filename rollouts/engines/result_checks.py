@@ -59,7 +59,8 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
 
 
 def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_size: int | None) -> None:
-    if (error := token_ids_error(completion.token_ids, vocab_size) or ending_error(completion)) is not None:
+    error = token_ids_error(completion.token_ids, vocab_size) or ending_error(completion) or _version_error(completion)
+    if error is not None:
         raise MalformedResultError(name, f"{_which(completion)}: {error}")
     count = len(completion.token_ids)
     if count > max_tokens:
@@ -67,12 +68,14 @@ def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_
         raise MalformedResultError(name, text)
     if (error := logprobs_error(completion.logprobs, count)) is not None:
         raise MissingLogProbsError(name, f"{_which(completion)}: {error}")
-    labelled = sum(span.end - span.start for span in completion.weight_spans)
-    if completion.weight_spans and labelled != count:
-        text = f"{_which(completion)}: its weight_spans have a version for {labelled} of its {count} tokens"
-        raise MalformedResultError(name, text)
     if not count and completion.finish_reason is not FinishReason.ABORT:
         raise MalformedResultError(name, f"{_which(completion)} holds no token")
+
+
+def _version_error(completion: Completion) -> str | None:
+    spans, count = completion.weight_spans, len(completion.token_ids)
+    labelled = sum(span.end - span.start for span in spans)
+    return f"its weight_spans have a version for {labelled} of {count} tokens" if spans and labelled != count else None
 
 
 def _check_prompt_logprobs(request: GenerateRequest, result: GenerateResult) -> None:

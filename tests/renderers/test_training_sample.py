@@ -11,7 +11,7 @@ from PIL import Image
 from training_conversations import QUESTION, renderer_of, trained_text
 
 from renderers import TemplateRenderer
-from renderers.errors import RendererError, UnreachableTurnError
+from renderers.errors import ConfigError, RendererError, UnreachableTurnError
 from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
 
 
@@ -51,14 +51,15 @@ def test_samples_have_their_images_and_placeholders_never_carry_loss(renderer: T
 @pytest.mark.parametrize(
     ("mask", "reason"),
     [
-        ([True], "has 1 values for 2 messages; pass one for each"),
-        ([True] * 3, "has 3 values for 2 messages; pass one for each"),
-        ([], "has 0 values for 2 messages; pass one for each"),
-        ([True, 0.5], r"message_loss_mask\[1\] is 0.5; pass True or False"),
+        ([True], r"message_loss_mask is \[True\]; it can be a list of 2 values, True or False for each message"),
+        ([True] * 3, "it can be a list of 2 values"),
+        ([], r"message_loss_mask is \[\]; it can be a list of 2 values"),
+        ([True, 0.5], r"message_loss_mask\[1\] is 0.5; it can be True, False"),
+        ([True, 1.0], r"message_loss_mask\[1\] is 1.0; it can be True, False"),
     ],
 )
 def test_a_mask_that_is_not_one_bool_for_each_message_is_refused(mask: list[Any], reason: str) -> None:
-    with pytest.raises(RendererError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         build_training_sample(renderer_of("trl/qwen2_5"), [QUESTION, says("b")], message_loss_mask=mask)
 
 
@@ -121,6 +122,14 @@ def test_a_stop_token_that_the_template_omits_is_added_only_with_ensure_final_st
     assert closed.token_ids[-1] in stops
     assert closed.loss_mask == [*bare.loss_mask, True]
     assert closed.message_indices[-1] == 1
+
+
+def test_a_mask_does_not_remove_the_added_stop_token_but_its_loss() -> None:
+    renderer, messages = renderer_of("trl/glm4moe"), [QUESTION, says("a"), QUESTION, says("b")]
+    whole = build_training_sample(renderer, messages, ensure_final_stop=True)
+    masked = build_training_sample(renderer, messages, message_loss_mask=[1, 1, 1, 0], ensure_final_stop=True)
+    assert masked.token_ids == whole.token_ids
+    assert (whole.loss_mask[-1], masked.loss_mask[-1]) == (True, False)
 
 
 @pytest.mark.parametrize(
