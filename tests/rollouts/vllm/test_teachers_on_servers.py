@@ -31,12 +31,12 @@ renderer = { model = "model" }
 class TeacherVLLM(FakeVLLM):
     """Its --max-logprobs is 20, and each adapter lowers the log-probabilities of a prompt by the length of its name."""
 
-    def _refused(self, body):
+    def refusal(self, body):
         asked = (body.get("sampling_params") or {}).get("prompt_logprobs") or 0
         if asked > 20:
             text = f"Requested prompt logprobs of {asked}, which is greater than max allowed: 20"
             return error_response(400, text, "BadRequestError")
-        return super()._refused(body)
+        return super().refusal(body)
 
     def generated(self, seen, *, cut=None) -> Response:
         response = super().generated(seen, cut=cut)
