@@ -167,3 +167,14 @@ def test_a_pool_passes_process_multimodal_on_to_its_renderer(renderer: TemplateR
         bridged = pool.bridge_to_next_turn(prompt.token_ids, stop, question, process_multimodal=False)
         assert bridged is not None
         assert bridged.token_ids[: len(prompt.token_ids)] == prompt.token_ids
+
+
+@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError])
+async def test_a_renderer_that_raises_what_coroutines_understand_otherwise_is_named(error: type[BaseException]) -> None:
+    class Raising(Gate):
+        def render(self, messages: Any, **options: Any) -> RenderedTokens:
+            raise error
+
+    async with RendererPool(Raising()) as pool:
+        with pytest.raises(RuntimeError, match=f"the renderer raised {error.__name__}"):
+            await asyncio.wait_for(pool.render_async(MESSAGES), 30)

@@ -6,7 +6,7 @@ import pytest
 from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, user
 
 from rollouts import SamplingParams, run_episode
-from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, EpisodeLimitError
 from rollouts.errors import (
     ArgumentError,
     OverlongPromptError,
@@ -103,6 +103,23 @@ def test_a_child_that_reaches_its_own_limit_is_truncated_and_the_episode_goes_on
     environment = Delegating(work)
     trajectory = play(environment, engine, renderer)
     assert environment.result.truncation_reason == "max_turns: the environment was not done after 2 turns"
+    assert (trajectory.done, trajectory.truncated, trajectory.num_turns) == (True, False, 3)
+
+
+def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated_where_nobody_catches_its_error(renderer, engine):
+    async def work(context, assistant):
+        for _ in range(9):
+            await context.generate_turn([user("more")], agent="critic")
+
+    trajectory = play(Delegating(work), engine, renderer, max_turns=3)
+    assert (trajectory.done, trajectory.truncated, trajectory.num_turns, trajectory.error) == (False, True, 3, "")
+    assert trajectory.truncation_reason.startswith("max_turns: ")
+
+    async def careful(context, assistant):
+        with pytest.raises(EpisodeLimitError):
+            await work(context, assistant)
+
+    trajectory = play(Delegating(careful), engine, renderer, max_turns=3)
     assert (trajectory.done, trajectory.truncated, trajectory.num_turns) == (True, False, 3)
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from pathlib import Path
 from typing import Any
 
 import pytest
 from handmade import message, ref, root
 
-from transport import MalformedError, decode_frames, wire_type
+from transport import MalformedError, RecordReader, RecordWriter, decode_frames, wire_type
+from transport.records.layout import FileBytes
 
 
 @dataclasses.dataclass
@@ -62,3 +64,23 @@ def test_a_value_whose_repr_does_not_end_is_refused_at_once(entry: Any, types: A
     frames = message([*doubling(60), entry, root(ref(61))], types=types)
     with pytest.raises(MalformedError):
         decode_frames(frames)
+
+
+def test_a_file_with_damage_between_all_of_its_records_is_read_in_proportion_to_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "episodes.mmr"
+    with RecordWriter(path) as out:
+        for number in range(2000):
+            out.append(number)
+    data = bytearray(path.read_bytes())
+    record = (len(data) - 64) // 2000
+    for number in range(0, 2000, 2):
+        data[64 + number * record] ^= 1
+    path.write_bytes(data)
+    asked = []
+    read = FileBytes.read
+    monkeypatch.setattr(FileBytes, "read", lambda self, at, size: asked.append(size) or read(self, at, size))
+    with RecordReader(path) as reader:
+        assert [reader[number] for number in range(1, 2000, 2)] == list(range(1, 2000, 2))
+    assert sum(asked) < 100 * len(data)

@@ -1,6 +1,7 @@
 """Requests of a fleet: affinity, failover, ejection, admission, and members that come and go."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from fleet_engines import MemberEngine, request, states, until
@@ -227,6 +228,22 @@ async def test_a_closed_fleet_refuses_requests_and_leaves_no_task():
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
 
+async def test_closing_a_fleet_closes_every_engine_before_it_raises_the_error_of_one():
+    engines, fleet = fleet_of(2)
+
+    async def fail():
+        raise REFUSED
+
+    async def close_slowly():
+        await asyncio.sleep(0.01)
+        engines["b"].closed = True
+
+    engines["a"].close, engines["b"].close = fail, close_slowly
+    with pytest.raises(ServerUnreachableError):
+        await fleet.close()
+    assert engines["b"].closed
+
+
 async def test_a_timeout_of_the_caller_is_not_taken_for_a_failure_of_the_member():
     engines, fleet = fleet_of(2)
     for engine in engines.values():
@@ -237,6 +254,20 @@ async def test_a_timeout_of_the_caller_is_not_taken_for_a_failure_of_the_member(
         assert sum(len(engine.sessions) for engine in engines.values()) == 1
         assert not any(engine.running for engine in engines.values())
         assert [member.in_flight for member in fleet.members] == [0, 0]
+
+
+def test_a_fleet_serves_several_event_loops_one_after_another():
+    engines, fleet = fleet_of(2)
+    for engine in engines.values():
+        engine.control = SimpleNamespace(resume=lambda: asyncio.sleep(0.001))
+
+    async def run():
+        await fleet.generate(request("s"))
+        assert await fleet.control.resume() == {"a": None, "b": None}
+
+    asyncio.run(run())
+    asyncio.run(run())
+    assert sorted(len(engine.sessions) for engine in engines.values()) == [0, 2]
 
 
 async def test_a_fleet_refuses_another_event_loop_while_its_own_is_open():

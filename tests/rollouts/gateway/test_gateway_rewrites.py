@@ -123,6 +123,14 @@ def test_a_real_change_of_a_message_is_another_history(changed):
     assert History([user("a"), ANSWER], None).digests[-1] != History([user("a"), changed], None).digests[-1]
 
 
+def test_another_image_behind_the_same_text_is_another_history():
+    def digest(url: str) -> bytes:
+        content = [{"type": "text", "text": "What is this?"}, {"type": "image", "image": url}]
+        return History([{"role": "user", "content": content}], None).digests[-1]
+
+    assert digest("data:image/png;base64,AAAA") != digest("data:image/png;base64,BBBB")
+
+
 @given(st.lists(st.tuples(st.sampled_from(["user", "system", "tool"]), st.text(max_size=4)), max_size=5), st.data())
 def test_histories_are_equal_only_where_messages_are(messages, data):
     conversation = [{"role": role, "content": text} for role, text in messages]

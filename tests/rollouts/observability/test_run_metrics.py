@@ -17,6 +17,7 @@ from rollouts.runner.events import (
     GroupFinished,
     GroupSkipped,
     GroupStale,
+    WeightsUpdated,
 )
 
 
@@ -56,6 +57,13 @@ def test_a_group_leaves_the_queue_when_it_will_not_be_delivered(run_metrics, eve
     run_metrics(event)
     values = run_metrics.metrics()
     assert (values[key], values["groups_queued"]) == (1, queued)
+
+
+def test_an_update_of_the_weights_is_counted_with_its_seconds(run_metrics):
+    run_metrics(WeightsUpdated("1", "abort", 0.5))
+    values = run_metrics.metrics()
+    assert values["weight_updates"] == values["weight_update_seconds_count"] == 1
+    assert values["weight_update_seconds_sum"] == 0.5
 
 
 def test_every_key_is_a_row_of_the_table_and_every_kind_of_value_is_as_it_says(run_metrics, clock):

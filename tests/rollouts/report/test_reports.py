@@ -346,6 +346,13 @@ def test_the_points_of_a_curve_cover_every_episode_once(count: int) -> None:
     assert len(reward.xs) == min(count, 48)
 
 
+def test_each_metric_of_the_episodes_has_a_curve_with_a_gap_where_an_episode_lacks_it() -> None:
+    episodes = [*figures_of(1, metrics={"steps": 3.0}), *figures_of(1, metrics={})]
+    chart = episode_charts(episodes)[-1]
+    assert chart.title == "Metric steps"
+    np.testing.assert_array_equal(chart.lines[0].ys, [3.0, math.nan])
+
+
 def test_the_viewer_gets_the_linked_episodes_first_and_no_more_than_it_holds() -> None:
     episodes = figures_of(2000)
     linked = [episodes[7], episodes[1999]]

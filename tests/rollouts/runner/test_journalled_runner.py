@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from journal_recordings import fill_disk
+from journalled_run import digest_of
 from runner_world import assert_no_task_is_left, make_runner, tasks
 
 from rollouts.errors import ArgumentError
@@ -52,6 +53,17 @@ async def test_an_acknowledged_group_is_not_delivered_again(renderer: Any, tmp_p
         group = await anext(runner.stream(tasks(1)))
         await runner.acknowledge(group)
     assert await received(renderer, tmp_path, 1) == []
+
+
+async def test_a_group_that_was_not_acknowledged_is_delivered_again_unchanged_and_not_run_again(
+    renderer: Any, tmp_path: Path
+) -> None:
+    before = await received(renderer, tmp_path, 3, limit=2, group_size=2)
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    after = await received(renderer, tmp_path, 3, engine=engine, group_size=2)
+    assert digest_of(after[0]) == digest_of(before[1])
+    assert sorted(ids(before[:1] + after)) == ["t0", "t1", "t2"]
+    assert not {request.session_id.split("/")[0] for request in engine.requests} & {*ids(before)}
 
 
 async def test_the_groups_that_the_consumer_has_are_those_that_it_says_whatever_the_journal_has(

@@ -59,6 +59,36 @@ async def test_an_infinite_source_is_taken_from_only_as_far_as_there_is_capacity
         await stream.aclose()
 
 
+async def test_no_more_groups_wait_for_their_rewards_than_may_run(renderer):
+    taken, scoring = [], []
+    more_than_run, may_score = asyncio.Event(), asyncio.Event()
+
+    def endless():
+        for index in itertools.count():
+            taken.append(index)
+            yield Task(str(index))
+
+    async def reward(episodes):
+        scoring.append(episodes[0].group_id)
+        if len(scoring) == 3:
+            more_than_run.set()
+        await may_score.wait()
+        return [0.0] * len(episodes)
+
+    options = {"group_size": 1, "concurrency": 2, "group_rewards": [GroupReward("slow", 1.0, reward)]}
+    async with make_runner(renderer, **options) as runner:
+        stream = runner.stream(endless())
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.wait_for(more_than_run.wait(), 30)  # episodes of others run while rewards are computed
+        for _ in range(500):  # further groups would have time to begin
+            await asyncio.sleep(0)
+        assert len(scoring) <= 4
+        assert len(taken) <= 5  # and one that waits for its start
+        may_score.set()
+        await first
+        await stream.aclose()
+
+
 async def test_skipped_groups_are_counted_under_their_reason_and_replaced_by_others(renderer):
     def skip(group):
         number = group.task.data

@@ -100,6 +100,19 @@ async def test_requests_that_had_to_wait_for_the_update_are_not_too_old():
         assert DROPPED not in runner.metrics()
 
 
+async def test_stale_samples_are_weighted_down_where_that_is_chosen():
+    engine = engine_with()
+    async with runner_with(engine, Asynchronous(1, "downweight")) as runner:
+        collecting = asyncio.ensure_future(runner.collect(1))
+        await until(lambda: engine.running == 2)
+        for version in "123":
+            await runner.update_weights(None, version, "keep")
+        (group,) = await collecting
+        assert group.oldest_version == "0"
+        assert group.sample_weights.tolist() == [(1 + 1) / (3 + 1)]
+        assert runner.metrics()["groups_stale/downweight"] == 1
+
+
 async def test_a_running_request_counts_from_when_it_was_sent():
     """With "abort" its tokens may be of the old version, and nobody but the engine knows."""
     engine = engine_with(update_seconds=(5.0, 5.0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +148,30 @@ async def test_a_sampled_id_outside_of_the_vocabulary_is_an_error(engine: SGLang
     server.spoil = sample_it
     with pytest.raises(MalformedResultError, match="token 1 has id 300"):
         await engine.generate(request_of())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_request_whose_id_the_server_still_has_is_sent_again_when_the_id_is_free(
+    engine: SGLangEngine, server: FakeSGLang, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """The server keeps the id of an attempt whose connection broke until it notices that."""
+    taken = {"message": "Duplicate request ID detected: x", "code": 400}
+    if streamed:
+        server.stream_error = taken
+    else:
+        server.refuse["/generate"] = (400, json.dumps({"error": taken}))
+
+    def waits() -> Iterator[float]:
+        yield 0.0
+        server.refuse.clear()
+        server.stream_error = None
+        yield 0.0
+
+    monkeypatch.setattr(engine_module, "_WAITS_FOR_ID", waits())
+    request = request_of(request_id="x")
+    sampling = engine.generate_streamed(request, lambda delta: None) if streamed else engine.generate(request)
+    assert (await sampling).completions[0].token_ids.tolist() == [1, 2, 3]
+    assert [body["rid"] for body in server.requests] == ["x", "x"]
 
 
 async def test_an_id_that_another_client_keeps_is_an_error(

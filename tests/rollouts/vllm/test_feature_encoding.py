@@ -180,6 +180,19 @@ def test_features_of_two_modalities_and_an_image_shown_twice():
     assert video["video_grid_thw"]["field"] == ["batched", {"keep_on_cpu": True}]
 
 
+def test_encoding_holds_little_more_than_the_base64_itself():
+    data = MultiModalData.from_items([(image(64, 64), PlaceholderRange(0, 1024))])
+    nbytes = 4096 * 1536
+    tracemalloc.start()
+    try:
+        segments = encode_features(data, pixel_dtype="uint8")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(map(len, segments)) > nbytes * 4 / 3
+    assert peak < 1.6 * nbytes
+
+
 # And back.
 
 

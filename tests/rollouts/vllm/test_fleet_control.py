@@ -36,6 +36,13 @@ def states(fleet):
     return [str(member.state) for member in fleet.members]
 
 
+async def test_a_pause_stops_all_members_and_a_resume_starts_them(servers, fleet):
+    assert await fleet.control.pause() == {server.base_url: None for server in servers}
+    assert [server.paused for server in servers] == [True, True, True]
+    await fleet.control.resume()
+    assert [server.paused for server in servers] == [False, False, False]
+
+
 async def test_a_pause_that_fails_at_one_member_is_taken_back_at_the_others(servers, fleet):
     servers[1].script["/pause"] += [error_response()]
     with pytest.raises(FleetControlError, match=f"1 of 3 members failed.*{servers[1].base_url}.*it broke") as failure:

@@ -7,9 +7,9 @@ import itertools
 import json
 
 import pytest
-from fake_http import event_stream
-from fake_responses import raw
-from fake_server import GENERATE, FakeVLLM
+from fake_http import error_response, event_stream
+from fake_responses import raw, reset
+from fake_server import GENERATE, FakeVLLM, Step
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,6 +105,19 @@ async def test_a_stream_is_bounded(server: FakeVLLM, text: bytes) -> None:
     with pytest.raises(MalformedResultError, match="2000"):
         await collect(connection)
     await connection.close()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [reset(), raw(b"HTTP/1.1 200 OK\r\ntransfer-enc"), error_response(429)],
+    ids=["reset", "half a head", "429"],
+)
+async def test_a_stream_is_tried_again_until_its_head_has_arrived(
+    server: FakeVLLM, connection: ServerConnection, step: Step
+) -> None:
+    server.script[GENERATE] += [step, step]
+    assert len(await collect(connection)) == 2
+    assert len(server.requests) == 3
 
 
 async def test_a_stream_that_breaks_is_not_begun_again_behind_the_callers_back(
