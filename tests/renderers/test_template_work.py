@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from loaded import TODAY
 
 from renderers import load_renderer
-from renderers.errors import TemplateError, TemplateLimitError
+from renderers.errors import TemplateError, TemplateLimitError, WorkLimitError
 from renderers.messages import check_messages
 from renderers.template import work_limit
 from renderers.template.chat_template import ChatTemplate
@@ -130,6 +130,20 @@ def test_work_that_is_not_counted_is_bounded_by_processor_time(monkeypatch: pyte
     monkeypatch.setattr(work_limit, "_SECONDS_PER_UNIT", 1e-12)
     with pytest.raises(TemplateLimitError, match="takes longer"):
         ChatTemplate("{% for a in range(90000) %}{% endfor %}", model="m").print([user("hello")])
+
+
+def test_the_time_limit_grows_with_the_characters_of_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine may need more than a minute for what spends few of its units."""
+    clock = iter([0.0, 0.0, *[100.0] * 10])
+    monkeypatch.setattr(work_limit.time, "thread_time", lambda: next(clock))
+    long_run = work_limit.TemplateRun(1, [{"role": "user", "content": "x" * 10**6}])
+    long_run.spend(10**5)  # the time begins with the first check
+    long_run.spend(10**5)
+    clock = iter([0.0, 0.0, *[100.0] * 10])
+    short_run = work_limit.TemplateRun(1, [{"role": "user", "content": "x"}])
+    short_run.spend(10**5)
+    with pytest.raises(WorkLimitError, match="takes longer"):
+        short_run.spend(10**5)
 
 
 def test_loading_an_endless_template_is_refused(tiny_model_dir: Any) -> None:
