@@ -256,3 +256,8 @@ def test_turns_of_hy3_and_laguna_are_read_back(name: str, source: str, tokens: l
         assert [(call.name, call.arguments, call.status) for call in parsed.tool_calls] == [
             ("look", each, ToolCallParseStatus.OK) for each in arguments
         ]
+
+
+def test_a_template_that_reads_parts_only_is_probed_with_parts() -> None:
+    source = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %}</s>{% endfor %}"
+    assert detect(source, ["</s>"]).stop_tokens == ("</s>",)

@@ -374,3 +374,12 @@ def test_a_python_list_of_calls_is_read_and_another_list_is_an_answer() -> None:
     ]
     for text in ("[1, 2]", "[a link](http://x)", "[x(y)] is code"):
         assert parse_text(renderer, f"{text}<|eot|>").content == text
+
+
+@pytest.mark.parametrize("name", ["kimi", "mistral list"])
+def test_the_id_that_a_model_wrote_is_kept(name: str) -> None:
+    renderer = renderer_of(name)
+    call_id = given_id(renderer, "look_up", 7)
+    parsed = read_back(renderer, says("", None, [call("look_up", {}, id=call_id)]), TOOLS)
+    assert parsed.tool_calls[0].id == call_id
+    assert parsed.to_message()["tool_calls"][0]["id"] == call_id

@@ -108,3 +108,25 @@ def test_the_error_policy_names_the_message(renderer: TemplateRenderer) -> None:
 def test_text_that_is_not_unicode_is_a_renderer_error(renderer: TemplateRenderer) -> None:
     with pytest.raises(RendererError):
         renderer.render([{"role": "user", "content": "\ud800"}])
+
+
+@pytest.mark.parametrize("text", ["x", "Hello, world", " 12\n", "é😀"])
+def test_sampled_tokens_start_directly_behind_the_generation_prompt(renderer: TemplateRenderer, text: str) -> None:
+    question = {"role": "user", "content": "x"}
+    prompt = renderer.render([question], add_generation_prompt=True)
+    rendered = renderer.render([question, {"role": "assistant", "content": text}])
+    first = rendered.sampled_mask.index(True)
+    assert rendered.token_ids[:first] == prompt.token_ids
+    last = len(rendered) - 1 - rendered.sampled_mask[::-1].index(True)
+    assert rendered.token_ids[last] == renderer.get_stop_token_ids()[0] == control_id(renderer, "<|im_end|>")
+    assert all(rendered.sampled_mask[first : last + 1])
+    assert rendered.message_token_spans()[1] == (
+        first - len(prompt.token_ids) + len(renderer.render([question])),
+        len(rendered),
+    )
+
+
+def test_an_empty_conversation_has_no_tokens(renderer: TemplateRenderer) -> None:
+    rendered = renderer.render([])
+    assert rendered.token_ids == []
+    assert rendered.spans == ()

@@ -176,3 +176,18 @@ def test_the_same_content_changes_the_control_tokens_of_hugging_face(template: s
     mine = encode_printed(text.text, find_controls(text, ours(name), ["user"]), ours(name)).ids
     theirs = hugging_face(name).encode(text.text, add_special_tokens=False).ids
     assert theirs.count(token_id) == mine.count(token_id) + 1
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments", "cure"),
+    [("own/deepseek-v3.1", {"a": 1}, "json.dumps"), ("own/glm-5", '{"a": 1}', "json.loads")],
+)
+def test_arguments_in_the_form_that_a_template_cannot_read_are_refused_with_the_cure(
+    template: str, arguments: object, cure: str
+) -> None:
+    conversation = [corpus.user("a"), corpus.says("", None, [corpus.call("f", arguments)])]
+    with pytest.raises(TemplateError) as refused:
+        compiled(template).print(check_messages(conversation))
+    assert cure in str(refused.value)
+    assert "at message 1" in str(refused.value)
+    assert "TracedStr" not in str(refused.value)

@@ -60,10 +60,7 @@ def run(out, trainer):
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rollouts.demo.process.available_cores", lambda: 1)  # another test runs on the other
-        trainer = TrainerProcess(out / "model", SHORT, 0)
-    with trainer:
+    with TrainerProcess(out / "model", SHORT, 0) as trainer:
         return out, run(out, trainer)
 
 

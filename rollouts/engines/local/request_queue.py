@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rollouts.engines.local.adapters import LocalAdapter
 from rollouts.engines.protocol import Completion, GenerateRequest, GenerateResult, TokenListener
 from rollouts.errors import EngineClosedError, EngineFailedError, RolloutsError, describe_exception
+
+if TYPE_CHECKING:  # it imports torch, without which `LocalEngine` names the extra
+    from rollouts.engines.local.adapters import LocalAdapter
 
 #: Receives a position of a prompt and the log-probabilities (m, vocabulary) of the tokens behind it.
 PromptObserver = Callable[[int, Any], None]

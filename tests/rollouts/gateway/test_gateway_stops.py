@@ -152,7 +152,7 @@ LONG = 150
 
 
 class CountingEngine(LocalEngine):
-    """Keeps how many tokens each request has sampled."""
+    """Keeps how many tokens each streamed request has sampled."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -160,7 +160,8 @@ class CountingEngine(LocalEngine):
 
     async def generate(self, request, listen=None):
         result = await super().generate(request, listen)
-        self.sampled.append([len(completion.token_ids) for completion in result.completions])
+        if listen is not None:
+            self.sampled.append([len(completion.token_ids) for completion in result.completions])
         return result
 
 

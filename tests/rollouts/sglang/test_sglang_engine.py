@@ -169,7 +169,7 @@ async def test_a_request_whose_id_the_server_still_has_is_sent_again_when_the_id
 
     monkeypatch.setattr(engine_module, "_WAITS_FOR_ID", waits())
     request = request_of(request_id="x")
-    sampling = engine.generate_streamed(request, lambda delta: None) if streamed else engine.generate(request)
+    sampling = engine.generate(request, lambda delta: None) if streamed else engine.generate(request)
     assert (await sampling).completions[0].token_ids.tolist() == [1, 2, 3]
     assert [body["rid"] for body in server.requests] == ["x", "x"]
 

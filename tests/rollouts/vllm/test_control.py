@@ -336,7 +336,7 @@ async def test_a_response_of_another_shape_is_an_error(server, control):
 
 
 async def test_health_is_false_at_the_first_refusal_and_where_nothing_answers(server, control):
-    server.script["/health"] += [failing(503)]
+    server.script["/health"] += [error_response(503)]
     assert not await control.health()
     assert await control.health()
     await server.stop()

@@ -164,7 +164,8 @@ def test_the_kind_of_a_remote_failure_decides_whether_it_is_run_again(renderer, 
     episode = groups["t0"].episodes[0]
     assert episode.num_turns == 1, "the completed turn is kept"
     assert "KeyError: 'a broken environment'" in episode.error
-    (logged,) = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    records = [record for record in caplog.records if record.name == "rollouts.runner"]
+    (logged,) = [record.getMessage() for record in records if "failed" in record.getMessage()]
     assert "in step" in logged, "the traceback shows the line of the environment"
     assert 'raise KeyError("a broken environment")' in logged
 
