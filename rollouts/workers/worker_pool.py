@@ -46,7 +46,7 @@ class _Member:
     used: int = 0
     removed: str = ""
     is_lost: bool = True
-    calls: set[asyncio.Task[EpisodeOutcome]] = field(default_factory=set)
+    calls: dict[asyncio.Task[EpisodeOutcome], None] = field(default_factory=dict)  # in order: so they run again
 
 
 class WorkerPool:
@@ -195,7 +195,7 @@ class WorkerPool:
             return None
         observer.assigned(member.name)
         call = asyncio.ensure_future(member.remote.run(job, observer))
-        member.calls.add(call)
+        member.calls[call] = None
         try:
             return await call
         except WorkerGoneError as error:
@@ -210,7 +210,7 @@ class WorkerPool:
         except (RolloutsError, RendererError, TransportError) as error:
             raise _failed(job, error) from error
         finally:
-            member.calls.discard(call)
+            del member.calls[call]
 
     # Slots.
 

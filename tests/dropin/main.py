@@ -7,9 +7,9 @@
 
 `--suite NAME` takes one of the suites; without it all are run. `--test FILE_OR_ID` (with one suite) runs only that and
 replaces only its figures, `tests/test_bridge.py` for instance. The suite of PyPI's renderers takes hours in one go, so
-it is run a few files at a time, and their figures are kept before the next ones begin; of its two largest files a
-quarter is run, another one for each commit. With this project only those of its tests are run that pass with PyPI's
-package. A comparison covers the files that have figures of both packages.
+it is run a few files at a time, and their figures are kept before the next ones begin; a quarter of it is run, another
+one for each commit. With this project only those of its tests are run that pass with PyPI's package. A comparison
+covers the files that have figures of both packages.
 Needs the project's `dev` extra and the package index.
 Sources, environments, models and figures are kept in ~/.cache/mmrollouts/dropin, or in $MMROLLOUTS_DROPIN_CACHE.
 What a run printed is in `runs/SUITE-PACKAGE/output.txt` there.

@@ -137,7 +137,7 @@ SUITES = {
                 *(f"{_PARITY}[tencent/Hy3-{scenario}-" for scenario in _HY3_SCENARIOS),
                 *(f"{_ROUNDTRIP}[{model}-{{'" for model in _DEFAULTS_ONLY),
             ),
-            drawn=("tests/test_parity.py", "tests/test_roundtrip.py"),
+            drawn=("tests/",),
         ),
     )
 }

@@ -69,6 +69,19 @@ async def settled():
         await asyncio.sleep(0)
 
 
+async def test_the_jobs_of_a_worker_that_leaves_run_again_in_their_order():
+    pool, names, other = WorkerPool(), [f"job-{number}" for number in range(8)], HeldWorker()
+    pool.add("leaves", 8, HeldWorker())
+    calls = [asyncio.ensure_future(pool.run(job(name), Observer())) for name in names]
+    await settled()
+    pool.remove("leaves", "left", is_lost=False)
+    pool.add("other", 8, other)
+    await settled()
+    assert list(other.held) == names
+    await pool.close()
+    assert all(isinstance(each, WorkersClosedError) for each in await asyncio.gather(*calls, return_exceptions=True))
+
+
 class Pool(RuleBasedStateMachine):
     """Workers come, leave and are lost; jobs come, end and are cancelled."""
 
