@@ -123,6 +123,7 @@ def build_training_sample(
       closes it with the next role's token), the sample ends with the stop token that the model would sample there. It
       carries loss if the turn does.
 
+    Content that a template prints behind the results of its own message's calls (Gemma 4) carries no loss.
     The sample may have no token with loss. Raises `RendererError`, `MessageError`, the errors of rendering, and
     `UnreachableTurnError` for a trained turn without content and calls, of which the template prints no content, calls
     or reasoning, or with a call whose arguments are no JSON object; reasoning before the last message of a user may be

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import corpus
+import loaded
 import pytest
 from corpus import answer, call, says, text, user
 from PIL import Image
@@ -34,6 +35,17 @@ def test_body_roles_carry_loss_on_their_content_and_never_on_the_scaffold() -> N
     )
     assert trained_text(renderer, only_body) == ["result"]
     assert only_body.trained_messages == (2,)
+
+
+def test_content_that_gemma_4_prints_behind_the_results_of_its_calls_carries_no_loss() -> None:
+    renderer = loaded.renderer_of("trl/gemma4")
+    messages = [user("ask"), says("Looking.", None, [call("run", {})]), answer("result"), says("done")]
+    sample = build_training_sample(renderer, messages)
+    calls, done = trained_text(renderer, sample)
+    assert "call:run" in calls
+    assert done.startswith("done")
+    printed = renderer.tokenizer.decode(sample.token_ids)
+    assert printed.index("result") < printed.index("Looking.") < printed.rindex("done")
 
 
 def test_samples_have_their_images_and_placeholders_never_carry_loss(renderer: TemplateRenderer) -> None:
