@@ -43,6 +43,7 @@ class RendererCalls:
     """
 
     def __init__(self, pool: RendererPool) -> None:
+        self.longest: int | None = None
         self._pool = pool
         renderer = getattr(pool, "renderer", pool)
         self._name = type(renderer).__name__
@@ -52,9 +53,9 @@ class RendererCalls:
         with self._naming("get_stop_token_ids"):
             return tuple(self._pool.get_stop_token_ids())
 
-    async def render(self, messages: Sequence[Message], tools: Any, *, longest: int | None) -> RenderedTokens:
+    async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
         """The prompt for the next assistant turn."""
-        with at_most_tokens(longest), self._naming("render"):
+        with at_most_tokens(self.longest), self._naming("render"):
             return await self._pool.render_async(messages, tools=tools, add_generation_prompt=True)
 
     async def bridge(
@@ -64,15 +65,13 @@ class RendererCalls:
         new_messages: Sequence[Message],
         tools: Any,
         previous_messages: Sequence[Message],
-        *,
-        longest: int | None,
     ) -> RenderedTokens | None:
         """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
         # Another package's renderer for text alone has no parameter for media, and its prompts have none.
         media = prompt.multi_modal_data
         passes_media = media is not None and (self._is_template_renderer or not media.is_empty())
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
-        with at_most_tokens(longest), self._naming("bridge_to_next_turn"):
+        with at_most_tokens(self.longest), self._naming("bridge_to_next_turn"):
             return await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,
                 completion_ids,

@@ -195,13 +195,14 @@ class TurnRecorder(EpisodeRecorder):
 
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
         """The prompt of a conversation. `origin` says in errors where the messages come from."""
-        longest = await self._context_length()
+        if self._calls.longest is None:
+            self._calls.longest = await self._context_length()
         began = time.perf_counter()
         messages, tools = own_messages(messages), own_tools(tools)
         with self.engine.expecting_request():
             self.activity.waits_for("renderer", self.trajectory.num_turns)
             try:
-                rendered = await self._calls.render(messages, tools, longest=longest)
+                rendered = await self._calls.render(messages, tools)
             except (MediaError, MessageError) as error:
                 raise_naming_origin(error, origin, messages)
         keep_media(messages, rendered)
@@ -209,25 +210,17 @@ class TurnRecorder(EpisodeRecorder):
 
     async def next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str) -> Prompt:
         """The prompt after a turn and new messages: bridged, or rendered again where the bridge refuses."""
-        longest = await self._context_length()
         began = time.perf_counter()
         messages = own_messages(messages)
         self.activity.waits_for("renderer", self.trajectory.num_turns)
         with self.engine.expecting_request():
-            return await self._next_prompt(turn, messages, origin, began, longest)
+            return await self._next_prompt(turn, messages, origin, began)
 
-    async def _next_prompt(
-        self, turn: SampledTurn, messages: Sequence[Message], origin: str, began: float, longest: int | None
-    ) -> Prompt:
+    async def _next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str, began: float) -> Prompt:
         previous = turn.prompt
         try:
             bridged = await self._calls.bridge(
-                previous.rendered,
-                turn.completion_ids,
-                messages,
-                previous.tools,
-                previous.conversation,
-                longest=longest,
+                previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
             )
         except (MediaError, MessageError) as error:
             raise_naming_origin(error, f"what {origin} returned for turn {turn.index}", messages)
@@ -240,7 +233,7 @@ class TurnRecorder(EpisodeRecorder):
             seconds = time.perf_counter() - began
             return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds, turn.index)
         try:
-            rendered = await self._calls.render(conversation, previous.tools, longest=longest)
+            rendered = await self._calls.render(conversation, previous.tools)
         except (MediaError, MessageError) as error:
             raise_naming_origin(error, f"the conversation after {origin} of turn {turn.index}", conversation)
         keep_media(messages, rendered)
@@ -248,7 +241,7 @@ class TurnRecorder(EpisodeRecorder):
         return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index)
 
     async def _context_length(self) -> int | None:
-        """The most tokens of a prompt; a server is asked for it before the first one."""
+        """The most tokens of a prompt, for which a server is asked; None if the engine never knows."""
         if self.engine.max_model_len is None:
             self.activity.waits_for("engine", self.trajectory.num_turns)
             with self.deadlines.requesting():

@@ -27,7 +27,7 @@ from rollouts.runner.events import (
     TurnFinished,
     WeightsUpdated,
 )
-from rollouts.runner.reporting import COUNTED, counts_of
+from rollouts.runner.reporting import COUNTED, count_event
 from rollouts.values import mean_and_spread
 
 #: Upper bounds in seconds, from a renderer's milliseconds to an episode's hour.
@@ -165,8 +165,7 @@ class RunMetrics:
         }
 
     def __call__(self, event: RunnerEvent) -> None:
-        for name, amount in counts_of(event).items():
-            self._counts[name] = self._counts.get(name, 0) + amount
+        count_event(event, self._counts)
         if handle := self._on_event.get(type(event)):
             handle(event)
 

@@ -36,7 +36,13 @@ COUNTED: Final = (
 )
 
 
-def counts_of(event: RunnerEvent) -> dict[str, float]:
+def count_event(event: RunnerEvent, counts: dict[str, float]) -> None:
+    """Add what an event counts to the counts of a run."""
+    for name, amount in _counts_of(event).items():
+        counts[name] = counts.get(name, 0) + amount
+
+
+def _counts_of(event: RunnerEvent) -> dict[str, float]:
     """What an event adds to the counts of a run, by name; those with a label are `name/label`."""
     match event:
         case EpisodeStarted():
@@ -100,8 +106,7 @@ class Reporter:
     def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make an event, count it and pass it to the listeners."""
         event = make_event(*args, **kwargs)
-        for name, amount in counts_of(event).items():
-            self.counts[name] = self.counts.get(name, 0) + amount
+        count_event(event, self.counts)
         for listener in self.listeners.copy():
             try:
                 listener(event)
@@ -186,7 +191,8 @@ class EpisodeReporter:
         self._on_assigned()
 
     def waiting(self, turn: int, part: Part) -> None:
-        self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
+        if self._reporter.listeners:  # the most frequent event, which counts nothing
+            self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 
     def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
         reporter = self._reporter

@@ -231,7 +231,14 @@ class Trajectory:
         node = len(nodes) + len(added) - 1
         stored_message = cast(Message, stored_copy(message, f"the message of turn {len(turns)}"))
         turn = Turn(node, finish_reason, stored_message, seconds=seconds, agent=agent)
-        check_stored({"nodes": added, "turn": turn}, f"turn {len(turns)}")
+        # The arrays and media of the nodes can always be stored.
+        given = {
+            "messages": [list(node.messages) for node in added],
+            "weight_spans": [[span.version, span.start, span.end] for span in added[-1].weight_spans],
+            "message": stored_message,
+            "agent": agent,
+        }
+        check_stored(given, f"turn {len(turns)}")
         self._count_fork(agent, added[0].parent)
         nodes += added
         turns.append(turn)

@@ -68,6 +68,8 @@ def check_encodable(value: object, name: str = "value") -> None:
     For a value that is stored now and encoded later with other data: the error comes while the origin of the value is
     known. The path in the error begins with `name`. Media sources and large arrays are not copied.
     """
+    if is_plain(value):
+        return
     # Eight objects, and lists, are assumed around the value.
     error = _encode_error([[[[[[[[value]]]]]]]], depth=8)
     if error is None:
