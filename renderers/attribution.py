@@ -73,7 +73,7 @@ def attribute(
     """Encode the text from character `begin` on, attribute every token, expand each marker into its item's tokens.
 
     `markers` are the tokens that a template prints for an item. `shape` is None where no token would be sampled: the
-    text begins behind the last assistant turn. Raises `PlaceholderCountError` when the template printed more or fewer
+    text begins behind the last assistant turn. Raises `MessageError` when the template printed more or fewer
     markers than there are `slots`.
     """
     owners = [_owner(segment, roles) for segment in printed.segments]

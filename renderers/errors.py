@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dis
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -101,41 +101,6 @@ class MissingExtraError(LoadError, ImportError):
         super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
 
 
-class MixedPackagesError(RendererError, ImportError):
-    """PyPI's `renderers` and mmrollouts are both installed; their files share a folder.
-
-    Cure: uninstall both distributions, then install mmrollouts and the distribution of packaging/renderers.
-    """
-
-    def __init__(self, directory: str) -> None:
-        super().__init__(
-            f"{directory} has files of PyPI's renderers and of mmrollouts, which cannot share an environment. Run `pip "
-            "uninstall -y renderers mmrollouts`, then install mmrollouts and the distribution of packaging/renderers "
-            "(docs/migrating-from-renderers.md)"
-        )
-
-
-class MissingNameError(RendererError, ImportError):
-    """A program imports a name that this package does not have, though PyPI's `renderers` may have it.
-
-    Cure: install a release of the program that needs no other name, or use it with PyPI's `renderers` in another
-    environment.
-    """
-
-    def __init__(self, module: str, name: str, importer: str) -> None:
-        imports = f"{importer} imports {name!r} from {module}"
-        if isinstance(globals().get(name), type):
-            super().__init__(f"{imports}; it is in renderers.errors, with all errors of the package")
-        else:
-            super().__init__(
-                f"{imports}, which mmrollouts does not have: it has the names of PyPI's renderers 0.1.12 that "
-                "verifiers 0.3.1, verifiers 0.4.0 and prime-rl use. Install a release of the program that needs no "
-                "other name, or use it with PyPI's renderers in an environment without mmrollouts "
-                "(docs/migrating-from-renderers.md)"
-            )
-        self.name = name
-
-
 def missing_token(token: str, model: str, needed_by: str) -> LoadError:
     return LoadError(
         f"the tokenizer of {model} has no token {token!r}, which {needed_by} needs: it would be encoded as "
@@ -157,6 +122,18 @@ class MessageError(RendererError, ValueError):
         if part_index is not None:
             place += f", part {part_index}"
         super().__init__(f"{place}: {reason}" if place else reason)
+
+
+_AS_HISTORY = "use build_training_sample, which trains on history as the template prints it"
+
+
+def unreachable_turn(message_index: int, reason: str, *, cure: str = _AS_HISTORY) -> MessageError:
+    """The error of a turn that the model could not have sampled as it is printed, or of which a part is not printed."""
+    return MessageError(
+        f"it is not what the model would have sampled there: {reason}. Exclude it (message_loss_mask: False for "
+        f"message {message_index}), or {cure}.",
+        message_index=message_index,
+    )
 
 
 class TemplateError(RendererError, ValueError):
@@ -214,50 +191,6 @@ class PromptRefusedError(RendererError):
         super().__init__(f"{place}{reason}. {cure}")
 
 
-class TemplateSyntaxError(LoadError):
-    """The chat template is not valid Jinja.
-
-    Cure: correct the line that the text names, or load the template of the model's repository.
-    """
-
-    def __init__(self, reason: str, *, model: str, line: int) -> None:
-        self.line = line
-        super().__init__(f"the chat template of {model} is not valid Jinja, line {line}: {reason}")
-
-
-class TokenizerError(RendererError):
-    """Text could not be encoded.
-
-    Cure: pass text that is valid Unicode, and sampled ids, which are whole numbers of 0 or more.
-    """
-
-
-class PlaceholderCountError(RendererError):
-    """The template printed more or fewer media placeholders than the message has media parts.
-
-    `parts` are (part index, source digest) of the message's parts of that modality; `expected` is their number.
-
-    Cure: move the media to a role in which the template shows them (usually user), or use a template that does.
-    """
-
-    def __init__(self, message_index: int, parts: Sequence[tuple[int, str]], actual: int, modality: str) -> None:
-        self.message_index = message_index
-        self.parts = tuple(parts)
-        self.expected = len(parts)
-        self.actual = actual
-        self.modality = modality
-        held = "".join(f", part {index} {digest[:12]}" for index, digest in parts)
-        super().__init__(
-            f"message {message_index}{held}: it holds {self.expected} {modality} part(s) but the chat template printed "
-            f"{actual} {modality} placeholder(s). This template does not show {modality} parts there: move them to a "
-            "role in which it does (usually user), or use a template that handles them."
-        )
-
-    def relative_to(self, first_message: int) -> Self:
-        """The same error with message `first_message` of the printed conversation as message 0."""
-        return type(self)(self.message_index - first_message, self.parts, self.actual, self.modality)
-
-
 class MediaError(RendererError):
     """An image, a video or a sound could not be accepted.
 
@@ -311,40 +244,6 @@ class MediaDecodeError(MediaError):
     """
 
 
-class MediaDigestError(MediaError):
-    """Source bytes, or the pixels made from them, do not match their digest.
-
-    Cure: compare the processor fingerprints of both sides, install the same preprocessor files and Pillow on both, then
-    send the source again.
-    """
-
-    def __init__(self, expected: str, actual: str) -> None:
-        self.expected = expected
-        self.actual = actual
-        super().__init__(
-            f"media source announced as {expected} is {actual} here: the bytes changed on the way, or the two sides "
-            "run different processors. Compare the processor fingerprints, then ship the source again."
-        )
-
-
-_AS_HISTORY = "use build_training_sample, which trains on history as the template prints it"
-
-
-class UnreachableTurnError(RendererError):
-    """The model could not have sampled a turn as the template prints it, or the template drops a part of the turn.
-
-    `message_index` names the turn. Cure: exclude it with `message_loss_mask`; for history that the template rewrites,
-    use `build_training_sample`.
-    """
-
-    def __init__(self, message_index: int, reason: str, *, cure: str = _AS_HISTORY) -> None:
-        self.message_index = message_index
-        super().__init__(
-            f"message {message_index} is not what the model would have sampled there: {reason}. Exclude it "
-            f"(message_loss_mask: False for message {message_index}), or {cure}."
-        )
-
-
 class OverlongPromptError(RendererError):
     """A prompt is longer than the server accepts. Programs look for "maximum context length" in its text.
 
@@ -373,21 +272,32 @@ _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 
 
 def check_package_files() -> None:
-    """Raise `MixedPackagesError` if PyPI's `renderers` is installed in the folder of this package.
+    """Raise an `ImportError` if PyPI's `renderers` is installed in the folder of this package.
 
     Which of its files are in use depends on the order of installation, and each imports names that the other lacks.
     """
     if (_PACKAGE / "_version.py").exists():  # every release of PyPI's package has this file, and this package never
-        raise MixedPackagesError(str(_PACKAGE))
+        raise ImportError(
+            f"{_PACKAGE} has files of PyPI's renderers and of mmrollouts, which cannot share an environment. Run `pip "
+            "uninstall -y renderers mmrollouts`, then install mmrollouts and the distribution of packaging/renderers "
+            "(docs/migrating-from-renderers.md)"
+        )
 
 
-def missing_name(module: str, name: str) -> AttributeError | MissingNameError:
+def missing_name(module: str, name: str) -> AttributeError | ImportError:
     """The error of a module's `__getattr__` for a name that it does not have.
 
-    Python replaces the text of an AttributeError by its own in `from module import name`; there it is a
-    `MissingNameError`. `hasattr` and `getattr` with a default work as ever.
+    Python replaces the text of an AttributeError by its own in `from module import name`; there it is an
+    `ImportError`. `hasattr` and `getattr` with a default work as ever.
     """
     frame = sys._getframe(2)  # of the code that executes the import or reads the attribute
     if frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM:
-        return MissingNameError(module, name, str(frame.f_globals.get("__name__", "a program")))
+        imports = f"{frame.f_globals.get('__name__', 'a program')} imports {name!r} from {module}"
+        if isinstance(globals().get(name), type):
+            return ImportError(f"{imports}; it is in renderers.errors, with all errors of the package")
+        return ImportError(
+            f"{imports}, which mmrollouts does not have: it has the names of PyPI's renderers 0.1.12 that verifiers "
+            "0.3.1, verifiers 0.4.0 and prime-rl use. Install a release of the program that needs no other name, or "
+            "use it with PyPI's renderers in an environment without mmrollouts (docs/migrating-from-renderers.md)"
+        )
     return AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import TemplateError, UnreachableTurnError, short_repr
+from renderers.errors import TemplateError, short_repr, unreachable_turn
 from renderers.media.item import MediaItem
 from renderers.messages import NOUNS, check_messages
 from renderers.parsing.format import Format, ReasoningMarkers
@@ -43,7 +43,7 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
         printed = renderer.render(messages[: index + 1], tools=tools)
         prompt = renderer.render(messages[:index], tools=tools, add_generation_prompt=True)
     except TemplateError as error:
-        raise UnreachableTurnError(
+        raise unreachable_turn(
             index, f"the template refuses to print the prompt before it ({error.template_message})"
         ) from error
     check_are_printed(renderer, messages[: index + 1], [index], tools, printed)
@@ -51,11 +51,11 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
     if not runs:
         return None
     if len(runs) > 1:
-        raise UnreachableTurnError(index, f"the template prints it in {len(runs)} separate pieces")
+        raise unreachable_turn(index, f"the template prints it in {len(runs)} separate pieces")
     start, end = runs[0]
     for item, placeholder in media_with_ranges(printed):
         if start <= placeholder.offset < end:
-            raise UnreachableTurnError(index, f"it shows {NOUNS[item.modality]}")
+            raise unreachable_turn(index, f"it shows {NOUNS[item.modality]}")
     continuation = _continuation(renderer, prompt.token_ids, printed.token_ids[:end], start)
     turn_ids = printed.token_ids[start:end] if continuation is None else continuation
     _check_reasoning_markers(renderer, index, prompt.token_ids, turn_ids)
@@ -109,7 +109,7 @@ def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
 def check_are_printed(
     renderer: Renderer, messages: Messages, turns: Collection[int], tools: Tools | None, printed: RenderedTokens
 ) -> None:
-    """Raise `UnreachableTurnError` if content, calls or reasoning of some turns are missing in a print of `messages`.
+    """Raise `MessageError` if content, calls or reasoning of some turns are missing in a print of `messages`.
 
     Whether reasoning is printed is found by printing all messages once more with other words as the reasoning of these
     turns. Templates drop that before the last message of a user by design.
@@ -125,7 +125,7 @@ def check_are_printed(
             dropped = {index: "reasoning" for index in given if words[index] not in text} | dropped
     if dropped:
         index = min(dropped)
-        raise UnreachableTurnError(
+        raise unreachable_turn(
             index,
             f"the template prints nothing of its {dropped[index]}, so that the model would learn to answer without",
             cure="remove that from the message, or load the renderer with a chat_template= that prints it",
@@ -158,7 +158,7 @@ def _split(text: str, markers: ReasoningMarkers | None) -> tuple[str, str]:
 def _check_reasoning_markers(
     renderer: TemplateRenderer, index: int, prompt_ids: Sequence[int], turn_ids: Sequence[int]
 ) -> None:
-    """Raise `UnreachableTurnError` if the turn does not end reasoning that its prompt began, or begins it again."""
+    """Raise `MessageError` if the turn does not end reasoning that its prompt began, or begins it again."""
     markers = renderer.format.reasoning
     if markers is None:
         return
@@ -167,15 +167,13 @@ def _check_reasoning_markers(
     if is_open and markers.end not in turn:
         cure = f"give its reasoning as reasoning_content or, ended with {markers.end}, in the content: as it is printed"
         reason = f"the prompt ends with {prompt[-60:]!r}, and the printed turn never ends reasoning"
-        raise UnreachableTurnError(index, reason, cure=cure)
+        raise unreachable_turn(index, reason, cure=cure)
     if (is_open or prompt.rstrip().endswith(markers.end)) and turn.lstrip().startswith(markers.start):
-        raise UnreachableTurnError(
-            index, f"the prompt ends with {prompt[-60:]!r}, and the printed turn begins reasoning"
-        )
+        raise unreachable_turn(index, f"the prompt ends with {prompt[-60:]!r}, and the printed turn begins reasoning")
 
 
 def _check_parses_back(format: Format, message: Mapping[str, Any], index: int, parsed: ParsedResponse) -> None:
-    """Raise `UnreachableTurnError` if the turn, after its prompt, was parsed as another message.
+    """Raise `MessageError` if the turn, after its prompt, was parsed as another message.
 
     A template may print history without what the prompt opened (`<think>`); the same ids then mean something else.
     """
@@ -189,7 +187,7 @@ def _check_parses_back(format: Format, message: Mapping[str, Any], index: int, p
     is_thought = format.reasoning is None or (parsed.reasoning_content or "").strip() == thought
     is_canonical = all(call.status is not ToolCallParseStatus.NONCANONICAL for call in parsed.tool_calls)
     if not (is_content and is_thought and is_canonical and parsed.reasoning_complete):
-        raise UnreachableTurnError(
+        raise unreachable_turn(
             index, f"after its prompt the printed turn is parsed as {short_repr(parsed.to_message())}"
         )
 

@@ -17,7 +17,7 @@ from renderers.bridging.continuation import TurnSummary
 from renderers.bridging.probe_messages import ProbeMessages
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
-from renderers.errors import MessageError, TokenizerError, short_repr
+from renderers.errors import MessageError, RendererError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import (
     MEDIA_PART_TYPES,
@@ -204,7 +204,7 @@ class TemplateRenderer:
     ) -> ParsedResponse:
         """Parse a completion into a message. `prompt_ids` tell whether the prompt ends inside reasoning.
 
-        Raises `TokenizerError` for a negative id. An id beyond the tokenizer's is valid: models pad their
+        Raises `RendererError` for a negative id. An id beyond the tokenizer's is valid: models pad their
         embedding, and may sample such a row, which reads as U+FFFD.
         """
         check_tools(tools)
@@ -411,7 +411,7 @@ def _turn_key(token_ids: list[int], tools: Tools | None, reasoning_open: bool) -
 def _check_not_negative(token_ids: list[int]) -> None:
     if token_ids and min(token_ids) < 0:
         index = next(index for index, token_id in enumerate(token_ids) if token_id < 0)
-        raise TokenizerError(f"token {index} has id {token_ids[index]}; pass the sampled ids, which are 0 or more")
+        raise RendererError(f"token {index} has id {token_ids[index]}; pass the sampled ids, which are 0 or more")
 
 
 def _plain_ids(token_ids: Sequence[int]) -> list[int]:
@@ -421,4 +421,4 @@ def _plain_ids(token_ids: Sequence[int]) -> list[int]:
     try:
         return [operator.index(token_id) for token_id in token_ids]
     except TypeError as error:
-        raise TokenizerError(f"token ids are a sequence of whole numbers, not {short_repr(token_ids)}") from error
+        raise RendererError(f"token ids are a sequence of whole numbers, not {short_repr(token_ids)}") from error

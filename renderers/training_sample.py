@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import ConfigError, RendererError, UnreachableTurnError
+from renderers.errors import ConfigError, RendererError, unreachable_turn
 from renderers.messages import check_messages
 from renderers.parsing.json_text import no_object_reason
 from renderers.protocol import Messages, Renderer, Tools
@@ -125,7 +125,7 @@ def build_training_sample(
 
     Content that a template prints behind the results of its own message's calls (Gemma 4) carries no loss.
     The sample may have no token with loss. Raises `RendererError`, `MessageError`, the errors of rendering, and
-    `UnreachableTurnError` for a trained turn without content and calls, of which the template prints no content, calls
+    `MessageError` for a trained turn without content and calls, of which the template prints no content, calls
     or reasoning, or with a call whose arguments are no JSON object; reasoning before the last message of a user may be
     missing.
     """
@@ -157,7 +157,7 @@ def build_training_samples(
     sample. Samples are ordered by their last turns.
 
     Options and errors are those of `build_training_sample`; `ensure_final_stop` applies to the last turn of each
-    sample. Raises `RendererError` if no token of any sample carries loss, and `UnreachableTurnError` for a
+    sample. Raises `RendererError` if no token of any sample carries loss, and `MessageError` for a
     trained turn that the model would not sample: the template refuses the prompt before it, or prints nothing of its
     content, calls or reasoning; or the prompt opens reasoning that the printed turn never closes.
     """
@@ -230,14 +230,14 @@ def _why_none_is_chosen(messages: Messages) -> str:
 
 
 def _check_turn(message: Mapping[str, Any], index: int) -> None:
-    """Raise `UnreachableTurnError` for a turn without anything, and for arguments of a call that are no JSON object."""
+    """Raise `MessageError` for a turn without anything, and for arguments of a call that are no JSON object."""
     if "content" not in message and not message.get("tool_calls") and not message.get("reasoning_content"):
         reason = "its content is None, and it has no tool_calls"
-        raise UnreachableTurnError(index, reason, cure='give its content: "" for an answer without text')
+        raise unreachable_turn(index, reason, cure='give its content: "" for an answer without text')
     for number, call in enumerate(message.get("tool_calls", ())):
         if fault := no_object_reason(call["function"]["arguments"]):
             cure = "give a dict, or the text of a JSON object: {} for none"
-            raise UnreachableTurnError(index, f"in the arguments of tool_calls[{number}], {fault}", cure=cure)
+            raise unreachable_turn(index, f"in the arguments of tool_calls[{number}], {fault}", cure=cure)
 
 
 def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> set[int]:

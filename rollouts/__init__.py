@@ -5,8 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollouts.errors import ForeignRenderersError, RolloutsError
-
 # Read, not imported: the other distribution's package may fail on a dependency of its own before anyone can ask it.
 _spec = find_spec("renderers")
 if (
@@ -14,7 +12,12 @@ if (
     and _spec.origin
     and '__distribution__ = "mmrollouts"' not in Path(_spec.origin).read_text("utf-8")
 ):
-    raise ForeignRenderersError(_spec.origin)
+    raise ImportError(
+        f"the package `renderers` at {_spec.origin} belongs to another distribution and overwrote that of mmrollouts. "
+        "Run `pip uninstall -y renderers mmrollouts`, then install mmrollouts. For a program that requires the "
+        "distribution renderers, such as verifiers, install the one of packaging/renderers with it, so that pip does "
+        "not fetch the other again (docs/migrating-from-renderers.md)."
+    )
 
 from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is known to be ours)
     Completion,
@@ -34,6 +37,7 @@ from rollouts.episodes.episode import (  # noqa: E402
     run_episodes,
 )
 from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
+from rollouts.errors import RolloutsError  # noqa: E402
 from rollouts.runner import EpisodeLimits, Group, RetryPolicy, Runner, Task  # noqa: E402
 from rollouts.trajectory.media_reference import MediaReference  # noqa: E402
 from rollouts.trajectory.packed_episodes import pack_episodes  # noqa: E402
@@ -59,7 +63,6 @@ __all__ = [
     "EpisodeSpec",
     "EpisodesError",
     "FinishReason",
-    "ForeignRenderersError",
     "GenerateRequest",
     "GenerateResult",
     "GeneratedTurn",

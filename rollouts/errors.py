@@ -83,38 +83,6 @@ class RolloutsError(Exception):
             self.__notes__ = list(fields["__notes__"])
 
 
-class ForeignRenderersError(RolloutsError, ImportError):
-    """Another distribution's `renderers` package stands where ours should.
-
-    Cure: uninstall `renderers` and mmrollouts, then install mmrollouts, and the distribution of packaging/renderers if
-    a program requires one.
-    """
-
-    def __init__(self, location: str) -> None:
-        super().__init__(
-            f"the import package `renderers` at {location} belongs to another distribution, which overwrote the one "
-            "that mmrollouts installs. Run `pip uninstall -y renderers mmrollouts`, then install mmrollouts. For a "
-            "program that requires the distribution renderers, such as verifiers, install the one of "
-            "packaging/renderers with it, so that pip does not fetch the other again "
-            "(docs/migrating-from-renderers.md)."
-        )
-
-
-class MissingExtraError(RolloutsError, ImportError):
-    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them.
-
-    Cure: run the `pip install` command in the text.
-    """
-
-    def __init__(self, feature: str, extra: str, missing: str) -> None:
-        # Not at the top: `import rollouts` raises an error of this module where `renderers` belongs to another
-        # distribution.
-        from renderers.installation import install_command
-
-        self.extra = extra
-        super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
-
-
 class ArgumentError(RolloutsError, ValueError):
     """An argument has a wrong value. `name` is the argument.
 
@@ -129,10 +97,12 @@ class ArgumentError(RolloutsError, ValueError):
 # Trajectories.
 
 
-class TrajectoryError(RolloutsError):
-    """Root of the errors of trajectories.
+class TrajectoryError(RolloutsError, ValueError):
+    """Values of a turn or a trajectory contradict each other, or are out of range.
 
-    Cure: what the text says.
+    Decoding reports this error as a `transport.MalformedError`.
+
+    Cure: pass the prompt as it was rendered and the completion as the engine returned it.
     """
 
 
@@ -144,15 +114,6 @@ class TrajectoryFinishedError(TrajectoryError):
 
     def __init__(self, episode_id: str, field: str) -> None:
         super().__init__(f"episode {episode_id} is finished; {field} cannot change any more. Copy what you need")
-
-
-class InvalidTurnError(TrajectoryError, ValueError):
-    """Values of a turn or a trajectory contradict each other, or are out of range.
-
-    Decoding reports this error as a `transport.MalformedError`.
-
-    Cure: pass the prompt as it was rendered and the completion as the engine returned it.
-    """
 
 
 # Engines.
@@ -323,22 +284,12 @@ class ServerUnreachableError(EngineError):
     """
 
 
-class NoServerError(ServerUnreachableError):
-    """No member of a fleet could answer. `reasons` has, by the name of each member, why not.
-
-    Cure: start a server of the fleet, or add one.
-    """
-
-    def __init__(self, request_id: str, reasons: Mapping[str, object]) -> None:
-        self.reasons = {name: str(getattr(reason, "reason", reason)) for name, reason in reasons.items()}
-        listed = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
-        super().__init__(
-            request_id,
-            f"no member of the fleet could answer ({listed}). Start a server, or add one"
-            if listed
-            else "the fleet has no members; add one",
-        )
-        self.concern_servers_of(reasons.values())
+def no_server(request_id: str, reasons: Mapping[str, object]) -> ServerUnreachableError:
+    """The error of a fleet none of whose members could answer; `reasons`, by the name of each member, say why not."""
+    listed = "; ".join(f"{name}: {getattr(reason, 'reason', reason)}" for name, reason in reasons.items())
+    text = f"no member of the fleet could answer ({listed}). Start a server, or add one"
+    error = ServerUnreachableError(request_id, text if listed else "the fleet has no members; add one")
+    return error.concern_servers_of(reasons.values())
 
 
 class FleetMismatchError(EngineError):
@@ -378,19 +329,6 @@ class FleetControlError(EngineError):
             reason += f". It is done at {', '.join(done)}"
         super().__init__(call, reason)
         self.concern_servers_of(errors.values())
-
-
-class ServerActorError(RolloutsError):
-    """An actor of Ray does not give the address of its server.
-
-    Cure: pass names of `rollouts.ray.RayServers`, or of actors with a method `base_url`, in this namespace.
-    """
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(
-            f"the actor {name:.80} gives no address: {reason}; pass names of rollouts.ray.RayServers, or of actors "
-            "with a method base_url, in this namespace"
-        )
 
 
 class ServerTimeoutError(EngineError):
@@ -436,55 +374,20 @@ class WeightUpdateError(ServerRelatedError):
     """
 
 
-class NoJsonFormError(RolloutsError):
-    """A value cannot be written as JSON. `type_name` is its class.
-
-    Cure: record plain data, an array or a tensor.
-    """
-
-    def __init__(self, value: object) -> None:
-        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
-        super().__init__(
-            f"a value of type {self.type_name} cannot be written as JSON; record plain data, an array or a tensor"
-        )
-
-
 # Training.
 
 
 class SampleError(RolloutsError, ValueError):
-    """A training sample contradicts itself, or a call has no list of samples. `sample` names the sample, if it is one.
-    Decoding reports this error as a `transport.MalformedError`.
+    """A training sample or a batch contradicts itself, or batches cannot be combined. `sample` names the sample.
+    It is None for a batch. Decoding reports this error as a `transport.MalformedError`.
 
-    Cure: give each column one value for each token, with ids of the tokenizer and finite numbers.
+    Cure: give each column one value for each token, with ids of the tokenizer and finite numbers; make rows and batches
+    alike in what the text names.
     """
 
     def __init__(self, sample: str | None, reason: str) -> None:
         self.sample = sample
         super().__init__(reason if sample is None else f"sample {sample}: {reason}")
-
-
-class BatchError(RolloutsError, ValueError):
-    """Tensors or rows of a batch contradict each other, or batches cannot be combined. Decoding reports this error as a
-    `transport.MalformedError`.
-
-    Cure: make the rows or batches alike in what the text names, or make the batch again from its samples.
-    """
-
-
-class MismatchError(RolloutsError):
-    """The mismatch is above a threshold. `exceeded`: name, value and threshold of each figure, in nats.
-
-    Cure: read `report_text(report)`, or find the cause with `diagnose_mismatch`, before training on these tokens.
-    """
-
-    def __init__(self, exceeded: Sequence[tuple[str, float, float]], tokens: int, worst: str) -> None:
-        self.exceeded = tuple(exceeded)
-        figures = ", ".join(f"{name} {value:.2e} is above {threshold:.2e} nats" for name, value, threshold in exceeded)
-        super().__init__(
-            f"mismatch over {tokens} tokens: {figures}; largest in sample {worst}. Read report_text(report), or find "
-            "the cause with diagnose_mismatch, before training on these tokens"
-        )
 
 
 class PixelMismatchError(RolloutsError):
@@ -524,13 +427,3 @@ class CommandFileError(RolloutsError):
     def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
         self.line = line
         super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")
-
-
-class ExportError(RolloutsError):
-    """A medium was not exported.
-
-    Cure: name another file to export to, or restore the damaged medium.
-    """
-
-    def __init__(self, digest: str, reason: str) -> None:
-        super().__init__(f"{digest}: {reason}")

@@ -73,7 +73,7 @@ def test_the_renderers_package_of_another_distribution_is_refused_with_what_to_u
     (foreign / "__init__.py").write_text("__version__ = '0.1.12'\n")
     result = run("import rollouts", tmp_path)
     assert result.returncode != 0
-    assert "ForeignRenderersError" in result.stderr
+    assert "belongs to another distribution" in result.stderr
     assert str(foreign / "__init__.py") in result.stderr
     assert "pip uninstall -y renderers mmrollouts" in result.stderr
     assert "mmrollouts" in result.stderr
@@ -117,7 +117,7 @@ def test_two_packages_of_the_name_in_one_folder_are_refused_with_what_to_do(
 ) -> None:
     package = installed_beside(tmp_path, init)
     (line,) = run(use, tmp_path).stderr.splitlines()[-1:]
-    assert line.startswith(f"renderers.errors.MixedPackagesError: {package} has files of PyPI's renderers")
+    assert line.startswith(f"ImportError: {package} has files of PyPI's renderers")
     assert "pip uninstall -y renderers mmrollouts" in line
 
 
@@ -125,7 +125,7 @@ def test_two_packages_of_the_name_in_one_folder_are_refused_with_what_to_do(
 def test_an_import_of_a_name_that_is_not_there_says_who_needs_it_and_what_to_do(module: str, tmp_path: Path) -> None:
     (tmp_path / "consumer.py").write_text(f"from {module} import render_faster\n")
     (line,) = run("import consumer", tmp_path).stderr.splitlines()[-1:]
-    assert line.startswith(f"renderers.errors.MissingNameError: consumer imports 'render_faster' from {module},")
+    assert line.startswith(f"ImportError: consumer imports 'render_faster' from {module},")
     assert "docs/migrating-from-renderers.md" in line
 
 

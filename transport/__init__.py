@@ -15,7 +15,6 @@ from transport.errors import (
     FileLockedError,
     LimitError,
     MalformedError,
-    MissingExtraError,
     MissingMediaError,
     TransportError,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "FileLockedError",
     "LimitError",
     "MalformedError",
-    "MissingExtraError",
     "MissingMediaError",
     "RawTensor",
     "RecordReader",

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from renderers.installation import install_command
-
 _MAX_CHARACTERS: Final = 80
 _MAX_BITS: Final = 256
 
@@ -43,17 +41,6 @@ class TransportError(Exception):
         args, fields = state
         super().__init__(*args)
         self.__dict__.update(fields)
-
-
-class MissingExtraError(TransportError, ImportError):
-    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them.
-
-    Cure: run the `pip install` command in the text.
-    """
-
-    def __init__(self, feature: str, extra: str, missing: str) -> None:
-        self.extra = extra
-        super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
 
 
 class EncodeError(TransportError):

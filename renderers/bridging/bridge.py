@@ -19,7 +19,7 @@ from renderers.bridging.continuation import Continuation, Continuations, TurnSum
 from renderers.bridging.probe_messages import ProbeMessages, unused_call_ids
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
-from renderers.errors import PlaceholderCountError, TemplateError
+from renderers.errors import MessageError, TemplateError
 from renderers.media.item import ExpansionPiece, MediaItem
 from renderers.messages import Modality, check_message, check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
@@ -132,8 +132,11 @@ class Bridge:
         except TemplateError as error:
             _log.info("bridge: %s", error)
             return BridgeRefusal.TEMPLATE_REFUSES
-        except PlaceholderCountError as error:  # name the message by its index in `new_messages`
-            raise error.relative_to(len(history)) from None
+        except MessageError as error:  # name the message by its index in `new_messages`
+            if error.message_index is None:
+                raise
+            index = error.message_index - len(history)
+            raise MessageError(error.reason, message_index=index, part_index=error.part_index) from None
         if isinstance(extension, _NoExtension):
             return extension.refusal
         if obstacles:

@@ -10,7 +10,10 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from renderers.errors import MediaDecodeError, MediaDigestError
+from renderers.errors import (
+    MediaDecodeError,
+    MediaError,
+)
 from renderers.messages import Modality
 
 #: The first bytes of the forms for pixels and samples that were not given as a file.
@@ -44,10 +47,14 @@ class MediaSource:
         return type(self), (self.digest, bytes(self.data))
 
     def verify(self) -> None:
-        """Raise `MediaDigestError` unless the bytes hash to the digest."""
+        """Raise `MediaError` unless the bytes hash to the digest."""
         actual = hashlib.sha256(self.data).hexdigest()
         if actual != self.digest:
-            raise MediaDigestError(self.digest, actual)
+            raise MediaError(
+                f"media source announced as {self.digest} is {actual} here: the bytes changed on the way. Ship the "
+                "source again.",
+                digest=self.digest,
+            )
 
     @property
     def is_raw(self) -> bool:

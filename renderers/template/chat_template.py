@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jinja2
 
-from renderers.errors import TemplateError, TemplateLimitError, TemplateSyntaxError, WorkLimitError
+from renderers.errors import LoadError, TemplateError, TemplateLimitError, WorkLimitError
 from renderers.process.caches import ByteLRU, cache_key
 from renderers.template.environment import TracingEnvironment
 from renderers.template.syntax_rewriting import RUN
@@ -74,10 +74,12 @@ class ChatTemplate:
             with TemplateRun():  # Jinja evaluates constant expressions while it compiles
                 self._template = TracingEnvironment(now).compile_chat_template(source)
         except jinja2.TemplateSyntaxError as error:
-            raise TemplateSyntaxError(error.message or "syntax error", model=model, line=error.lineno) from error
+            reason = f"line {error.lineno}: {error.message or 'syntax error'}"
+            raise LoadError(f"the chat template of {model} is not valid Jinja, {reason}") from error
         except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
             # Jinja generated invalid Python: a stray break, deep nesting, half a surrogate pair.
-            raise TemplateSyntaxError(str(error) or type(error).__name__, model=model, line=0) from error
+            reason = str(error) or type(error).__name__
+            raise LoadError(f"the chat template of {model} is not valid Jinja: {reason}") from error
 
     def print(
         self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False, **variables: Any

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from renderers.errors import LoadError, TokenizerError, missing_token
+from renderers.errors import LoadError, MessageError, missing_token
 from renderers.process.caches import ByteLRU
 from renderers.process.files import read_json
 from renderers.tokens.added_tokens import AddedToken, ControlMatch, ControlPattern, added_tokens
@@ -152,14 +152,14 @@ class TemplateTokenizer:
         try:
             encoding = body.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
-            raise TokenizerError(
+            raise MessageError(
                 f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
                 "source with errors='replace'."
             ) from error
         ids, token_at = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}
         if not self._forbidden.isdisjoint(ids):
             token = next(self._token_of[token_id] for token_id in ids if token_id in self._forbidden)
-            raise TokenizerError(
+            raise MessageError(
                 f"the tokenizer of {self.model} encodes plain text {text[:80]!r} as the control token {token!r}; "
                 "content could forge it. Remove the token from the base vocabulary or reject such content."
             )

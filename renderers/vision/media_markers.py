@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from renderers.errors import PlaceholderCountError, TemplateError
+from renderers.errors import MessageError, TemplateError
 from renderers.media.item import ExpansionPiece, MediaItem
 from renderers.messages import Modality
 from renderers.template.chat_template import Printed, Template
@@ -112,7 +112,7 @@ def replace_markers(
     """Replace each marker printed from character `begin` on by the expansion of its item.
 
     `owners` is parallel to the segments of `printed`. The text changes only where an expansion is more than markers;
-    otherwise the marker stays and is repeated. Raises `PlaceholderCountError` when the template printed more or fewer
+    otherwise the marker stays and is repeated. Raises `MessageError` when the template printed more or fewer
     markers than there are slots.
     """
     marks = [
@@ -159,14 +159,19 @@ def _slot_of_markers(
     return slot_of
 
 
-def _count_error(actual: Sequence[int], slots: Sequence[MediaSlot], modality: Modality) -> PlaceholderCountError:
+def _count_error(actual: Sequence[int], slots: Sequence[MediaSlot], modality: Modality) -> MessageError:
     expected = [slot.message_index for slot in slots]
     differing = (index for index in sorted({*expected, *actual}) if expected.count(index) != actual.count(index))
     at = next(differing, None)
     if at is None:  # equal numbers in every message, in another order
         at = next(e for a, e in zip(actual, expected, strict=True) if a not in (-1, e))
-    parts = [(slot.part_index, slot.digest) for slot in slots if slot.message_index == at]
-    return PlaceholderCountError(at, parts, actual.count(at), modality)
+    parts = "".join(f", part {slot.part_index} {slot.digest[:12]}" for slot in slots if slot.message_index == at)
+    return MessageError(
+        f"it holds {expected.count(at)} {modality} part(s){parts}, but the chat template printed {actual.count(at)} "
+        f"{modality} placeholder(s). This template does not show {modality} parts there: move them to a role in which "
+        "it does (usually user), or use a template that handles them.",
+        message_index=at,
+    )
 
 
 def _expand(

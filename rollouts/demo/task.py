@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from renderers import Message
+from renderers.errors import MissingExtraError
 from rollouts.episodes.environment import StepResult
-from rollouts.errors import MissingExtraError
 from rollouts.training.mismatch import MismatchReport
 from rollouts.trajectory.tree import Trajectory
 from transport import wire_type

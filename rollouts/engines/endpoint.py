@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
+from renderers.errors import MissingExtraError
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
@@ -30,7 +31,6 @@ from rollouts.errors import (
     EngineError,
     InvalidRequestError,
     MalformedResultError,
-    MissingExtraError,
     OverlongPromptError,
     ServerError,
     ServerTimeoutError,

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rollouts.errors import ArgumentError, MissingExtraError
+from renderers.errors import MissingExtraError
+from rollouts.errors import ArgumentError
 from rollouts.values import check_integer, mean_and_spread
 
 #: The probability with which an interval holds the true value.

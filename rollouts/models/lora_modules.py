@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rollouts.errors import ArgumentError, MissingExtraError, UnsupportedModelError
+from renderers.errors import MissingExtraError
+from rollouts.errors import ArgumentError, UnsupportedModelError
 from rollouts.models.architecture import EXTEND, Architecture
 from rollouts.values import check_integer, check_positive, whole_number
 

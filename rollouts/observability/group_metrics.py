@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
-from rollouts.errors import CommandFileError, NoJsonFormError, validation_errors
+from rollouts.errors import CommandFileError, RolloutsError, validation_errors
 from rollouts.runner.group import Group
 from rollouts.terminal.text import shortened
 from rollouts.trajectory.plain_json import plain
@@ -150,7 +150,7 @@ def _json_form(value: Any, depth: int) -> Any:
         return [_json_form(each, depth + 1) for each in value]
     try:
         return plain(value)
-    except NoJsonFormError:
+    except RolloutsError:
         return None
 
 

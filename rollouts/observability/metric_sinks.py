@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self
 
-from rollouts.errors import MissingExtraError, RolloutsError
+from renderers.errors import MissingExtraError
+from rollouts.errors import RolloutsError
 from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
 from rollouts.values import check_positive

@@ -7,7 +7,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 from wsgiref.simple_server import WSGIServer
 
-from rollouts.errors import MissingExtraError, RolloutsError, describe_exception
+from renderers.errors import MissingExtraError
+from rollouts.errors import RolloutsError, describe_exception
 from rollouts.observability.metric_table import METRICS, Metric
 from rollouts.observability.run_metrics import RunMetrics
 

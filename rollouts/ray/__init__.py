@@ -1,6 +1,6 @@
 """Episodes of a `Runner` on a Ray cluster. Needs the extra `ray`."""
 
-from rollouts.errors import MissingExtraError
+from renderers.errors import MissingExtraError
 
 try:
     import ray as _ray  # noqa: F401

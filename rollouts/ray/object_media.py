@@ -98,7 +98,7 @@ class ObjectMedia:
         """The sources of `digests`; those that this process does not have are fetched, each of them once.
 
         What another call is fetching is waited for; if that call fails, it is fetched here. Raises what `fetch` and its
-        objects raise, and `MediaDigestError` for bytes with another digest.
+        objects raise, and `MediaError` for bytes with another digest.
         """
         wanted = list(dict.fromkeys(digests))
         found: dict[str, MediaSource] = {}

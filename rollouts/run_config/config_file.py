@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from renderers import RendererError
+from renderers.errors import MissingExtraError
 from renderers.process.files import open_readable
-from rollouts.errors import MissingExtraError, RolloutsError
+from rollouts.errors import RolloutsError
 from rollouts.run_config.errors import ConfigProblem, KeyPath, RunConfigError, key_text
 from rollouts.run_config.invalid_values import config_problems, unsafe_values
 from rollouts.run_config.sections import RendererSection, RunConfig

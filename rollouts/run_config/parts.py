@@ -14,9 +14,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from renderers import TemplateRenderer, load_renderer
+from renderers.errors import MissingExtraError
 from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams
 from rollouts.episodes.environment import ThreadedEnvironment
-from rollouts.errors import MissingExtraError, describe_exception, validation_errors
+from rollouts.errors import describe_exception, validation_errors
 from rollouts.rewards import GroupReward, Reward, check_names
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.engines import engine_factory, media_policy, server_kind

@@ -13,8 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from renderers.errors import MissingExtraError
 from renderers.process.files import open_readable
-from rollouts.errors import ArgumentError, MissingExtraError, describe_exception, short_repr
+from rollouts.errors import ArgumentError, describe_exception, short_repr
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.errors import TaskFileError
 from rollouts.run_config.import_paths import check_call, imported_object

@@ -4,7 +4,6 @@ from rollouts.episodes.limits import EpisodeLimits
 from rollouts.runner.errors import (
     GroupFailedError,
     JournalError,
-    JournalInUseError,
     JournalOfAnotherRunError,
     TaskSourceError,
 )

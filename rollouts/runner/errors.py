@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 
 from rollouts.errors import RolloutsError, describe_exception
@@ -48,35 +46,9 @@ class JournalError(RolloutsError):
         super().__init__(f"journal {path}: {reason}")
 
 
-class JournalInUseError(JournalError):
-    """Another runner has the journal open. `pid` and `host` name its process; None if unknown.
-
-    Cure: wait until the other run has ended, or give this run a directory of its own; close a runner of this process.
-    """
-
-    def __init__(self, path: str, pid: int | None, host: str | None) -> None:
-        self.pid = pid
-        self.host = host
-        if (pid, host) == (os.getpid(), socket.gethostname()):
-            reason = "another Runner of this process has it open; close that one first"
-        else:
-            holder = "another process" if pid is None else f"process {pid} on {host}"
-            reason = f"{holder} has it open. Wait until that run has ended, or give this run a directory of its own"
-        super().__init__(path, reason)
-
-
 class JournalOfAnotherRunError(JournalError):
-    """The journal was begun with another configuration. `differences` has a sentence for each value that differs.
+    """The journal is that of another run: of one that has it open, or of one with another configuration.
 
-    Cure: continue that run with its own configuration, or give this run a directory of its own.
+    Cure: wait until the other run has ended, continue it with its own configuration, or give this run a directory of
+    its own; close a runner of this process.
     """
-
-    def __init__(self, path: str, differences: Sequence[str]) -> None:
-        self.differences = tuple(differences)
-        shown = "; ".join(self.differences[:5])
-        more = f"; {len(self.differences) - 5} more values differ" if len(self.differences) > 5 else ""
-        super().__init__(
-            path,
-            f"it belongs to a run with another configuration: {shown}{more}. Continue that run with its own values, or "
-            "give this run a directory of its own",
-        )

@@ -75,8 +75,8 @@ class Journal:
         and of the file of tasks; `resume` compares them. With `fsync`, finished groups and deliveries are on the disk
         when they count as such.
 
-        Raises `JournalInUseError` if another process has the journal open, `JournalError` for files that cannot be read
-        or made, and `ArgumentError`.
+        Raises `JournalOfAnotherRunError` if another process has the journal open, `JournalError` for files that cannot
+        be read or made, and `ArgumentError`.
         """
         plain = plain_configuration(configuration)
         return cls(Recorder(Path(path), fsync=fsync), plain)

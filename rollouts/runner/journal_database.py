@@ -8,6 +8,7 @@ import errno
 import hashlib
 import logging
 import os
+import socket
 import sqlite3
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +18,10 @@ from typing import Any, Final
 
 from renderers.media.item import MediaSource
 from rollouts.errors import short_repr
-from rollouts.runner.errors import JournalError, JournalInUseError, JournalOfAnotherRunError
+from rollouts.runner.errors import (
+    JournalError,
+    JournalOfAnotherRunError,
+)
 from rollouts.runner.group import Group
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
@@ -121,8 +125,8 @@ class Recorder:
     """The database of a journal, open for this process alone. All calls block; one thread at a time makes them.
 
     `known` has the ids of all tasks that were started, and `lost` those that were delivered and that the consumer does
-    not have; any thread may read them. Raises `JournalInUseError`, and `JournalError` for files that cannot be read or
-    made.
+    not have; any thread may read them. Raises `JournalOfAnotherRunError`, and `JournalError` for files that cannot be
+    read or made.
     """
 
     def __init__(self, directory: Path, *, fsync: bool) -> None:
@@ -154,7 +158,11 @@ class Recorder:
         try:
             return RecordWriter(path)
         except FileLockedError as error:
-            raise JournalInUseError(self.path, error.pid, error.host) from error
+            holder = "another process" if error.pid is None else f"process {error.pid} on {error.host}"
+            reason = f"{holder} has it open. Wait until that run has ended, or give this run a directory of its own"
+            if (error.pid, error.host) == (os.getpid(), socket.gethostname()):
+                reason = "another Runner of this process has it open; close that one first"
+            raise JournalOfAnotherRunError(self.path, reason) from error
         except TransportError as error:
             raise JournalError(self.path, str(error)) from error
         except OSError as error:
@@ -191,7 +199,13 @@ class Recorder:
             if found is None:
                 self._database.execute("INSERT INTO run VALUES (?)", (encode(configuration),))
             elif differing := differences(decode(found[0]), configuration):
-                raise JournalOfAnotherRunError(self.path, differing)
+                shown = "; ".join(differing[:5])
+                more = f"; {len(differing) - 5} more values differ" if len(differing) > 5 else ""
+                raise JournalOfAnotherRunError(
+                    self.path,
+                    f"it belongs to a run with another configuration: {shown}{more}. Continue that run with its own "
+                    "values, or give this run a directory of its own",
+                )
             if self._received is not None:
                 self._close_received(self._received)
             self._forget_damaged()

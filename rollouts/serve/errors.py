@@ -13,7 +13,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from renderers import RendererError
-from renderers.errors import MediaError, MessageError, PlaceholderCountError, TemplateError, TokenizerError
+from renderers.errors import (
+    MediaError,
+    MessageError,
+    MissingExtraError,
+    TemplateError,
+)
 from rollouts.episodes.limits import OVERLONG_ERRORS
 from rollouts.errors import (
     ApiKeyError,
@@ -23,7 +28,6 @@ from rollouts.errors import (
     EngineStartError,
     GenerationInterruptedError,
     InvalidRequestError,
-    MissingExtraError,
     RolloutsError,
     ServerError,
     ServerTimeoutError,
@@ -76,17 +80,6 @@ def invalid_message(message: str, param: str) -> RequestError:
     return RequestError(400, message, param, code="invalid_message")
 
 
-class UnknownSessionError(RequestError):
-    """There is no session of this id.
-
-    Cure: send a chat completion with this id first, or correct the id.
-    """
-
-    def __init__(self, session_id: str) -> None:
-        message = f"there is no session {session_id!r}; a chat completion with this id begins it"
-        super().__init__(404, message, code="session_not_found")
-
-
 def session_gone(session_id: str, reason: str) -> RequestError:
     """The session was removed; `reason` says why."""
     message = f"the session {session_id!r} is gone: {reason}. Begin another one, with another id"
@@ -120,7 +113,7 @@ _ROWS: Final[tuple[tuple[tuple[type[Exception], ...], int, str | None], ...]] = 
     ((ApiKeyError,), 502, "engine_error"),  # of the server behind this one
     ((InvalidRequestError, CapabilityError), 400, None),
     ((MissingExtraError,), 501, "missing_extra"),
-    ((MessageError, MediaError, TemplateError, PlaceholderCountError, TokenizerError), 400, "invalid_message"),
+    ((MessageError, MediaError, TemplateError), 400, "invalid_message"),
     ((TrajectoryFinishedError,), 409, "session_ended"),
     ((TrajectoryError,), 400, None),
     ((ServerTimeoutError,), 504, "timeout"),

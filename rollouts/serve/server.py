@@ -14,8 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from renderers.errors import MissingExtraError
 from rollouts.calls import in_tiny_pieces
-from rollouts.errors import ArgumentError, CommandFileError, MissingExtraError, RolloutsError
+from rollouts.errors import ArgumentError, CommandFileError, RolloutsError
 from rollouts.serve.access import is_loopback
 
 try:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollouts.errors import MissingExtraError
+from renderers.errors import MissingExtraError
 
 _CONTROL_TOKENS = [
     "<|endoftext|>",

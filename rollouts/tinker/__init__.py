@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from rollouts.errors import MissingExtraError
+from renderers.errors import MissingExtraError
 
 for _package in ("torch", "starlette", "uvicorn", "tinker"):
     if find_spec(_package) is None:

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.local import LocalEngine
-from rollouts.errors import EngineClosedError, RolloutsError
+from rollouts.errors import CapabilityError, EngineClosedError
 from rollouts.models.loading import load_model
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.device_turns import DeviceTurns
@@ -57,7 +57,7 @@ class LocalSampler:
         try:
             shared = self._shared or await self._starting.run("shared", self._start)
             return await shared.sample(saved, request, share)
-        except _TrainedAsAWholeError:
+        except CapabilityError:  # of the lock: sample with a copy that is loaded from the files
             async with self._copies.using(SavedWeights.at(self._trainer.directory)) as copy:
                 return await copy.sample(saved, request, share)
 
@@ -133,17 +133,10 @@ class _EngineOfModel:
         return result if scores is None else scores.added_to(result)
 
 
-class _TrainedAsAWholeError(RolloutsError):
-    """The model of the trainer does not have the weights of the base model.
-
-    Cure: sample with a copy that is loaded from its files.
-    """
-
-
 class _Lock(AbstractContextManager[None]):
     """The lock of the engine over the model of the trainer.
 
-    Raises `_TrainedAsAWholeError` while all parameters of the model are trained.
+    Raises `CapabilityError` while all parameters of the model are trained.
     """
 
     def __init__(self, trainer: Trainer, turns: DeviceTurns) -> None:
@@ -154,7 +147,7 @@ class _Lock(AbstractContextManager[None]):
         with ExitStack() as on_error:
             on_error.enter_context(self._turns)
             if None in self._trainer.models().values():
-                raise _TrainedAsAWholeError
+                raise CapabilityError("sample", "the model of the trainer does not have the weights of the base model")
             on_error.pop_all()
 
     def __exit__(self, *raised: Any) -> None:

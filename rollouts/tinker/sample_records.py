@@ -18,7 +18,7 @@ import numpy as np
 
 from renderers import MediaSource, MultiModalData, RenderedTokens
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan
-from rollouts.errors import InvalidTurnError
+from rollouts.errors import TrajectoryError
 from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter, TransportError
@@ -110,7 +110,7 @@ class SampleRecords:
                 prompt = self._rendered(request.prompt)
                 for number, sequence in enumerate(result.sequences):
                     self._add(tree.trajectory, prompt, number, sequence, weight_version)
-            except InvalidTurnError as error:
+            except TrajectoryError as error:
                 log.error("a sample of session %s is not recorded: %s", session_id, error)
             self._count(tree, before)
             if len(tree.trajectory.turns) >= _MAX_TURNS or not tree.trajectory.turns:

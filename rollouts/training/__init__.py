@@ -1,6 +1,6 @@
 """From trajectories to gradients: samples, batches, model inputs, losses and the mismatch. Needs the `torch` extra."""
 
-from rollouts.errors import MissingExtraError
+from renderers.errors import MissingExtraError
 from rollouts.scoring import TokenScores, score, with_scores
 from rollouts.teacher import check_teacher
 

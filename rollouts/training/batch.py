@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from renderers.placement import PlacedItem
-from rollouts.errors import BatchError, SampleError, short_repr
+from rollouts.errors import SampleError, short_repr
 from rollouts.files import replaced_path
 from rollouts.training.media_tensors import combined
 from rollouts.training.rows import Layout, Side, check_layout, padding_bounds, place_samples, token_numbers
@@ -33,13 +33,13 @@ COLUMNS: Mapping[str, tuple[str, torch.dtype]] = {
 
 
 def check_tensors(batch: TrainingBatch) -> None:
-    """Raise `BatchError` unless the tensors have their dtypes, shapes and device, and each sample has its tokens.
+    """Raise `SampleError` unless the tensors have their dtypes, shapes and device, and each sample has its tokens.
 
     A sample has as many tokens as `lengths` says, in its row and apart from others.
     """
     ids, count = batch.input_ids, len(batch.samples)
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
-        raise BatchError(f"input_ids is {short_repr(ids)}; pass an int64 tensor (rows, columns)")
+        raise SampleError(None, f"input_ids is {short_repr(ids)}; pass an int64 tensor (rows, columns)")
     shape, cpu = batch._shape, torch.device("cpu")
     expected: dict[str, Any] = {name: (dtype, shape, ids.device) for name, (_, dtype) in COLUMNS.items()}
     expected |= {"starts": (torch.int64, (count, 2), cpu), "lengths": (torch.int64, (count,), cpu)}
@@ -48,7 +48,7 @@ def check_tensors(batch: TrainingBatch) -> None:
         if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tensor.shape, tensor.device) != (dtype, size, device):
             is_tensor = isinstance(tensor, torch.Tensor)
             found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}" if is_tensor else short_repr(tensor)
-            raise BatchError(f"{name} is {found}; {count} samples in {shape} need {dtype} {size} on {device}")
+            raise SampleError(None, f"{name} is {found}; {count} samples in {shape} need {dtype} {size} on {device}")
     cells, sizes, first = batch.starts.numpy(), batch.lengths.numpy(), first_tokens(batch)
     order = np.argsort(first, kind="stable")
     overlapping = np.zeros(count, bool)
@@ -56,9 +56,10 @@ def check_tensors(batch: TrainingBatch) -> None:
     outside = (cells < 0).any(axis=1) | (cells[:, 0] >= shape[0]) | (cells[:, 1] + sizes > shape[1]) | overlapping
     for number, sample in enumerate(batch.samples):
         if outside[number] or sizes[number] != len(sample):
-            raise BatchError(
+            raise SampleError(
+                None,
                 f"sample {number} ({sample.name:.80}) of {len(sample)} tokens is said to have {sizes[number]} at row "
-                f"and column {cells[number].tolist()} of {shape}; lay out the samples with from_samples"
+                f"and column {cells[number].tolist()} of {shape}; lay out the samples with from_samples",
             )
 
 
@@ -68,7 +69,7 @@ def check_trained(
     sequence_ids: torch.Tensor,
     samples: Sequence[TrainingSample],
 ) -> None:
-    """Raise `BatchError` if `loss_mask` (B, T) trains padding or a first token of a sample: nothing predicts them."""
+    """Raise `SampleError` if `loss_mask` (B, T) trains padding or a first token of a sample: nothing predicts them."""
     if loss_mask.is_meta:  # it has no values
         return
     wrong = loss_mask & (position_ids == 0)
@@ -77,9 +78,10 @@ def check_trained(
     row, column = wrong.nonzero()[0].tolist()
     number = int(sequence_ids[row, column])
     token = "padding" if number < 0 else f"the first token of sample {number} ({samples[number].name:.80})"
-    raise BatchError(
+    raise SampleError(
+        None,
         f"loss_mask is True at row {row} and column {column}, which is {token}; no token of a sample predicts it. Set "
-        "loss_mask to False wherever position_ids is 0"
+        "loss_mask to False wherever position_ids is 0",
     )
 
 
@@ -105,8 +107,8 @@ class TrainingBatch:
     neither padded nor copied. `extras` are tensors of the caller's own, one for each sample (`with_extras`).
 
     The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
-    `advantages` in place. Raises `BatchError` for tensors of other shapes or dtypes, and for a `loss_mask` that is True
-    on padding or on the first token of a sample.
+    `advantages` in place. Raises `SampleError` for tensors of other shapes or dtypes, and for a `loss_mask` that is
+    True on padding or on the first token of a sample.
     """
 
     samples: tuple[TrainingSample, ...]
@@ -213,7 +215,7 @@ class TrainingBatch:
     def concatenated_media(self, name: str) -> torch.Tensor | None:
         """The arrays `name` of all media in one tensor, in the order of the samples; None if there are none.
 
-        Each pixel is copied once. Raises `BatchError` for arrays whose rows have different shapes or dtypes.
+        Each pixel is copied once. Raises `SampleError` for arrays whose rows have different shapes or dtypes.
         """
         tensor = combined([item for sample in self.samples for item, _ in sample.media if name in item], name)
         return None if tensor is None else tensor.to(self.input_ids.device)
@@ -236,11 +238,11 @@ class TrainingBatch:
     def concat(cls, batches: Sequence[TrainingBatch]) -> TrainingBatch:
         """The samples of all `batches` in one, with the extras of all; None for samples of a batch without an extra.
 
-        Raises `BatchError` unless there is at least one batch and all have one `layout`, `side`, `pad_id`,
+        Raises `SampleError` unless there is at least one batch and all have one `layout`, `side`, `pad_id`,
         `multiple_of` and device.
         """
         if not batches:
-            raise BatchError("pass a list of at least one TrainingBatch")
+            raise SampleError(None, "pass a list of at least one TrainingBatch")
         check_alike(batches)
         return replace(batches[0], **gathered(batches, np.arange(sum(map(len, batches)))))
 
@@ -251,14 +253,14 @@ class TrainingBatch:
 
         `batch.with_extras(reference=token_logprobs(reference_model, batch))` keeps the log-probabilities of a reference
         with their samples through every selection; `column("reference")` lays them out again. A part of a tensor is a
-        view on it. Raises `BatchError` for a name of a tensor of this batch and for other shapes.
+        view on it. Raises `SampleError` for a name of a tensor of this batch and for other shapes.
         """
         taken = {each.name for each in fields(self)}
         added = {}
         for name, values in extras.items():
             if name in taken:
-                raise BatchError(
-                    f"{name} is a field of the batch; change it with dataclasses.replace(batch, {name}=...)"
+                raise SampleError(
+                    None, f"{name} is a field of the batch; change it with dataclasses.replace(batch, {name}=...)"
                 )
             added[name] = split_by_sample(name, values, self.starts, self.lengths, self._shape)
         return replace(self, extras={**self.extras, **added})
@@ -267,8 +269,8 @@ class TrainingBatch:
         """The extra `name`, one row for each token, laid out as (B, T, ...); 0 on padding.
 
         Also a teacher's column of the samples: "teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"; these are
-        NaN or 0 in a sample that has none and trains no token. Raises `BatchError` for an extra that does not exist and
-        for a sample without one row for each of its tokens.
+        NaN or 0 in a sample that has none and trains no token. Raises `SampleError` for an extra that does not exist
+        and for a sample without one row for each of its tokens.
         """
         values = rows_of_tokens(name, self._extra(name), self.samples).to(self.input_ids.device)
         out = values.new_zeros((self.input_ids.numel(), *values.shape[1:]))
@@ -279,7 +281,7 @@ class TrainingBatch:
         if name in TEACHER_COLUMNS and name not in self.extras:
             return teacher_rows(name, self.samples)
         if name not in self.extras:
-            raise BatchError(f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
+            raise SampleError(None, f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
         return self.extras[name]
 
     @property
@@ -336,12 +338,14 @@ class TrainingBatch:
     def load(cls, path: str | os.PathLike[str]) -> TrainingBatch:
         """The batch in a file that `save` wrote.
 
-        Raises `BatchError` for a record file of something else, and the errors of `transport.RecordReader`.
+        Raises `SampleError` for a record file of something else, and the errors of `transport.RecordReader`.
         """
         with RecordReader(path) as reader:
             batch = reader[0] if len(reader) == 1 else None
         if not isinstance(batch, TrainingBatch):
-            raise BatchError(f"{os.fspath(path)!r:.120} does not hold one TrainingBatch; load what batch.save wrote")
+            raise SampleError(
+                None, f"{os.fspath(path)!r:.120} does not hold one TrainingBatch; load what batch.save wrote"
+            )
         return batch
 
 
@@ -415,13 +419,15 @@ def gathered(batches: Sequence[TrainingBatch], chosen: np.ndarray) -> dict[str, 
 
 
 def check_alike(batches: Sequence[TrainingBatch]) -> None:
-    """Raise `BatchError` if the batches cannot become one because of different layouts or devices."""
+    """Raise `SampleError` if the batches cannot become one because of different layouts or devices."""
     first = batches[0]
     for number, batch in enumerate(batches):
         for name in ("layout", "side", "pad_id", "multiple_of", "device"):
             one, other = (str(getattr(each.input_ids if name == "device" else each, name)) for each in (first, batch))
             if one != other:
-                raise BatchError(f"{name} is {one!r} in batch 0 and {other!r} in batch {number}; make them alike")
+                raise SampleError(
+                    None, f"{name} is {one!r} in batch 0 and {other!r} in batch {number}; make them alike"
+                )
 
 
 def _union_of_extras(batches: Sequence[TrainingBatch]) -> dict[str, TensorList]:

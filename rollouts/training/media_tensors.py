@@ -12,14 +12,14 @@ from renderers.errors import MediaError
 from renderers.media.item import PackedArray
 from renderers.vision.batching import combine
 from renderers.vision.patches import StillPatches
-from rollouts.errors import BatchError
+from rollouts.errors import SampleError
 
 
 def combined(items: Sequence[MediaItem], name: str) -> torch.Tensor | None:
     """The arrays `name` of items in one tensor: rows concatenated, or stacked and padded where `fields` says
     batched; an array of one axis, such as the grid of an image, is one row. None if there are none.
 
-    Raises `BatchError`, which names the tensor, for arrays that differ in dtype or in the shape of their rows.
+    Raises `SampleError`, which names the tensor, for arrays that differ in dtype or in the shape of their rows.
     """
     if not items:
         return None
@@ -28,13 +28,15 @@ def combined(items: Sequence[MediaItem], name: str) -> torch.Tensor | None:
         try:
             return torch.from_numpy(combine([item[name] for item in items], field))
         except MediaError as error:
-            raise BatchError(f"{name}: {error.reason}; take the arrays of each item from sample.media") from error
+            raise SampleError(
+                None, f"{name}: {error.reason}; take the arrays of each item from sample.media"
+            ) from error
     arrays = [item.tensors[name] for item in items]
     parts = [array if isinstance(array, StillPatches) else _rows_of(array) for array in arrays]
     kinds = {(np.dtype(np.uint8) if isinstance(part, StillPatches) else part.dtype, part.shape[1:]) for part in parts}
     if len(kinds) > 1:
         found = " and ".join(f"{dtype} rows of shape {shape}" for dtype, shape in sorted(kinds, key=str))
-        raise BatchError(f"{name} has {found}; take the arrays of each item from sample.media")
+        raise SampleError(None, f"{name} has {found}; take the arrays of each item from sample.media")
     ((dtype, row_shape),) = kinds
     out: np.ndarray = np.empty((sum(part.shape[0] for part in parts), *row_shape), dtype=dtype)
     start = 0

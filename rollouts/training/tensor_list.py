@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import torch
 
-from rollouts.errors import BatchError, short_repr
+from rollouts.errors import SampleError, short_repr
 from rollouts.values import whole_number
 from transport import wire_type
 
@@ -37,7 +37,7 @@ class TensorList:
     """One tensor per row; None for a row without a tensor.
 
     Immutable. Pickling and `transport.encode` write the elements of a view, not the storage behind it. Raises
-    `BatchError` for a row that is neither a tensor nor None.
+    `SampleError` for a row that is neither a tensor nor None.
     """
 
     tensors: tuple[torch.Tensor | None, ...]
@@ -46,7 +46,7 @@ class TensorList:
         object.__setattr__(self, "tensors", tuple(tensors))
         for row, tensor in enumerate(self.tensors):
             if tensor is not None and not isinstance(tensor, torch.Tensor):
-                raise BatchError(f"row {row} of a TensorList is {short_repr(tensor)}; pass a tensor, or None")
+                raise SampleError(None, f"row {row} of a TensorList is {short_repr(tensor)}; pass a tensor, or None")
 
     def __len__(self) -> int:
         return len(self.tensors)

@@ -28,7 +28,7 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     Phi-4-multimodal projects the sounds of a prompt with images in another way: what it sampled before the first image
     of a row is computed without that image, as it was sampled, in a row of its own.
 
-    Raises `SampleError`, which names the row, for media and token ids that the model cannot take, `BatchError` for a
+    Raises `SampleError`, which names the row, for media and token ids that the model cannot take, `SampleError` for a
     `loss_mask` that was changed to train padding or the first token of a sample, and `UnsupportedModelError`, which
     says what was tried, for a model whose hidden states or output layer are not accessible.
     """

@@ -13,7 +13,7 @@ from renderers.placement import placement_error
 from rollouts.engines.protocol import NO_TOKEN, Completion
 from rollouts.engines.result_checks import ending_error, top_logprobs_error
 from rollouts.engines.token_checks import logprobs_error
-from rollouts.errors import InvalidTurnError, short_repr
+from rollouts.errors import TrajectoryError, short_repr
 from rollouts.trajectory.media_reference import MediaOfParts, MediaReference
 from rollouts.trajectory.storable import copied_mapping, plain_copy
 from rollouts.trajectory.token_node import (
@@ -28,21 +28,21 @@ from rollouts.trajectory.token_node import (
 
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:
-    """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or that overlap."""
+    """The media of a prompt in prompt order. Raises `TrajectoryError` for ranges outside it, or that overlap."""
     if prompt.multi_modal_data is None or not prompt.multi_modal_data.mm_placeholders:
         return []
     placed = prompt.multi_modal_data.items_with_ranges()
     error = placement_error((placeholder for _, placeholder in placed), len(prompt))
     if error is not None:
         item = placed[error.position][0]
-        raise InvalidTurnError(
+        raise TrajectoryError(
             f"{item.modality} {item.mm_hash} {error.reason}; pass the prompt as it was rendered, with its media"
         )
     return [MediaReference(item.modality, item.mm_hash, item.source, placeholder) for item, placeholder in placed]
 
 
 def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
-    """The node of a completion. Raises `InvalidTurnError`."""
+    """The node of a completion. Raises `TrajectoryError`."""
     ids = token_array(completion.token_ids, "completion")
     logprobs = np.asarray(completion.logprobs)
     if logprobs.dtype.kind == "f":
@@ -51,7 +51,7 @@ def completion_node(parent: int, completion: Completion, extras: Mapping[str, np
     if error is None and (wrong := logprobs_error(logprobs, len(ids))) is not None:
         error = f"{wrong}; pass the sampler's log-probability of each sampled token, a finite number of at most 0"
     if error is not None:
-        raise InvalidTurnError(f"completion: {error}")
+        raise TrajectoryError(f"completion: {error}")
     return TokenNode(
         parent=parent,
         token_ids=ids,
@@ -124,7 +124,7 @@ def _new_messages(
     if not messages:
         return ()
     if len(messages) != len(prompt.message_roles):
-        raise InvalidTurnError(
+        raise TrajectoryError(
             f"{len(messages)} messages were given for a prompt of {len(prompt.message_roles)}; pass the messages that "
             "it was rendered from, or for a bridge the new messages"
         )
@@ -151,9 +151,9 @@ def with_sources(messages: Sequence[Message], media: Sequence[MediaReference], f
         try:
             copies.append(_message_with_sources(message, references))
         except RecursionError as error:
-            raise InvalidTurnError(f"message {index} contains itself, or is nested too deep to be stored") from error
+            raise TrajectoryError(f"message {index} contains itself, or is nested too deep to be stored") from error
     if references.parts != len(media):
-        raise InvalidTurnError(
+        raise TrajectoryError(
             f"the messages from {first_index} on have {references.parts} media, and the prompt has {len(media)} there; "
             "pass the messages of the prompt"
         )
@@ -196,7 +196,7 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
     soon as it is sampled, and the rows from a root to a leaf, without the first row, belong to the inputs of a forward
     pass over all tokens but the last. The first token of a prompt is not predicted: its row is zeros.
     `sampling_mask` int32 (n, longest): the ids that a token was sampled from, then -1. `top_ids` int32 (n, k) and
-    `top_logprobs` float32 (n, k): the arrays of `Completion.top_logprobs`. Raises `InvalidTurnError` where counts do
+    `top_logprobs` float32 (n, k): the arrays of `Completion.top_logprobs`. Raises `TrajectoryError` where counts do
     not agree.
     """
     prompt: dict[str, np.ndarray] = {}
@@ -204,9 +204,9 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
     end = prompt_tokens + len(completion.token_ids)
     if (experts := completion.routed_experts) is not None:
         if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
-            raise InvalidTurnError(f"routed experts are {short_repr(experts)}, not an array of integers")
+            raise TrajectoryError(f"routed experts are {short_repr(experts)}, not an array of integers")
         if experts.ndim != 3 or len(experts) != end - 1:
-            raise InvalidTurnError(
+            raise TrajectoryError(
                 f"routed experts of shape {experts.shape} for {end} tokens of prompt and completion; there is one row "
                 f"for each but the last: ({end - 1}, layers, experts a token)"
             )
@@ -214,13 +214,13 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
         sampled[ROUTED_EXPERTS] = _predicting(experts, prompt_tokens, end)
     if (masks := completion.sampling_masks) is not None:
         if not isinstance(masks, list | tuple) or not all(map(_is_row_of_ids, masks)):
-            raise InvalidTurnError(f"sampling masks are {short_repr(masks)}, not one array of token ids per token")
+            raise TrajectoryError(f"sampling masks are {short_repr(masks)}, not one array of token ids per token")
         if len(masks) != len(completion.token_ids):
-            raise InvalidTurnError(f"{len(masks)} sampling masks for {len(completion.token_ids)} sampled tokens")
+            raise TrajectoryError(f"{len(masks)} sampling masks for {len(completion.token_ids)} sampled tokens")
         sampled[SAMPLING_MASK] = _padded(masks)
     if (top := completion.top_logprobs) is not None:
         if (error := top_logprobs_error(top, len(completion.token_ids), None)) is not None:
-            raise InvalidTurnError(error)
+            raise TrajectoryError(error)
         sampled[TOP_IDS], sampled[TOP_LOGPROBS] = top.token_ids.astype(np.int32), top.logprobs.astype(np.float32)
     return ReportedExtras(prompt, sampled)
 

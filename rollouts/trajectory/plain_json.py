@@ -14,7 +14,7 @@ import numpy as np
 
 from renderers import MediaSource
 from renderers.vision.patches import bfloat16_to_float32
-from rollouts.errors import NoJsonFormError
+from rollouts.errors import RolloutsError
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory.turn import Turn
@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
     that is not finite becomes null, an array or tensor {"dtype", "shape", "data"} with its elements in C order in one
     list, bytes {"base64"} (also the elements of dtypes that numpy lacks, except bfloat16), a complex number {"real",
     "imag"}, a source {"digest"}, a dataclass a dict. Dates and times become text. Raises
-    `NoJsonFormError` for anything else.
+    `RolloutsError` for anything else.
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
@@ -98,7 +98,10 @@ def _tensor(tensor: Any) -> dict[str, Any]:
 def _object(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    raise NoJsonFormError(value)
+    raise RolloutsError(
+        f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be written as JSON; record plain "
+        "data, an array or a tensor"
+    )
 
 
 #: The JSON values of the media of a node, in prompt order.
@@ -106,7 +109,7 @@ MediaEntries = Callable[[TokenNode], list[dict[str, Any]]]
 
 
 def trajectory_json(trajectory: Trajectory, media_entries: MediaEntries) -> dict[str, Any]:
-    """The episode as lists, dicts, text, numbers, booleans and None. Raises `NoJsonFormError`."""
+    """The episode as lists, dicts, text, numbers, booleans and None. Raises `RolloutsError`."""
     return {
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,

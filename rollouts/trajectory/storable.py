@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rollouts.errors import InvalidTurnError
+from rollouts.errors import TrajectoryError
 from transport import EncodeError, TransportError, decode, encode
 from transport.wire.arrays import RawTensor, is_tensor
 from transport.wire.codec import check_encodable
@@ -55,18 +55,18 @@ def copied_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_copy(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A copy of a message or an info, called `name` in errors. Raises `InvalidTurnError`."""
+    """A copy of a message or an info, called `name` in errors. Raises `TrajectoryError`."""
     if type(mapping) is not dict and not isinstance(mapping, Mapping):
-        raise InvalidTurnError(f"{name} is a {type(mapping).__name__}, not a dict")
+        raise TrajectoryError(f"{name} is a {type(mapping).__name__}, not a dict")
     try:
         return copied_mapping(mapping)
     except RecursionError as error:
-        raise InvalidTurnError(f"{name} contains itself, or is nested too deep to be stored") from error
+        raise TrajectoryError(f"{name} contains itself, or is nested too deep to be stored") from error
 
 
 def check_stored(value: object, name: str) -> None:
-    """Check any value. Raises `InvalidTurnError` with the place of what cannot be stored."""
+    """Check any value. Raises `TrajectoryError` with the place of what cannot be stored."""
     try:
         check_encodable(value, name)
     except EncodeError as error:
-        raise InvalidTurnError(f"cannot be stored: {error}") from error
+        raise TrajectoryError(f"cannot be stored: {error}") from error

@@ -19,7 +19,7 @@ from renderers.placement import placement_error
 from rollouts.engines.protocol import WeightSpan
 from rollouts.engines.result_checks import weight_span_error
 from rollouts.engines.token_checks import token_ids_error
-from rollouts.errors import InvalidTurnError
+from rollouts.errors import TrajectoryError
 from rollouts.trajectory.media_reference import MediaReference
 from transport import wire_type
 from transport.errors import quoted
@@ -45,7 +45,7 @@ class TokenNode:
     this node, with `MediaSource`s for their media. `media` are in prompt order. `extras` are further arrays with one
     row per token, by name (`routed_experts`, `sampling_mask`, `top_ids` and `top_logprobs`, `advantages`).
 
-    Raises `InvalidTurnError` for values of another type, shape or length, also when decoded. `Trajectory` and its
+    Raises `TrajectoryError` for values of another type, shape or length, also when decoded. `Trajectory` and its
     `add_turn` check that token ids and log-probabilities are in range.
     """
 
@@ -83,7 +83,7 @@ class TokenNode:
                 or _media_error(self.media, len(ids))
             )
         if error is not None:
-            raise InvalidTurnError(f"a node after node {quoted(self.parent)}: {error}")
+            raise TrajectoryError(f"a node after node {quoted(self.parent)}: {error}")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -164,7 +164,7 @@ _HIGHEST_BYTES: Final = slice(3 if sys.byteorder == "little" else 0, None, 4)
 
 
 def token_array(values: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
-    """Token ids as a new read-only int32 (n,). Raises `InvalidTurnError` for values that are not token ids."""
+    """Token ids as a new read-only int32 (n,). Raises `TrajectoryError` for values that are not token ids."""
     if type(values) is list:
         # The prompt of a turn: packed in a seventh of numpy's time, and without giving up the interpreter's lock.
         with suppress(struct.error):
@@ -174,7 +174,7 @@ def token_array(values: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
     array = np.asarray(values)
     is_empty_row = array.shape == (0,)  # of any dtype
     if not is_empty_row and token_ids_error(array) is not None:
-        raise InvalidTurnError(
+        raise TrajectoryError(
             f"{what} of {array.dtype} {array.shape} holds no token ids; pass ints from 0 to 2**31 - 1"
         )
     return read_only(array, np.int32)

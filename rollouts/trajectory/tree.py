@@ -23,7 +23,6 @@ from rollouts.engines.protocol import Completion, FinishReason, TopLogprobs
 from rollouts.engines.token_checks import logprobs_error, token_ids_error
 from rollouts.errors import (
     ArgumentError,
-    InvalidTurnError,
     TrajectoryError,
     TrajectoryFinishedError,
     is_unicode,
@@ -71,7 +70,7 @@ class Trajectory:
 
     `metrics` are numbers of the whole episode, `error` says why it failed, `truncation_reason` which limit ended a
     truncated one, empty where that is not known. `started_at` is in seconds since the
-    epoch, `seconds` is its duration, `provenance` the versions of what made it. Raises `InvalidTurnError` for
+    epoch, `seconds` is its duration, `provenance` the versions of what made it. Raises `TrajectoryError` for
     values of another type, for a node before its parent, and for a turn without its node, also when decoded.
     """
 
@@ -94,7 +93,7 @@ class Trajectory:
     def __post_init__(self) -> None:
         error = self._first_error()
         if error is not None:
-            raise InvalidTurnError(f"episode {quoted(self.episode_id)}: {error}")
+            raise TrajectoryError(f"episode {quoted(self.episode_id)}: {error}")
 
     def _first_error(self) -> str | None:
         """The first value that is wrong, in a sentence. Nodes and turns have checked themselves."""
@@ -159,7 +158,7 @@ class Trajectory:
         several completions with the same tokens, the turn attaches to that one. It is of no effect where the path to
         that node is not a prefix of the prompt, as after a bridge that was refused.
 
-        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and `InvalidTurnError` where
+        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and `TrajectoryError` where
         token ids are invalid, log-probabilities are missing, not finite or positive, lengths do not agree, ranges lie
         outside, an extra is given twice, or something cannot be stored (the error names its place). After an error the
         trajectory is unchanged.
@@ -176,7 +175,7 @@ class Trajectory:
         sampled_extras = reported.completion
         if extras:
             if duplicates := sampled_extras.keys() & extras.keys():
-                raise InvalidTurnError(f"the completion has {', '.join(sorted(duplicates))}; pass other extras only")
+                raise TrajectoryError(f"the completion has {', '.join(sorted(duplicates))}; pass other extras only")
             sampled_extras = {**extras, **sampled_extras}
         added: list[TokenNode] = []
         if len(new_ids):
@@ -205,7 +204,7 @@ class Trajectory:
         made of them. `messages` are all of a conversation, or the new ones after the turn whose node is `after`; their
         media are `MediaSource`s. Messages are copied.
 
-        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and `InvalidTurnError` for
+        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and `TrajectoryError` for
         what cannot be stored. After an error the trajectory is unchanged.
         """
         nodes, _ = self._growing()
@@ -255,19 +254,19 @@ class Trajectory:
     def record_reward(self, reward: float, info: Mapping[str, Any], *, turn: int | None = None) -> None:
         """Set the reward and the info of the turn with index `turn`, in place of earlier ones; `info` is copied.
 
-        Without `turn` they are those of the last turn. Raises `TrajectoryFinishedError`, and `InvalidTurnError` if
+        Without `turn` they are those of the last turn. Raises `TrajectoryFinishedError`, and `TrajectoryError` if
         there is no such turn, `reward` is not a finite number, or `info` is not a mapping that can be stored; the error
         names the place in it.
         """
         _, turns = self._growing()
         index = len(turns) - 1 if turn is None else whole_number(turn)
         if index is None or not 0 <= index < len(turns):
-            raise InvalidTurnError(
+            raise TrajectoryError(
                 f"episode {self.episode_id} has {len(turns)} turns and no turn {short_repr(turn)}; call add_turn first"
             )
         number = finite_number(reward)
         if number is None:
-            raise InvalidTurnError(f"the reward of turn {index} is {short_repr(reward)}; pass a finite number")
+            raise TrajectoryError(f"the reward of turn {index} is {short_repr(reward)}; pass a finite number")
         name = f"the info of turn {index}"
         copied = stored_copy(info, name)
         check_stored(copied, name)

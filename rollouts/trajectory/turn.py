@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from renderers import Message
 from rollouts.engines.protocol import FinishReason
-from rollouts.errors import InvalidTurnError
+from rollouts.errors import TrajectoryError
 from transport import wire_type
 from transport.errors import quoted
 
@@ -19,7 +19,7 @@ class Turn:
     """One model call: the node of its completion, how it ended, and the reward and info from the environment.
 
     `seconds` is how long the engine took. `agent` names which agent of the episode took the turn: "" is the one that
-    plays the episode's environment. Raises `InvalidTurnError` for values of another type, also when decoded.
+    plays the episode's environment. Raises `TrajectoryError` for values of another type, also when decoded.
     """
 
     node: int
@@ -32,20 +32,18 @@ class Turn:
 
     def __post_init__(self) -> None:
         if type(self.node) is not int or self.node < 0:
-            raise InvalidTurnError(f"a turn has the node {quoted(self.node)}; pass the index of its completion's node")
+            raise TrajectoryError(f"a turn has the node {quoted(self.node)}; pass the index of its completion's node")
         if not isinstance(self.finish_reason, FinishReason):
-            raise InvalidTurnError(
-                f"the turn of node {self.node} has no FinishReason, but {quoted(self.finish_reason)}"
-            )
+            raise TrajectoryError(f"the turn of node {self.node} has no FinishReason, but {quoted(self.finish_reason)}")
         if not isinstance(self.message, dict) or not isinstance(self.info, dict):
-            raise InvalidTurnError(f"the turn of node {self.node} has a message or an info that is not a dict")
+            raise TrajectoryError(f"the turn of node {self.node} has a message or an info that is not a dict")
         if not is_plain_number(self.reward) or not is_plain_number(self.seconds):
-            raise InvalidTurnError(
+            raise TrajectoryError(
                 f"the turn of node {self.node} has the reward {quoted(self.reward)} and the seconds "
                 f"{quoted(self.seconds)}; both are finite numbers"
             )
         if type(self.agent) is not str:
-            raise InvalidTurnError(f"the turn of node {self.node} has the agent {quoted(self.agent)}, which is no text")
+            raise TrajectoryError(f"the turn of node {self.node} has the agent {quoted(self.agent)}, which is no text")
 
 
 _LARGEST: Final = sys.float_info.max

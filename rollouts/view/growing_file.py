@@ -20,18 +20,6 @@ from rollouts.view.episode_data import summary
 from transport import TransportError
 
 
-class EpisodeReadError(RolloutsError):
-    """An episode or a medium of a served file cannot be read. `name` says which one.
-
-    Cure: repair the file with `rollouts traj repair`, and open the viewer again.
-    """
-
-    def __init__(self, name: str, reason: str) -> None:
-        self.name = name
-        self.reason = reason
-        super().__init__(f"{name}: {reason}")
-
-
 class GrowingFile:
     """Reads new records on a thread of its own, and keeps a line of the list for each episode, not the episode.
 
@@ -66,16 +54,13 @@ class GrowingFile:
         return [*self._problems, *([self._lost] if self._lost else [])]
 
     def episode(self, number: int) -> Trajectory:
-        """Raises `EpisodeReadError`."""
+        """Raises `RolloutsError`, and `TransportError` for a record that cannot be read."""
         if number >= len(self._places):
-            raise EpisodeReadError(f"episode {number}", f"{self._path} has {len(self._places)} episodes")
+            raise RolloutsError(f"episode {number}: {self._path} has {len(self._places)} episodes")
         record, position = self._places[number]
-        try:
-            found = next(islice(self._episodes(record, []), position, None), None)
-        except TransportError as error:
-            raise EpisodeReadError(f"episode {number}", str(error)) from error
+        found = next(islice(self._episodes(record, []), position, None), None)
         if found is None:
-            raise EpisodeReadError(f"episode {number}", f"record {record} of {self._path} has changed")
+            raise RolloutsError(f"episode {number}: record {record} of {self._path} has changed")
         return found.trajectory
 
     def search(self, wanted: Sequence[str], start: int, seconds: float) -> tuple[list[int], int]:
@@ -96,13 +81,13 @@ class GrowingFile:
         return found, max(number, start)
 
     def medium(self, modality: Modality, digest: str) -> MediaSource:
-        """Raises `EpisodeReadError`."""
+        """Raises `RolloutsError`, and `TransportError` for a record that cannot be read."""
         number = self._media.get((modality, digest))
         if number is not None:
             for reference in self.episode(number).all_media():
                 if (reference.modality, reference.source.digest) == (modality, digest):
                     return reference.source
-        raise EpisodeReadError(f"the source {digest}", f"no episode of {self._path} has it")
+        raise RolloutsError(f"the source {digest}: no episode of {self._path} has it")
 
     def _follow(self) -> None:
         while not self._ended.is_set():

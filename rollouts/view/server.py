@@ -13,9 +13,10 @@ from renderers import TemplateRenderer
 from renderers.messages import Modality
 from rollouts.errors import RolloutsError
 from rollouts.view.episode_data import encoded_json, episode_payload
-from rollouts.view.growing_file import EpisodeReadError, GrowingFile
+from rollouts.view.growing_file import GrowingFile
 from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
 from rollouts.view.page import PAGE_END, json_block, page_start, script_block
+from transport.errors import TransportError
 
 HOST: Final = "127.0.0.1"
 #: The most lines of the list in one response.
@@ -123,7 +124,7 @@ async def _read(work: Callable[[], bytes]) -> bytes:
     """The result of `work` on a thread: reading, rendering and decoding take milliseconds to seconds."""
     try:
         return await asyncio.to_thread(work)
-    except EpisodeReadError as error:
+    except (RolloutsError, TransportError) as error:
         raise web.HTTPNotFound(text=str(error)) from error
 
 

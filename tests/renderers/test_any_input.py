@@ -34,7 +34,6 @@ from renderers.errors import (
     MediaError,
     MediaLimitError,
     TemplateError,
-    TokenizerError,
 )
 from renderers.process.files import read_json
 
@@ -320,9 +319,9 @@ OTHER_TYPES = [5, 1.5, [1.5], {"a": 1}, object(), np.zeros(3), NUMBERS[6]]
 def test_ids_of_another_type_raise_a_renderer_error(model: Path, value: Any) -> None:
     renderer = load_renderer(model)
     stop = renderer.get_stop_token_ids()[:1]
-    with pytest.raises(TokenizerError, match="token ids"):
+    with pytest.raises(RendererError, match="token ids"):
         renderer.parse_response(value)
-    with pytest.raises(TokenizerError, match="token ids"):
+    with pytest.raises(RendererError, match="token ids"):
         renderer.try_bridge(value, stop, [user("b")])
 
 

@@ -26,7 +26,7 @@ from renderers import (
     TemplateRenderer,
     load_renderer,
 )
-from renderers.errors import PlaceholderCountError, TemplateError
+from renderers.errors import MessageError, TemplateError
 from renderers.messages import check_messages, without_media
 from renderers.template.chat_template import ChatTemplate
 from renderers.template.content_forms import ConvertingTemplate
@@ -303,5 +303,5 @@ def test_an_image_for_a_template_that_reads_only_strings_is_refused(tmp_path: Pa
     family = next(family for family in FAMILIES if family.name == "pixtral")
     directory = family.save(tmp_path / "model")
     renderer = load_renderer(directory, chat_template="{% for m in messages %}{{ m.content }}[INST]{% endfor %}")
-    with pytest.raises(PlaceholderCountError, match="does not show image parts"):
+    with pytest.raises(MessageError, match="does not show image parts"):
         renderer.render([user([{"type": "image", "image": noise(60, 60)}])])

@@ -15,7 +15,7 @@ from spelling import ids_of
 from training_conversations import QUESTION, renderer_of
 
 from renderers import TemplateRenderer
-from renderers.errors import RendererError, TemplateError, UnreachableTurnError
+from renderers.errors import MessageError, RendererError, TemplateError
 from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
 
 # Drops reasoning; keeps all; opens reasoning in the prompt; closes a turn with the next role's token; and others.
@@ -99,10 +99,10 @@ def check_sampled_ids(
 
 def samples_or_unreachable(
     renderer: TemplateRenderer, messages: list[dict[str, Any]], tools: Any
-) -> list[RenderedTrainingSample] | UnreachableTurnError:
+) -> list[RenderedTrainingSample] | MessageError:
     try:
         return build_training_samples(renderer, messages, tools=tools)
-    except UnreachableTurnError as error:
+    except MessageError as error:
         return error
     except RendererError as error:
         if "no token of this conversation carries loss" not in str(error):
@@ -122,7 +122,7 @@ def test_every_turn_is_trained_once_after_the_prompt_of_that_turn(template: str)
         if not turns_of(messages):
             continue
         samples = samples_or_unreachable(renderer, messages, tools)
-        if isinstance(samples, UnreachableTurnError):
+        if isinstance(samples, MessageError):
             check_unreachable(renderer, messages, tools, samples.message_index)
         else:
             check_samples(renderer, messages, tools, samples)
@@ -171,7 +171,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 def test_every_turn_of_a_generated_conversation_is_trained_once(template: str, messages: list[dict[str, Any]]) -> None:
     renderer = renderer_of(template)
     samples = samples_or_unreachable(renderer, messages, None)
-    if isinstance(samples, UnreachableTurnError):
+    if isinstance(samples, MessageError):
         check_unreachable(renderer, messages, None, samples.message_index)
     else:
         check_samples(renderer, messages, None, samples)
@@ -199,7 +199,7 @@ def test_a_line_break_that_merges_with_the_prompts_own_is_trained_as_the_token_t
 def test_a_turn_that_cannot_be_sampled_is_named_with_the_reason(
     template: str, messages: list[dict[str, Any]], index: int, reason: str
 ) -> None:
-    with pytest.raises(UnreachableTurnError, match=reason) as caught:
+    with pytest.raises(MessageError, match=reason) as caught:
         build_training_samples(renderer_of(template), messages)
     assert caught.value.message_index == index
     assert "message_loss_mask" in str(caught.value)

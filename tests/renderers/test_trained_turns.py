@@ -16,7 +16,7 @@ from corpus import answer, call, says, user
 from loaded import TODAY, directory_of, renderer_of
 
 from renderers import RendererOptions, TemplateRenderer, build_training_sample, build_training_samples, load_renderer
-from renderers.errors import TemplateError, UnreachableTurnError
+from renderers.errors import MessageError, TemplateError
 
 Conversation = list[dict[str, Any]]
 
@@ -93,7 +93,7 @@ def faults_of(renderer: TemplateRenderer, messages: Conversation) -> list[str]:
     mask = [message is turn for message in messages]
     try:
         (sample,) = build_training_samples(renderer, messages, tools=corpus.TOOLS, message_loss_mask=mask)
-    except UnreachableTurnError as error:
+    except MessageError as error:
         text = printed.removeprefix(prompt_text)
         continues = len(text) < len(printed) and all(word in text for word in words)
         is_sampled = continues and not begins_reasoning_again(renderer, prompt_text, text)
@@ -157,7 +157,7 @@ def test_a_turn_of_which_the_template_drops_something_is_refused_with_what_and_a
 ) -> None:
     messages = CONVERSATIONS[name]
     with pytest.raises(
-        UnreachableTurnError, match=f"prints nothing of its {dropped}.*message_loss_mask.*chat_template="
+        MessageError, match=f"prints nothing of its {dropped}.*message_loss_mask.*chat_template="
     ) as caught:
         build(renderers_of(template)[thinking], messages, tools=corpus.TOOLS)
     assert messages[caught.value.message_index]["role"] == "assistant"
@@ -166,7 +166,7 @@ def test_a_turn_of_which_the_template_drops_something_is_refused_with_what_and_a
 @pytest.mark.parametrize("template", ["own/glm-z1-32b-0414", "own/minimax", "own/qwq-32b"])
 def test_the_end_of_a_prompt_is_quoted_by_whole_characters_with_the_header_of_the_turn(template: str) -> None:
     renderer, messages = renderer_of(template), [user("\U0001f9ea" * 80), says("An answer.")]
-    with pytest.raises(UnreachableTurnError, match="the printed turn never ends reasoning") as caught:
+    with pytest.raises(MessageError, match="the printed turn never ends reasoning") as caught:
         build_training_samples(renderer, messages)
     quoted = literal_eval(str(caught.value).split("the prompt ends with ")[1].split(", and the printed")[0])
     prompt = renderer.render_ids(messages[:1], add_generation_prompt=True)
@@ -180,7 +180,5 @@ def test_the_end_of_a_prompt_is_quoted_by_whole_characters_with_the_header_of_th
 def test_a_call_whose_arguments_are_no_json_object_is_not_trained(build: Any, template: str, arguments: Any) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    with pytest.raises(
-        UnreachableTurnError, match=r"message 1 .*tool_calls\[0\].*not the text of a JSON object.*give a dict"
-    ):
+    with pytest.raises(MessageError, match=r"message 1: .*tool_calls\[0\].*not the text of a JSON object.*give a dict"):
         build(renderers_of(template)["default"], messages, tools=corpus.TOOLS)

@@ -12,7 +12,7 @@ from PIL import Image
 from training_conversations import QUESTION, renderer_of, trained_text
 
 from renderers import TemplateRenderer
-from renderers.errors import ConfigError, RendererError, UnreachableTurnError
+from renderers.errors import ConfigError, MessageError, RendererError
 from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
 
 
@@ -102,9 +102,7 @@ def test_a_conversation_without_loss_is_one_sample_without_loss_and_an_error_tha
 @pytest.mark.parametrize("build", [build_training_sample, build_training_samples])
 def test_a_trained_turn_without_content_and_calls_is_refused_and_an_empty_text_is_not(build: Any, empty: Any) -> None:
     renderer, without = renderer_of("trl/qwen2_5"), {"role": "assistant", "content": None, **empty}
-    with pytest.raises(
-        UnreachableTurnError, match=r"its content is None, and it has no tool_calls.*for message 1"
-    ) as caught:
+    with pytest.raises(MessageError, match=r"its content is None, and it has no tool_calls.*for message 1") as caught:
         build(renderer, [QUESTION, without])
     assert caught.value.message_index == 1
     for turn in (says(""), {**without, "tool_calls": [call("run", {})]}):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from renderers import MediaPolicy
-from renderers.errors import ConfigError, TokenizerError
+from renderers.errors import ConfigError, RendererError
 
 
 @pytest.mark.parametrize("option", ["max_bytes", "max_pixels", "max_frames", "max_video_pixels", "timeout"])
@@ -16,6 +16,6 @@ def test_limits_of_a_media_policy(option, value):
 
 
 def test_a_negative_sampled_id_is_named(renderer):
-    with pytest.raises(TokenizerError, match="token 1 has id -1; pass the sampled ids"):
+    with pytest.raises(RendererError, match="token 1 has id -1; pass the sampled ids"):
         renderer.parse_response([65, -1, 5])
     assert renderer.parse_response([65, renderer.tokenizer.vocab_size + 9]).content == "b\ufffd"

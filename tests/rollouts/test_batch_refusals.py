@@ -7,7 +7,7 @@ import torch
 from training_samples import PAD, sample, samples_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rollouts.errors import ArgumentError, BatchError, SampleError
+from rollouts.errors import ArgumentError, SampleError
 from rollouts.training import (
     TrainingBatch,
     model_inputs,
@@ -52,13 +52,13 @@ def test_a_mask_that_trains_padding_or_a_first_token_is_refused_by_batches_and_l
     batch = TrainingBatch.from_samples(samples_of([4, 2]), pad_id=PAD, layout=layout, multiple_of=4)
     mask = batch.loss_mask.clone()
     mask[row, column] = True
-    with pytest.raises(BatchError) as refused:
+    with pytest.raises(SampleError) as refused:
         replace(batch, loss_mask=mask)
     words = f"loss_mask is True at row {row} and column {column}, which is {token}; "
     assert words in str(refused.value)
     assert "Set loss_mask to False wherever position_ids is 0" in str(refused.value)
     batch.loss_mask[row, column] = True
-    with pytest.raises(BatchError) as refused:
+    with pytest.raises(SampleError) as refused:
         score(model, batch)
     assert words in str(refused.value)
 

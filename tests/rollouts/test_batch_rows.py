@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_samples import LAYOUTS, LENGTHS, PAD, image, sample, samples_of
 
-from rollouts.errors import BatchError
+from rollouts.errors import SampleError
 from rollouts.training import TensorList, TrainingBatch
 from transport import MalformedError, decode, encode
 
@@ -105,7 +105,7 @@ def test_an_extra_that_only_one_batch_has_is_none_for_the_samples_of_the_others(
     for order, absent in (([one, other], 0), ([other, one], 1)):
         joined = TrainingBatch.concat(order)
         assert joined.extras["values"][absent] is None
-        with pytest.raises(BatchError, match="extra 'values': sample s0 of 2 tokens has no values"):
+        with pytest.raises(SampleError, match="extra 'values': sample s0 of 2 tokens has no values"):
             joined.column("values")
 
 
@@ -202,7 +202,7 @@ def test_saving_replaces_the_file_and_another_file_is_refused(tmp_path):
 
     with RecordWriter(path) as out:
         out.append("something else")
-    with pytest.raises(BatchError, match=r"batch.mmr' does not hold one TrainingBatch; load what batch.save wrote"):
+    with pytest.raises(SampleError, match=r"batch.mmr' does not hold one TrainingBatch; load what batch.save wrote"):
         TrainingBatch.load(path)
 
 

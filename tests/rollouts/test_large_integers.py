@@ -24,7 +24,7 @@ from rollouts import (
 )
 from rollouts.engines.request_limits import EngineLimits
 from rollouts.engines.result_checks import check_result
-from rollouts.errors import ArgumentError, InvalidRequestError, InvalidTurnError, MalformedResultError
+from rollouts.errors import ArgumentError, InvalidRequestError, MalformedResultError, TrajectoryError
 from transport import DecodeLimits, decode, encode
 
 LARGE = 10**5000
@@ -58,13 +58,13 @@ def check_limits(**sampling: int) -> None:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: node(LARGE), InvalidTurnError),
-        (lambda: node(weight_spans=(WeightSpan("v", 0, LARGE),)), InvalidTurnError),
-        (lambda: node(weight_spans=(WeightSpan("v", -LARGE, 1),)), InvalidTurnError),
-        (lambda: with_placeholder(LARGE, 1), InvalidTurnError),
-        (lambda: with_placeholder(0, LARGE), InvalidTurnError),
-        (lambda: with_placeholder(0, -LARGE), InvalidTurnError),
-        (lambda: with_placeholder(0, 2, ((LARGE, 1),)), InvalidTurnError),
+        (lambda: node(LARGE), TrajectoryError),
+        (lambda: node(weight_spans=(WeightSpan("v", 0, LARGE),)), TrajectoryError),
+        (lambda: node(weight_spans=(WeightSpan("v", -LARGE, 1),)), TrajectoryError),
+        (lambda: with_placeholder(LARGE, 1), TrajectoryError),
+        (lambda: with_placeholder(0, LARGE), TrajectoryError),
+        (lambda: with_placeholder(0, -LARGE), TrajectoryError),
+        (lambda: with_placeholder(0, 2, ((LARGE, 1),)), TrajectoryError),
         (lambda: check_limits(max_tokens=LARGE), InvalidRequestError),
         (lambda: check_limits(n=LARGE), InvalidRequestError),
         (lambda: SamplingParams(n=-LARGE), InvalidRequestError),

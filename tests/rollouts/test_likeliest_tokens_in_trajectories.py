@@ -7,7 +7,7 @@ import pytest
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, TopLogprobs, Trajectory
-from rollouts.errors import InvalidTurnError, SampleError
+from rollouts.errors import SampleError, TrajectoryError
 from rollouts.training import samples_from_trajectory
 from rollouts.training.truncation import truncate_sample
 
@@ -75,7 +75,7 @@ def test_a_turn_without_them_has_rows_without_a_prediction_and_of_different_numb
     ],
 )
 def test_rows_that_do_not_fit_the_completion_are_refused(top):
-    with pytest.raises(InvalidTurnError, match="likeliest"):
+    with pytest.raises(TrajectoryError, match="likeliest"):
         Trajectory("e").add_turn(RenderedTokens([1]), completion([3, 4], top), SAID)
 
 

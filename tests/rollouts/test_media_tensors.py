@@ -9,7 +9,7 @@ from training_samples import PAD, image, sample, sound
 
 from renderers.media.item import TensorField
 from renderers.vision.patches import StillPatches
-from rollouts.errors import BatchError
+from rollouts.errors import SampleError
 from rollouts.training import TrainingBatch
 
 
@@ -48,7 +48,7 @@ def test_arrays_that_do_not_concatenate_are_named_with_their_cure():
     text = (
         r"pixel_values has float32 rows of shape \(12,\) and uint8 rows of shape \(12,\); take the arrays of each item"
     )
-    with pytest.raises(BatchError, match=text):
+    with pytest.raises(SampleError, match=text):
         batch_of([floats], [image(4)]).concatenated_media("pixel_values")
 
 
@@ -62,5 +62,5 @@ def test_features_of_sounds_are_stacked_and_padded_as_their_fields_say():
     assert mask.tolist() == [[1, 1, 1, 0, 0], [1] * 5, [1] * 5]
     unpadded = replace(long, fields=dict.fromkeys(long.tensors, TensorField("batched")))
     other = replace(short, fields=unpadded.fields)
-    with pytest.raises(BatchError, match=r"input_features: .*was not seen to pad them.*take the arrays of each"):
+    with pytest.raises(SampleError, match=r"input_features: .*was not seen to pad them.*take the arrays of each"):
         batch_of([other, unpadded]).concatenated_media("input_features")

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from renderers import MediaSource
 from rollouts.cli.main import app
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from rollouts.errors import NoJsonFormError
+from rollouts.errors import RolloutsError
 from rollouts.trajectory.plain_json import plain
 from transport import RawTensor
 
@@ -115,7 +115,7 @@ class Holder:
     "value", [object(), np.array([object()]), object, range(3), Holder(object()), [{"a": {1j: len}}]]
 )
 def test_a_value_without_a_form_in_json_is_an_error_and_never_its_repr(value: Any) -> None:
-    with pytest.raises(NoJsonFormError, match="cannot be written as JSON"):
+    with pytest.raises(RolloutsError, match="cannot be written as JSON"):
         plain(value)
 
 

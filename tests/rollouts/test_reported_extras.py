@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, Trajectory
-from rollouts.errors import InvalidTurnError, TrajectoryError
+from rollouts.errors import TrajectoryError
 
 SAID = {"role": "assistant", "content": ""}
 
@@ -78,14 +78,14 @@ def test_sampling_masks_are_one_row_a_token_filled_up_with_no_token():
 )
 def test_rows_that_do_not_fit_the_tokens_are_refused_and_the_episode_is_as_before(beside, words):
     trajectory = Trajectory("e")
-    with pytest.raises(InvalidTurnError, match=words):
+    with pytest.raises(TrajectoryError, match=words):
         add(trajectory, [1, 2], [3], **beside)
     assert not trajectory.nodes
 
 
 def test_an_extra_that_the_completion_has_is_not_given_again():
     trajectory = Trajectory("e")
-    with pytest.raises(InvalidTurnError, match="has routed_experts; pass other"):
+    with pytest.raises(TrajectoryError, match="has routed_experts; pass other"):
         trajectory.add_turn(
             RenderedTokens([1]), completion([1], [2]), SAID, extras={"routed_experts": np.zeros((1, 2, 1))}
         )

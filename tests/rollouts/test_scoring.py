@@ -12,7 +12,7 @@ from family_rows import loaded_family
 from renderers import load_renderer
 from rollouts import Completion, FinishReason, GenerateResult, LocalEngine, Trajectory
 from rollouts.engines.protocol import Engine
-from rollouts.errors import ArgumentError, BatchError, MalformedResultError, MissingLogProbsError, SampleError
+from rollouts.errors import ArgumentError, MalformedResultError, MissingLogProbsError, SampleError
 from rollouts.scoring import score, with_scores
 from rollouts.teacher import check_teacher
 from rollouts.testing import ScriptedEngine, tiny_qwen3_vl
@@ -217,7 +217,7 @@ def taught_samples(count, k=2):
 def test_a_trained_sample_without_a_teacher_is_an_error_and_a_neutral_one_is_not():
     taught = taught_samples(2)
     untaught = replace(taught[1], teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None, name="plain")
-    with pytest.raises(BatchError, match="sample plain has no teacher_logprobs; add it: with_teacher"):
+    with pytest.raises(SampleError, match="sample plain has no teacher_logprobs; add it: with_teacher"):
         TrainingBatch.from_samples([taught[0], untaught], pad_id=0).column("teacher_logprobs")
     padded = TrainingBatch.from_samples([taught[0], neutral_sample(0)], pad_id=0)
     assert padded.column("teacher_top_ids").shape == (2, len(taught[0]), 2)

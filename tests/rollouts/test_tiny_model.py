@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM
 
 from renderers import load_renderer
+from renderers.errors import MissingExtraError
 from renderers.installation import install_command
-from rollouts.errors import MissingExtraError
 from rollouts.testing import tiny_qwen2_audio, tiny_qwen3_vl
 
 

@@ -10,7 +10,7 @@ import torch
 from training_samples import PAD, image, sample, samples_of
 
 from rollouts.engines.protocol import WeightSpan
-from rollouts.errors import ArgumentError, BatchError, SampleError
+from rollouts.errors import ArgumentError, SampleError
 from rollouts.training import (
     MismatchReport,
     TensorList,
@@ -180,7 +180,7 @@ ARGUMENTS = [
 
 ALL = [
     *((call, SampleError, text) for call, text in SAMPLES),
-    *((call, BatchError, text) for call, text in BATCHES),
+    *((call, SampleError, text) for call, text in BATCHES),
     *((call, ArgumentError, text) for call, text in ARGUMENTS),
 ]
 

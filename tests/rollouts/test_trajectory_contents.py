@@ -19,7 +19,6 @@ from rollouts import (
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import (
     ArgumentError,
-    InvalidTurnError,
     TrajectoryError,
     TrajectoryFinishedError,
 )
@@ -114,16 +113,16 @@ async def test_a_finished_episode_cannot_change(engine, renderer):
 def test_messages_that_are_not_the_prompts_are_refused(renderer):
     messages = [{"role": "user", "content": [image(1), {"type": "text", "text": "?"}]}]
     prompt = renderer.render(messages, add_generation_prompt=True)
-    with pytest.raises(InvalidTurnError, match="2 messages"):
+    with pytest.raises(TrajectoryError, match="2 messages"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[*messages, *messages])
-    with pytest.raises(InvalidTurnError, match="the messages from 0 on have 0 media, and the prompt has 1 there; pass"):
+    with pytest.raises(TrajectoryError, match="the messages from 0 on have 0 media, and the prompt has 1 there; pass"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=[{"role": "user", "content": "no image"}])
     two = [{"role": "user", "content": [image(1), image(2)]}]
-    with pytest.raises(InvalidTurnError, match="the messages from 0 on have 2 media, and the prompt has 1 there"):
+    with pytest.raises(TrajectoryError, match="the messages from 0 on have 2 media, and the prompt has 1 there"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=two)
     endless = [{"role": "user", "content": [image(1), {"type": "text", "text": "?"}]}]
     endless[0]["name"] = endless
-    with pytest.raises(InvalidTurnError, match="message 0 contains itself"):
+    with pytest.raises(TrajectoryError, match="message 0 contains itself"):
         Trajectory("e").add_turn(prompt, completion(1), say(""), messages=endless)
 
 
@@ -238,7 +237,7 @@ def no_turn(ids=(1, 2), sampled=(3,), logprobs=(0.0,), spans=(), extras=None, fi
     ],
 )
 def test_a_turn_that_contradicts_itself_is_refused_and_changes_nothing(wrong, words):
-    with pytest.raises(InvalidTurnError, match=words):
+    with pytest.raises(TrajectoryError, match=words):
         no_turn(**wrong)
 
 
@@ -247,14 +246,14 @@ def test_an_image_without_tokens_of_the_prompt_is_refused(where):
     source = MediaSource.of(b"a")
     item = MediaItem("image", "hash-a", source, {}, 2, None)
     data = MultiModalData.from_items([(item, PlaceholderRange(*where))])
-    with pytest.raises(InvalidTurnError, match="image hash-a has a placeholder"):
+    with pytest.raises(TrajectoryError, match="image hash-a has a placeholder"):
         Trajectory("e").add_turn(RenderedTokens([1, 0, 0], multi_modal_data=data), completion(3), say("a"))
 
 
 @pytest.mark.parametrize("parents", [(0,), (1, 0), (7,), (-2,), ("0",), (None,)])
 def test_a_node_whose_parent_is_not_before_it_is_refused(parents):
     column = np.zeros(1, np.int32)
-    with pytest.raises(InvalidTurnError, match="parent"):
+    with pytest.raises(TrajectoryError, match="parent"):
         Trajectory("e", nodes=[TokenNode(parent, column, column == 1, np.empty(0, np.float32)) for parent in parents])
 
 
@@ -271,7 +270,7 @@ def test_a_value_out_of_range_is_refused_with_its_node_and_its_token(ids, logpro
         return TokenNode(parent, np.array(ids, np.int32), np.ones(2, bool), np.array(logprobs, np.float32))
 
     nodes = [node(-1, [1, 2], [-1, -1]), node(0, ids, logprobs)]
-    with pytest.raises(InvalidTurnError, match=f"episode 'e': node 1: {reason}"):
+    with pytest.raises(TrajectoryError, match=f"episode 'e': node 1: {reason}"):
         Trajectory("e", nodes=nodes)
     trajectory = Trajectory("e")
     trajectory.nodes += nodes

@@ -13,7 +13,6 @@ from rollouts import (
     Trajectory,
 )
 from rollouts.errors import (
-    InvalidTurnError,
     TrajectoryError,
 )
 from transport import decode, encode
@@ -25,7 +24,7 @@ from transport import decode, encode
 def test_a_reward_that_is_no_finite_number_is_refused(reward):
     trajectory = Trajectory("e")
     trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
-    with pytest.raises(InvalidTurnError, match=r"the reward of turn 0 is .*; pass a finite number"):
+    with pytest.raises(TrajectoryError, match=r"the reward of turn 0 is .*; pass a finite number"):
         trajectory.record_reward(reward, {})
     assert trajectory.turns[0].reward == 0.0
 
@@ -44,7 +43,7 @@ def test_rewards_of_any_real_number_are_kept_as_floats(reward):
 def test_an_info_that_cannot_be_stored_is_refused_and_the_turn_named(info):
     trajectory = Trajectory("e")
     trajectory.add_turn(RenderedTokens([1]), completion(2), say("a"))
-    with pytest.raises(InvalidTurnError, match="the info of turn 0"):
+    with pytest.raises(TrajectoryError, match="the info of turn 0"):
         trajectory.record_reward(1.0, info)
     assert (trajectory.turns[0].reward, trajectory.turns[0].info) == (0.0, {})
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from transport.errors import DecodeError, MalformedError, MissingExtraError
+from renderers.errors import MissingExtraError
+from transport.errors import DecodeError, MalformedError
 from transport.wire.limits import DecodeLimits
 from transport.wire.wire_format import Buffer
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from renderers.errors import MediaDigestError
+from renderers.errors import MediaError
 from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, DecodeError, MalformedError, MissingMediaError, quoted
 from transport.wire import registry, wire_format
@@ -237,8 +237,8 @@ def build_media(digest: str, data: memoryview) -> MediaSource:
     source = MediaSource(digest, data)
     try:
         source.verify()
-    except MediaDigestError as error:
-        raise ChecksumError(f"media source of {data.nbytes} bytes", error.expected, error.actual) from error
+    except MediaError as error:
+        raise ChecksumError(f"media source {digest} of {data.nbytes} bytes") from error
     return source
 
 

@@ -262,14 +262,8 @@ class MiniMaxM3Calls(ToolCallSyntax):
             return call.attempt(name, _read_tree(call, head.end(), mark, call.tools.of_arguments(name)))
         except InvalidJsonError:
             return call.failed(Status.INVALID_JSON, name)
-        except _NoTreeError:
+        except ValueError:  # the tags are no tree
             return call.failed(name=name)
-
-
-class _NoTreeError(ValueError):
-    """Tags that do not close in the reverse order of their opening, or are nested too deeply; text beside elements; two
-    elements of one name in an object; elements in a string.
-    """
 
 
 @dataclass(slots=True)
@@ -287,7 +281,7 @@ class _Element:
         """The value of the element, whose content is `text`."""
         if self.children:
             if self.schema.is_string():
-                raise _NoTreeError
+                raise ValueError("elements in a string")
             if self.is_list() and all(name == "item" for name, _ in self.children):
                 return [value for _, value in self.children]
             return self.object()
@@ -302,7 +296,7 @@ class _Element:
     def object(self) -> dict[str, Any]:
         found = dict(self.children)
         if len(found) < len(self.children):
-            raise _NoTreeError
+            raise ValueError("two elements of one name")
         return found
 
 
@@ -315,19 +309,19 @@ def _read_tree(call: CallText, start: int, mark: str, schema: Schema) -> dict[st
         closes, name = bool(match[1]), call.encoding.decode(match[2])
         between = call.text[position : match.start()]
         if between.strip() and not (closes and position == path[-1].text_from):
-            raise _NoTreeError  # text beside elements
+            raise ValueError("text beside elements")
         position = match.end()
         if not closes:
             parent = path[-1]
             child = parent.schema.item() if name == "item" and parent.is_list() else parent.schema.property(name)
             path.append(_Element(name, child, match.end(), []))
             if len(path) > MAX_DEPTH:
-                raise _NoTreeError
+                raise ValueError("nested too deeply")
             continue
         element = path.pop()
         if element is root or element.name != name:
-            raise _NoTreeError
+            raise ValueError("a tag that closes another element")
         path[-1].children.append((name, element.value(call.encoding.decode(between))))
     if path != [root] or call.text[position:end].strip():
-        raise _NoTreeError
+        raise ValueError("an element that is not closed")
     return root.object()

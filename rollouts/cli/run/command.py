@@ -138,7 +138,9 @@ def run_and_report(
     from rollouts.cli.run.execution import Execution
     from rollouts.cli.run.group_files import read_group_rows
     from rollouts.cli.run.summary import summarise, write_summary
-    from rollouts.runner.errors import JournalInUseError, JournalOfAnotherRunError
+    from rollouts.runner.errors import (
+        JournalOfAnotherRunError,
+    )
     from rollouts.terminal.interrupts import exit_interrupted
 
     console = Console()
@@ -179,7 +181,7 @@ def run_and_report(
         else:
             print_line("interrupted before the first episode")
         exit_interrupted()
-    except (JournalOfAnotherRunError, JournalInUseError):  # the summary of the other run stays
+    except JournalOfAnotherRunError:  # the summary of the other run stays
         raise
     except RolloutsError:
         if execution.has_begun:

@@ -13,7 +13,7 @@ from renderers.messages import Modality
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.traj.levels import FILE_COLUMNS, Level, write_jsonl, write_parquet
 from rollouts.cli.traj.printing import describe_episode, media_text, print_episodes, tree_lines
-from rollouts.errors import NoJsonFormError
+from rollouts.errors import RolloutsError
 from rollouts.files import made_directory, new_file
 from rollouts.terminal.text import (
     counted,
@@ -178,7 +178,7 @@ def _export_whole(file: Path, out: Path, path: Path, problems: list[str]) -> str
             try:
                 lines.write(json_line(episode, files))
                 written += 1
-            except NoJsonFormError as error:
+            except RolloutsError as error:
                 problems.append(f"{episode.name}: {error}")
         return f"{counted(written, 'episode')}, {len(files)} media"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from renderers.errors import MediaError
 from rollouts.cli.traj.media_files import export_medium
-from rollouts.errors import ExportError
 from rollouts.files import made_directory
 from rollouts.trajectory.media_reference import MediaReference
 from rollouts.trajectory.packed_episodes import AbsentSource
@@ -81,12 +81,12 @@ class MediaFiles:
                 self._files[source.digest] = f"{self._directory.name}/{path.name}"
                 if path not in self._found:
                     self._written.append(path)
-            except ExportError as error:
+            except MediaError as error:
                 self._problems.append(str(error))
         return self._files[source.digest]
 
 
 def json_line(episode: Episode, files: MediaFiles) -> str:
-    """One episode on one line, ASCII, with a line feed. Raises `NoJsonFormError`."""
+    """One episode on one line, ASCII, with a line feed. Raises `RolloutsError`."""
     entry = trajectory_json(episode.trajectory, files.entries)
     return json.dumps(entry, allow_nan=False, separators=(",", ":")) + "\n"

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from renderers.errors import MediaError
+from renderers.errors import MediaError, MissingExtraError
 from renderers.messages import Modality
 from rollouts.cli.traj.media_files import file_contents
 from rollouts.cli.traj.value_types import ValueType
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
-from rollouts.errors import ExportError, MissingExtraError, NoJsonFormError
+from rollouts.errors import RolloutsError
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.report.run_files import RunFiles
 from rollouts.rewards import episode_reward_parts
@@ -97,10 +97,10 @@ class FileColumns:
             source = reference.source
             try:
                 if isinstance(source, AbsentSource):
-                    raise ExportError(source.digest, "its bytes are not in this file")
+                    raise MediaError("its bytes are not in this file")
                 suffix, data = file_contents(source)
                 files.append({"bytes": bytes(data), "path": f"{source.digest[:16]}.{suffix}"})
-            except (MediaError, ExportError) as error:
+            except MediaError as error:
                 if source.digest not in self._left_out:
                     self._left_out.add(source.digest)
                     self._problems.append(f"{modality} {source.digest[:16]}: {error}")
@@ -351,7 +351,7 @@ def _rows(found: Found, level: Level, files: FileColumns, problems: list[str]) -
     """The rows of an episode; none, and a line in `problems`, for one that has a value without a JSON form."""
     try:
         return list(_ROWS[level](found, files))
-    except NoJsonFormError as error:
+    except RolloutsError as error:
         problems.append(f"{found.episode.name}: {error}")
         return []
 

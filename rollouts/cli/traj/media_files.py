@@ -10,12 +10,13 @@ from typing import Final
 from PIL import Image
 
 from renderers import MediaSource
-from renderers.errors import MediaDigestError, MediaError
+from renderers.errors import (
+    MediaError,
+)
 from renderers.media.decoding import is_raw, is_raw_video, raw_to_image, raw_video_frames
 from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
 from renderers.process.files import read_bytes
-from rollouts.errors import ExportError
 from rollouts.files import new_file
 
 #: By media type; of the others the suffix is the subtype.
@@ -39,23 +40,21 @@ _SUFFIXES: Final = {
 def export_medium(source: MediaSource, directory: Path) -> Path:
     """Write a medium as `<first 16 digits of its digest>.<suffix>`; the file's path.
 
-    An existing file is never changed. Raises `ExportError` if it has other contents or the medium is damaged,
+    An existing file is never changed. Raises `MediaError` if it has other contents or the medium is damaged,
     `CommandFileError` and `OSError` if the directory cannot be written to.
     """
     try:
         source.verify()
         suffix, data = file_contents(source)
-    except MediaDigestError as error:
-        raise ExportError(source.digest, f"damaged, not exported: it hashes to {error.actual}; restore it") from error
     except MediaError as error:
-        raise ExportError(source.digest, f"not exported: {error.reason}") from error
+        raise MediaError(f"{source.digest}: not exported: {error.reason}", digest=source.digest) from error
     path = directory / f"{source.digest[:16]}.{suffix}"
     if not os.path.lexists(path):
         with new_file(path) as temporary:
             temporary.write_bytes(data)
     elif read_bytes(path) != data:
         reason = f"{path} exists with other contents and was not changed; choose another file to export to"
-        raise ExportError(source.digest, reason)
+        raise MediaError(f"{source.digest}: {reason}", digest=source.digest)
     return path
 
 

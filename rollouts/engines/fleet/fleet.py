@@ -30,12 +30,12 @@ from rollouts.errors import (
     EngineError,
     EngineStartError,
     FleetMismatchError,
-    NoServerError,
     ServerError,
     ServerTimeoutError,
     ServerUnreachableError,
     UnknownAdapterError,
     WeightUpdateError,
+    no_server,
 )
 
 log = logging.getLogger("rollouts.engines.fleet")
@@ -101,7 +101,7 @@ class EngineFleet(Engine):
 
         Requests go to the servers, not through the actors. While requests run, the actors are asked for the addresses
         again: one that Ray has started on another node is followed there. The options are those of `from_urls`. Blocks
-        until the actors have answered. Raises `ServerActorError`, `ArgumentError` and `MissingExtraError`.
+        until the actors have answered. Raises `RolloutsError`, `ArgumentError` and `MissingExtraError`.
         """
         names_of_actors = RayServerNames(names, namespace)
         make_engines = partial(server_engines, kind=kind, limits=http_limits, options=options)
@@ -148,15 +148,15 @@ class EngineFleet(Engine):
         return self.max_model_len
 
     async def check_health(self) -> None:
-        """Raises `NoServerError` where every member is ejected."""
+        """Raises `ServerUnreachableError` where every member is ejected."""
         if all(member.state is MemberState.EJECTED for member in self.members):
-            raise NoServerError("check_health", {member.name: member.reason for member in self.members})
+            raise no_server("check_health", {member.name: member.reason for member in self.members})
 
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample from the session's member, or from another one after a failure.
 
         Raises what the member raises where another member could not help (an invalid request, a prompt that is too
-        long); `NoServerError` if no member is available, or if `FleetLimits.failovers` more have failed;
+        long); `ServerUnreachableError` if no member is available, or if `FleetLimits.failovers` more have failed;
         `FleetMismatchError` and `EngineClosedError`.
         """
         self._membership.enter(request.request_id)
@@ -182,7 +182,7 @@ class EngineFleet(Engine):
                 failures[member.name] = error
             await self._membership.check_after_failure(member)
             if len(failures) > self._limits.failovers:
-                raise NoServerError(request.request_id, failures) from failures[member.name]
+                raise no_server(request.request_id, failures) from failures[member.name]
             log.info("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
@@ -311,7 +311,7 @@ class EngineFleet(Engine):
         return member
 
     async def _available_member(self, request: GenerateRequest, failures: Mapping[str, EngineError]) -> Member:
-        """As `_reserved_member`, when a member is available. Raises `NoServerError` and `FleetMismatchError`."""
+        """As `_reserved_member`, when one is available. Raises `ServerUnreachableError` and `FleetMismatchError`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.wait_seconds
         while (member := self._reserved_member(request, failures)) is None:
@@ -319,7 +319,7 @@ class EngineFleet(Engine):
             may_serve = any(other.state is MemberState.NEW for other in others)
             if not others or (not may_serve and loop.time() >= deadline):
                 reasons = {other.name: other.reason for other in others}
-                error = NoServerError(request.request_id, {**reasons, **failures})
+                error = no_server(request.request_id, {**reasons, **failures})
                 raise error.concern(*(server for other in others for server in other.servers))
             if not may_serve:
                 await asyncio.sleep(min(self._limits.check_seconds, max(0.0, deadline - loop.time())))

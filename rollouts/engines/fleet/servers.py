@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollouts.errors import ArgumentError, MissingExtraError, ServerActorError, describe_exception
+from renderers.errors import MissingExtraError
+from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 
 
 class RayServerNames:
@@ -20,7 +21,7 @@ class RayServerNames:
         self._urls: dict[str, str] = {}
 
     def read(self) -> list[str]:
-        """The addresses. Raises `ServerActorError` for a name without such an actor, and `MissingExtraError`."""
+        """The addresses. Raises `RolloutsError` for a name without such an actor, and `MissingExtraError`."""
         self._urls = {name: self._ask(name, 60.0) for name in self._names}
         return list(self._urls.values())
 
@@ -30,7 +31,7 @@ class RayServerNames:
         for name in self._names:
             try:
                 urls[name] = self._ask(name, 5.0)  # while a server is started again, the fleet goes on without it
-            except ServerActorError:
+            except RolloutsError:
                 continue
         if urls == self._urls:
             return None
@@ -43,7 +44,10 @@ class RayServerNames:
             actor = ray.get_actor(name, namespace=self._namespace)
             return str(ray.get(actor.base_url.remote(), timeout=seconds))
         except (ValueError, AttributeError, TimeoutError, ray.exceptions.RayError) as error:
-            raise ServerActorError(name, describe_exception(error)) from error
+            raise RolloutsError(
+                f"the actor {name:.80} gives no address: {describe_exception(error)}; pass names of "
+                "rollouts.ray.RayServers, or of actors with a method base_url, in this namespace"
+            ) from error
 
 
 def _ray() -> Any:

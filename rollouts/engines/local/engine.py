@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from renderers.errors import MissingExtraError
 from renderers.placement import item_placement_error
 from renderers.process.caches import ByteLRU
 from rollouts.calls import gathered
@@ -36,7 +37,7 @@ from rollouts.engines.protocol import (
     check_version,
 )
 from rollouts.engines.request_limits import EngineLimits, check_prompt, check_streamable
-from rollouts.errors import InvalidRequestError, MissingExtraError, UnsupportedModelError
+from rollouts.errors import InvalidRequestError, UnsupportedModelError
 from rollouts.values import check_integer
 
 try:

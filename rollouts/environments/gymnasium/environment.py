@@ -9,12 +9,13 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from renderers import Message
+from renderers.errors import MissingExtraError
 from renderers.process.fork_reset import ProcessLock
 from renderers.process.threads import DaemonThreads
 from rollouts.calls import result_of
 from rollouts.environments.gymnasium.actions import describe_actions, in_dtype_of, kind_of, parse_action
 from rollouts.episodes.environment import StepResult
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, short_repr
+from rollouts.errors import ArgumentError, RolloutsError, short_repr
 from rollouts.values import check_choice
 
 # pygame, with which many environments draw, keeps the points of a polygon in one buffer of the process: two threads

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 
+from renderers.errors import MissingExtraError
 from rollouts.calls import StartAndClose, gathered
 from rollouts.environments.mcp.connection import Connection
 from rollouts.environments.mcp.results import error_text, result_content
 from rollouts.environments.mcp.servers import HttpServer, StdioServer
 from rollouts.environments.tools import Tool, ToolFailedError, ToolUnavailableError
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.values import check_positive
 
 

@@ -21,7 +21,6 @@ from rollouts.errors import short_repr
 from rollouts.serve.errors import (
     RequestError,
     SessionNotDeliveredError,
-    UnknownSessionError,
     invalid_field,
     session_gone,
 )
@@ -121,12 +120,17 @@ class SessionStore:
     # Finding.
 
     def get(self, session_id: str) -> Session:
-        """Raises `UnknownSessionError`, and `RequestError` for one that is gone."""
+        """Raises `RequestError` for one that is gone or unknown."""
+        session = self._find(session_id)
+        if session is None:
+            message = f"there is no session {session_id!r}; a chat completion with this id begins it"
+            raise RequestError(404, message, code="session_not_found")
+        return session
+
+    def _find(self, session_id: str) -> Session | None:
         self._evict_idle()
         self._check_is_not_gone(session_id)
-        if session_id not in self._sessions:
-            raise UnknownSessionError(session_id)
-        return self._sessions[session_id]
+        return self._sessions.get(session_id)
 
     def _check_is_not_gone(self, session_id: str) -> None:
         if session_id in self._gone:
@@ -141,16 +145,12 @@ class SessionStore:
         Raises `RequestError`.
         """
         if session_id is not None:
-            try:
-                session = self.get(session_id)
-            except UnknownSessionError:
-                return self.begin(session_id)
+            session = self._find(session_id)
         else:
             self._evict_idle()
-            found = self._continued(history)
-            if found is None:
-                return self.begin(None)
-            session = found
+            session = self._continued(history)
+        if session is None:
+            return self.begin(session_id)
         if session.trajectory.finished:
             message = f"the session {session.id!r} has ended; begin another one, with another id"
             raise RequestError(409, message, code="session_ended")
@@ -171,7 +171,7 @@ class SessionStore:
     def begin(self, session_id: str | None, *, group_id: str = "", seed: int = 0) -> Session:
         """A new session; without an id it is anonymous, and has a random one.
 
-        Raises `RequestError`, `InvalidTurnError`.
+        Raises `RequestError`, `TrajectoryError`.
         """
         if session_id is not None:
             check_session_id(session_id)

@@ -11,11 +11,12 @@ from typing import Any, get_args
 import numpy as np
 
 from renderers import MediaItem, MediaSource, PlaceholderRange
+from renderers.errors import MissingExtraError
 from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
-from rollouts.errors import ArgumentError, MissingExtraError, short_repr
+from rollouts.errors import ArgumentError, short_repr
 from rollouts.training.adapters.arguments import AdapterError, checked_samples, image_file
 from rollouts.training.samples import TrainingSample
 from rollouts.training.trajectory_samples import Advantage, samples_from_trajectory

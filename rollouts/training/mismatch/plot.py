@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollouts.errors import MissingExtraError
+from renderers.errors import MissingExtraError
 from rollouts.training.mismatch.report import MismatchGroup, MismatchReport
 
 if TYPE_CHECKING:

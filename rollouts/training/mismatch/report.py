@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from rollouts.errors import ArgumentError, MismatchError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.mismatch.compared import ComparedTokens, compare_tokens, concat_tokens
 from rollouts.values import check_choice, check_positive
@@ -257,7 +257,7 @@ def check_mismatch(
 ) -> None:
     """Compare figures of the report with thresholds in nats; None is no threshold.
 
-    A figure above its threshold raises `MismatchError`, or with action="warning" warns with `MismatchWarning`. Either
+    A figure above its threshold raises `RolloutsError`, or with action="warning" warns with `MismatchWarning`. Either
     text names the figure, the threshold and the sample with the largest difference. Raises
     `ArgumentError` for a threshold that is not above 0, without any threshold, and for another action.
     """
@@ -272,7 +272,11 @@ def check_mismatch(
     exceeded = [(name, figures[name], value) for name, value in given.items() if not figures[name] <= value]
     if not exceeded:
         return
-    error = MismatchError(exceeded, report.tokens, report.worst)
+    listed = ", ".join(f"{name} {value:.2e} is above {threshold:.2e} nats" for name, value, threshold in exceeded)
+    text = (
+        f"mismatch over {report.tokens} tokens: {listed}; largest in sample {report.worst}. Read report_text(report), "
+        "or find the cause with diagnose_mismatch, before training on these tokens"
+    )
     if action == "error":
-        raise error
-    warnings.warn(str(error), MismatchWarning, stacklevel=2)
+        raise RolloutsError(text)
+    warnings.warn(text, MismatchWarning, stacklevel=2)

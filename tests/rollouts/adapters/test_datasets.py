@@ -7,9 +7,10 @@ import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from renderers.errors import MissingExtraError
 from rollouts import Completion, TopLogprobs, Trajectory, WeightSpan
 from rollouts.engines.protocol import FinishReason
-from rollouts.errors import ArgumentError, MissingExtraError, PixelMismatchError
+from rollouts.errors import ArgumentError, PixelMismatchError
 from rollouts.training import (
     TokenScores,
     TrainingBatch,

@@ -22,7 +22,7 @@ from sounds import sound_file
 from starlette.applications import Starlette
 
 from renderers import MediaPolicy, MediaSource
-from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
+from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError, MissingExtraError
 from renderers.installation import install_command
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts import FinishReason, GenerateRequest, SamplingParams, StepResult, run_episode
@@ -35,7 +35,6 @@ from rollouts.errors import (
     EngineError,
     InvalidRequestError,
     MalformedResultError,
-    MissingExtraError,
     MissingLogProbsError,
     OverlongPromptError,
 )

@@ -11,12 +11,13 @@ import pytest
 from gymnasium import spaces
 from played import play
 
+from renderers.errors import MissingExtraError
 from renderers.installation import install_command
 from renderers.media.decoding import array_to_raw
 from renderers.media.item import MediaSource
 from rollouts.environments import GymnasiumEnvironment
 from rollouts.episodes.errors import EpisodeError
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
+from rollouts.errors import ArgumentError, RolloutsError
 
 DIRECTIONS = ["left", "down", "right", "up"]
 #: The way to the gift on the lake of 4 by 4 fields without slipping, and how it is answered.

@@ -21,12 +21,13 @@ from PIL import Image
 from reserved_ports import reserved_port
 from runner_world import advance_clock
 
+from renderers.errors import MissingExtraError
 from renderers.installation import install_command
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
 from rollouts.environments import HttpServer, McpTools, StdioServer, ToolEnvironment
 from rollouts.environments.tools import ToolArgumentsError, ToolFailedError
 from rollouts.environments.tools.errors import ToolUnavailableError
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.testing import ScriptedEngine
 
 SCRIPT = str(Path(__file__).with_name("mcp_tools_server.py"))

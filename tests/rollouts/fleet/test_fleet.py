@@ -15,7 +15,6 @@ from rollouts.errors import (
     EngineError,
     FleetMismatchError,
     InvalidRequestError,
-    NoServerError,
     ServerError,
     ServerUnreachableError,
 )
@@ -81,7 +80,7 @@ async def test_a_fleet_is_healthy_while_a_member_may_serve():
         await fleet.check_health()
         engines["b"].is_healthy = False
         await fleet.check()
-        with pytest.raises(NoServerError, match=r"a: .*health"):
+        with pytest.raises(ServerUnreachableError, match=r"a: .*health"):
             await fleet.check_health()
 
 
@@ -129,9 +128,9 @@ async def test_a_request_that_kills_servers_does_not_reach_all_of_them():
     for engine in engines.values():
         engine.failure = ServerError("r", "the engine died", status=500, body="EngineDeadError")
     async with fleet:
-        with pytest.raises(NoServerError) as failure:
+        with pytest.raises(ServerUnreachableError) as failure:
             await fleet.generate(request("s"))
-    assert len(failure.value.reasons) == 3
+    assert str(failure.value).count("the engine died") == 3
     assert sum(len(engine.sessions) for engine in engines.values()) == 3
     assert isinstance(failure.value, ServerUnreachableError)  # what a runner retries
 
@@ -162,13 +161,15 @@ async def test_without_any_server_the_error_names_each_and_why():
     for engine in engines.values():
         engine.is_healthy = False
     async with fleet:
-        with pytest.raises(NoServerError, match=r"a: .*its health check failed.*; b: .*its health check failed"):
+        with pytest.raises(
+            ServerUnreachableError, match=r"a: .*its health check failed.*; b: .*its health check failed"
+        ):
             await fleet.generate(request("s"))
 
 
 async def test_a_fleet_without_members_says_so_at_the_first_request():
     async with EngineFleet({}) as fleet:
-        with pytest.raises(NoServerError, match="no members; add one"):
+        with pytest.raises(ServerUnreachableError, match="no members; add one"):
             await fleet.generate(request("s"))
         engine = MemberEngine()
         await fleet.add("a", engine)

@@ -18,11 +18,12 @@ from make_adapter import make_adapter
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
+from renderers.errors import MissingExtraError
 from renderers.installation import install_command
 from rollouts import Completion, GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.lora import LoRAEngine
-from rollouts.errors import ArgumentError, EngineClosedError, MissingExtraError, UnknownAdapterError, WeightUpdateError
+from rollouts.errors import ArgumentError, EngineClosedError, UnknownAdapterError, WeightUpdateError
 from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
 LENGTH = 12

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from renderers.errors import MissingExtraError
 from renderers.installation import install_command
-from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.errors import ArgumentError
 from rollouts.observability import JsonLinesSink, MetricHistory, RunMetrics, TensorBoardSink, TrainingLog, WandbSink
 from rollouts.observability.metric_sinks import last_step, read_json_lines
 from rollouts.observability.training_log import read_step_mismatch

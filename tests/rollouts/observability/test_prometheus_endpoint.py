@@ -13,8 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from run_events import FakeClock, replay
 
+from renderers.errors import MissingExtraError
 from renderers.installation import install_command
-from rollouts.errors import MissingExtraError, RolloutsError
+from rollouts.errors import RolloutsError
 from rollouts.observability import METRICS, PrometheusEndpoint, RunMetrics
 from rollouts.runner.events import EpisodeStarted, EpisodeWaiting, GroupFinished
 

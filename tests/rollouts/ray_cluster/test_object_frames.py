@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from renderers import MediaSource
-from renderers.errors import MediaDigestError
+from renderers.errors import MediaError
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.ray import ObjectMedia, RayWorkers
 from rollouts.ray.object_media import ObjectFrames
@@ -87,7 +87,7 @@ def test_media_with_another_digest_are_refused():
         digest = MediaSource.of(b"one").digest
         await ObjectMedia().receive([digest], lambda _: [asyncio.ensure_future(value(ObjectFrames([b"other"])))])
 
-    with pytest.raises(MediaDigestError):
+    with pytest.raises(MediaError):
         asyncio.run(main())
 
 

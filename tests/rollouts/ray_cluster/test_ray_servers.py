@@ -14,7 +14,7 @@ import pytest
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.fleet.servers import RayServerNames
-from rollouts.errors import ArgumentError, RolloutsError, ServerActorError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.ray import RayServers
 
 PROGRAM = Path(__file__).parent.parent / "vllm" / "fake_vllm_serve.py"
@@ -74,7 +74,7 @@ def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log(cluste
 
 
 def test_a_name_that_no_actor_has_is_an_error(cluster):
-    with pytest.raises(ServerActorError, match="nobody"):
+    with pytest.raises(RolloutsError, match="nobody"):
         EngineFleet.from_ray(["nobody"])
 
 

@@ -20,10 +20,10 @@ from rollouts.errors import (
     GenerationInterruptedError,
     InvalidRequestError,
     MissingLogProbsError,
-    NoServerError,
     ServerError,
     ServerTimeoutError,
     ServerUnreachableError,
+    no_server,
 )
 from rollouts.runner import RetryPolicy
 from rollouts.runner.events import EpisodeRetried, EpisodeWaiting
@@ -109,7 +109,7 @@ def test_an_episode_is_repeated_from_its_beginning_with_other_samples_and_the_sa
     ("is_one", "error"),
     [
         (True, UNREACHABLE),
-        (True, NoServerError("r", {})),
+        (True, no_server("r", {})),
         (True, ServerError("r", "no server behind the router", status=502, body="")),
         (True, ServerError("r", "it is starting", status=503, body="")),
         (True, caused(EngineFailedError("r", "raised"), ConnectionRefusedError())),

@@ -27,12 +27,12 @@ from rollouts.errors import (
     CapabilityError,
     MalformedResultError,
     MissingLogProbsError,
-    NoServerError,
     OverlongPromptError,
     ServerError,
     ServerRelatedError,
     ServerUnreachableError,
     WeightUpdateError,
+    no_server,
 )
 
 BASIC = "Basic c29tZW9uZTpzd29yZGZpc2g="
@@ -111,7 +111,7 @@ async def test_an_error_at_a_server_ends_with_the_command(
 
 def test_the_commands_for_many_servers_are_those_of_the_first_three() -> None:
     urls = [f"http://host{number}:8000" for number in range(9)]
-    error = NoServerError("turn", {url: ServerUnreachableError("turn", "down").concern(url) for url in urls})
+    error = no_server("turn", {url: ServerUnreachableError("turn", "down").concern(url) for url in urls})
     assert error.servers == tuple(urls)
     assert error.__notes__ == [check_of(url) for url in urls[:3]]
 
