@@ -192,7 +192,7 @@ class PromptRefusedError(RendererError):
 
 
 class MediaError(RendererError):
-    """An image, a video or a sound could not be accepted.
+    """An image, a video or a sound could not be accepted: it cannot be read, or a subclass names another reason.
 
     `message_index` and `part_index` name the place, once known; `digest` is that of the source, None before it is read.
 
@@ -234,13 +234,6 @@ class MediaLimitError(MediaError):
     """A medium is larger than the policy allows, in bytes, pixels, frames, aspect ratio, seconds or channels.
 
     Cure: make the medium smaller, or raise the limit in `MediaPolicy`.
-    """
-
-
-class MediaDecodeError(MediaError):
-    """The bytes are not an image, a video or a sound that can be read.
-
-    Cure: pass a complete file of a supported type, or an array.
     """
 
 

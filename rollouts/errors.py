@@ -188,7 +188,7 @@ class InvalidRequestError(EngineError, ValueError):
     """
 
 
-class OverlongPromptError(InvalidRequestError):
+class ContextLengthError(InvalidRequestError):
     """The prompt leaves no room for a single new token.
 
     `prompt_tokens` and `limit` are None where a server refuses the prompt without naming them; `message` is then its.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -26,13 +25,12 @@ when it is raised. Each class derives from the root of its package: `renderers` 
 
 
 def error_page() -> str:
-    """The page in Markdown. The anchor of a class is its name, after that of its package where two have the same."""
+    """The page in Markdown. The anchor of a class is its name."""
     classes = error_classes()
-    anchors = _anchors(classes)
     parts = [_TITLE, _INTRODUCTION]
     for module, of_module in groupby(classes, key=lambda each: each.__module__):
         parts.append(f"\n## {module}\n")
-        parts += [_entry(each, anchors) for each in of_module]
+        parts += [_entry(each, classes) for each in of_module]
     return "\n".join(parts)
 
 
@@ -43,26 +41,17 @@ def when_and_cure(error_class: type[Exception]) -> tuple[str, str]:
     return (when.strip(), cure) if found else (text, "")
 
 
-def _anchors(classes: Sequence[type[Exception]]) -> dict[type[Exception], str]:
-    counts = Counter(each.__name__ for each in classes)
-    return {
-        each: each.__name__ if counts[each.__name__] == 1 else f"{each.__module__.partition('.')[0]}.{each.__name__}"
-        for each in classes
-    }
-
-
-def _entry(error_class: type[Exception], anchors: dict[type[Exception], str]) -> str:
+def _entry(error_class: type[Exception], classes: Sequence[type[Exception]]) -> str:
     when, cure = when_and_cure(error_class)
-    bases = ", ".join(_base(each, anchors) for each in error_class.__bases__)
+    bases = ", ".join(_base(each, classes) for each in error_class.__bases__)
     doctor = " [`rollouts doctor`](commands.md#rollouts-doctor) checks the server."
     more = doctor if issubclass(error_class, EngineError) and "rollouts doctor" not in cure else ""
     return (
-        f"\n### `{error_class.__name__}` {{ #{anchors[error_class]} }}\n\n"
+        f"\n### `{error_class.__name__}` {{ #{error_class.__name__} }}\n\n"
         f"Is a {bases}. {when}\n\n"
         f"**Cure:** {cure[:1].upper()}{cure[1:]}{more}\n"
     )
 
 
-def _base(base: type[BaseException], anchors: dict[type[Exception], str]) -> str:
-    anchor = anchors.get(base) if issubclass(base, Exception) else None
-    return f"[`{base.__name__}`](#{anchor})" if anchor else f"`{base.__name__}`"
+def _base(base: type[BaseException], classes: Sequence[type[Exception]]) -> str:
+    return f"[`{base.__name__}`](#{base.__name__})" if base in classes else f"`{base.__name__}`"

@@ -18,7 +18,7 @@ import pytest
 from error_classes import error_classes
 
 from rollouts import Trajectory
-from rollouts.errors import OverlongPromptError, RolloutsError
+from rollouts.errors import ContextLengthError, RolloutsError
 from transport.errors import DecodeError
 
 
@@ -139,11 +139,11 @@ class NamedError(DecodeError):
 
 
 def raise_in_child() -> None:
-    raise OverlongPromptError("r-1", prompt_tokens=9, limit=8)
+    raise ContextLengthError("r-1", prompt_tokens=9, limit=8)
 
 
 @pytest.mark.slow
 def test_an_error_raised_in_another_process_arrives_with_its_fields() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(OverlongPromptError) as caught:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(ContextLengthError) as caught:
         pool.submit(raise_in_child).result(timeout=60)
     assert (caught.value.request_id, caught.value.prompt_tokens, caught.value.limit) == ("r-1", 9, 8)

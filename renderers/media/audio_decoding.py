@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import MediaDecodeError
+from renderers.errors import MediaError
 from renderers.installation import install_command
 from renderers.media.containers import Container, container_of, corrupt, open_container, open_stream
 from renderers.media.declared_length import declared_bytes, holds_several
@@ -63,7 +63,7 @@ class _Sound(NamedTuple):
 def decode_audio(source: MediaSource, policy: MediaPolicy, sampling_rate: int) -> np.ndarray:
     """float32 (samples,): the sound in mono at `sampling_rate` hertz, decoded within `policy.timeout` seconds.
 
-    Raises `MediaLimitError` for a sound past the limits of the policy, `MediaDecodeError` for other data, an
+    Raises `MediaLimitError` for a sound past the limits of the policy, `MediaError` for other data, an
     unsupported format, an empty, truncated or corrupt file, samples that are no numbers, or a missing package.
     """
     pieces: list[np.ndarray] = []
@@ -80,7 +80,7 @@ def decode_audio(source: MediaSource, policy: MediaPolicy, sampling_rate: int) -
             count += len(block)
             pieces.append(mono if resampler is None else resampler.resample_chunk(mono))
         if not count:
-            raise MediaDecodeError(
+            raise MediaError(
                 f"sound {source.digest[:12]} is empty: it holds no samples; leave the part out", digest=source.digest
             )
     if resampler is None:
@@ -100,7 +100,7 @@ def audio_info(source: MediaSource, policy: MediaPolicy) -> AudioInfo:
 
 
 def holds_sound(source: MediaSource, policy: MediaPolicy) -> bool:
-    """Whether a file of video has a sound; animated images have none. Raises `MediaDecodeError`."""
+    """Whether a file of video has a sound; animated images have none. Raises `MediaError`."""
     container = container_of(source, "video")
     if container is None:
         return False
@@ -142,7 +142,7 @@ def _reader(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Abs
         return nullcontext(_array(source))
     data = _without_tags(bytes(source.data))
     if holds_several(data, sniff(data) or ""):
-        raise MediaDecodeError(
+        raise MediaError(
             f"sound {source.digest[:12]} is several files joined into one, and the first alone would be read; join "
             "their samples, or pass them as several sounds",
             digest=source.digest,
@@ -173,7 +173,7 @@ def _resampler(source: MediaSource, rate: int, sampling_rate: int) -> Any:
         import soxr
     except ImportError as error:
         reason = _missing("soxr", f" at {sampling_rate} Hz")
-        raise MediaDecodeError(reason, digest=source.digest) from error
+        raise MediaError(reason, digest=source.digest) from error
     return soxr.ResampleStream(rate, sampling_rate, 1, dtype="float32", quality="HQ")
 
 
@@ -192,7 +192,7 @@ def _array(source: MediaSource) -> _Sound:
 def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_Sound]:
     media_type = sniff(data) or "unknown data"
     if media_type not in _SNDFILE_TYPES:
-        raise MediaDecodeError(
+        raise MediaError(
             f"{source.nbytes} bytes ({source.digest[:12]}, {media_type}) are not a sound in a WAV, FLAC, OGG, MP3, "
             "AIFF, AAC, MP4, WebM or MKV file; convert it to one of them",
             digest=source.digest,
@@ -203,7 +203,7 @@ def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: the package without its library
-        raise MediaDecodeError(_missing("soundfile", ""), digest=source.digest) from error
+        raise MediaError(_missing("soundfile", ""), digest=source.digest) from error
     stream = TimedBytes(data, deadline)
     try:
         file = soundfile.SoundFile(stream)
@@ -226,7 +226,7 @@ def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_
             if length is not None and count < length:
                 raise corrupt(source, "sound", f"it ends early, after {count} of {length} samples")
             if is_guess and count == file.frames and stream.tell() < len(data) - _MAX_UNREAD:
-                raise MediaDecodeError(
+                raise MediaError(
                     f"sound {source.digest[:12]} is an MP3 of variable bitrate without its length in a header, and "
                     f"libsndfile reads only {count} samples of it; re-encode it",
                     digest=source.digest,

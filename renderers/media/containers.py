@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from renderers.errors import MediaDecodeError
+from renderers.errors import MediaError
 from renderers.installation import install_command
 from renderers.media.declared_length import declared_bytes
 from renderers.media.item import MediaSource
@@ -44,7 +44,7 @@ _CONVERT: dict[Kind, str] = {"video": "H.264", "sound": "FLAC or WAV"}
 def container_of(source: MediaSource, kind: Kind) -> Container | None:
     """The format of a file that `open_stream` reads, None for other bytes.
 
-    Raises `MediaDecodeError` where PyAV is missing, and for a file that ends before the length that it declares.
+    Raises `MediaError` where PyAV is missing, and for a file that ends before the length that it declares.
     """
     media_type = sniff(source.data) or ""
     container = _CONTAINERS.get(media_type)
@@ -56,7 +56,7 @@ def container_of(source: MediaSource, kind: Kind) -> Container | None:
         name = f"{kind} {source.digest[:12]} is a file that PyAV decodes, which is not installed"
         extra, values = _INSTEAD[kind]
         reason = f"{name}; {install_command(extra)}, or pass its {values} as an array"
-        raise MediaDecodeError(reason, digest=source.digest) from error
+        raise MediaError(reason, digest=source.digest) from error
     if declared_bytes(bytes(source.data), media_type) > source.nbytes:
         raise corrupt(source, kind, f"it ends early, after {source.nbytes} bytes")
     return container
@@ -66,12 +66,12 @@ def container_of(source: MediaSource, kind: Kind) -> Container | None:
 def open_stream(
     source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind, codecs: Collection[str]
 ) -> Iterator[tuple[Any, Any]]:
-    """PyAV's container of a source and its first stream of a kind. Raises `MediaDecodeError`, also for FFmpeg's errors
+    """PyAV's container of a source and its first stream of a kind. Raises `MediaError`, also for FFmpeg's errors
     in the block."""
     with open_container(source, policy, container, kind) as file:
         streams = file.streams.video if kind == "video" else file.streams.audio
         if not streams:
-            raise MediaDecodeError(
+            raise MediaError(
                 f"{source.nbytes} bytes ({source.digest[:12]}, {sniff(source.data)}) hold no {kind} stream; "
                 "check where they come from",
                 digest=source.digest,
@@ -79,13 +79,13 @@ def open_stream(
         codec = streams[0].codec_context.codec.canonical_name
         if codec not in codecs:
             name = f"{kind} {source.digest[:12]} is coded as {codec}"
-            raise MediaDecodeError(f"{name}, which is not read; convert it to {_CONVERT[kind]}", digest=source.digest)
+            raise MediaError(f"{name}, which is not read; convert it to {_CONVERT[kind]}", digest=source.digest)
         yield file, streams[0]
 
 
 @contextmanager
 def open_container(source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind) -> Iterator[Any]:
-    """PyAV's container of a source. Raises `MediaDecodeError` for FFmpeg's errors, also in the block."""
+    """PyAV's container of a source. Raises `MediaError` for FFmpeg's errors, also in the block."""
     import av
 
     try:
@@ -102,7 +102,7 @@ def open_container(source: MediaSource, policy: MediaPolicy, container: Containe
         raise corrupt(source, kind, str(error)) from error
 
 
-def corrupt(source: MediaSource, kind: Kind, reason: str) -> MediaDecodeError:
-    return MediaDecodeError(
+def corrupt(source: MediaSource, kind: Kind, reason: str) -> MediaError:
+    return MediaError(
         f"{kind} {source.digest[:12]} is corrupt: {reason}; re-encode it, or download it again", digest=source.digest
     )

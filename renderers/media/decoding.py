@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
-from renderers.errors import MediaDecodeError, MediaLimitError
+from renderers.errors import MediaError, MediaLimitError
 from renderers.media.item import IMAGE_MAGIC, VIDEO_MAGIC, MediaSource
 from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
 
@@ -62,12 +62,12 @@ def is_raw(data: bytes | memoryview) -> bool:
 def raw_size(data: bytes | memoryview, *, digest: str | None = None) -> tuple[str, int, int]:
     """(mode, width, height) of raw source bytes, checked against their length; `digest` is for errors."""
     if len(data) < _HEADER.size:
-        raise MediaDecodeError("raw pixels end inside their header", digest=digest)
+        raise MediaError("raw pixels end inside their header", digest=digest)
     _, mode_field, width, height = _HEADER.unpack_from(data)
     mode = mode_field.rstrip(b"\0").decode("ascii", "replace")
     expected = _CHANNELS.get(mode, 0) * width * height
     if not expected or len(data) - _HEADER.size != expected:
-        raise MediaDecodeError(
+        raise MediaError(
             f"raw pixels of mode {mode!r} and size {width}x{height} hold {len(data) - _HEADER.size} bytes, not "
             f"{expected}",
             digest=digest,
@@ -103,7 +103,7 @@ def image_planes(image: Image.Image) -> np.ndarray:
 def image_to_raw(image: Image.Image) -> bytes:
     """Copy the pixels of a PIL image, upright; modes other than L and RGBA become RGB.
 
-    Raises `MediaDecodeError` for a file that Pillow has opened but cannot read to its end.
+    Raises `MediaError` for a file that Pillow has opened but cannot read to its end.
     """
     try:
         image = eight_bits(upright(image))
@@ -112,7 +112,7 @@ def image_to_raw(image: Image.Image) -> bytes:
         elif image.mode not in _CHANNELS:
             image = image.convert("RGB")
     except PILLOW_ERRORS as error:
-        raise MediaDecodeError(f"a PIL image of mode {image.mode} cannot be read: {error}") from error
+        raise MediaError(f"a PIL image of mode {image.mode} cannot be read: {error}") from error
     return b"".join([_header(image.mode, *image.size), *_bands(image)])
 
 
@@ -148,7 +148,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
 def array_to_raw(array: np.ndarray) -> bytes:
     """Copy uint8 pixels of shape (height, width), (height, width, 1), (.., 3) or (.., 4)."""
     if array.dtype != np.uint8:
-        raise MediaDecodeError(
+        raise MediaError(
             f"an image array is uint8, not {array.dtype}: whether floats run from 0 to 1 or to 255 cannot be told. "
             "Scale them yourself and cast to uint8"
         )
@@ -156,7 +156,7 @@ def array_to_raw(array: np.ndarray) -> bytes:
         array = array[:, :, None]
     mode = _MODE_OF_CHANNELS.get(array.shape[2]) if array.ndim == 3 else None
     if mode is None or 0 in array.shape:
-        raise MediaDecodeError(f"an image array is (height, width), or (height, width, 3 or 4), not {array.shape}")
+        raise MediaError(f"an image array is (height, width), or (height, width, 3 or 4), not {array.shape}")
     height, width = array.shape[:2]
     return b"".join([_header(mode, width, height), np.ascontiguousarray(array.transpose(2, 0, 1)).data])
 
@@ -168,7 +168,7 @@ def is_raw_video(data: bytes | memoryview) -> bool:
 def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
     """Copy uint8 frames of shape (time, height, width, 3) with `fps` frames per second (None: unknown)."""
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape:
-        raise MediaDecodeError(
+        raise MediaError(
             f"video frames are uint8 (time, height, width, 3) and at least one pixel, not {frames.dtype} {frames.shape}"
         )
     count, height, width, _ = frames.shape
@@ -179,11 +179,11 @@ def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
 def raw_video_size(data: bytes | memoryview, *, digest: str | None = None) -> tuple[int, int, int, float | None]:
     """(frames, width, height, fps) of raw source bytes, checked against their length; `digest` is for errors."""
     if len(data) < _VIDEO_HEADER.size:
-        raise MediaDecodeError("raw video ends inside its header", digest=digest)
+        raise MediaError("raw video ends inside its header", digest=digest)
     _, count, width, height, fps = _VIDEO_HEADER.unpack_from(data)
     held, expected = len(data) - _VIDEO_HEADER.size, count * width * height * 3
     if not expected or held != expected or not (fps == 0 or 1e-6 <= fps <= 1e6):
-        raise MediaDecodeError(
+        raise MediaError(
             f"raw video of {count} frames of {width}x{height}, {fps:g} a second, holds {held} bytes, not {expected}",
             digest=digest,
         )
@@ -225,7 +225,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     """Decode to RGB, turned upright by the EXIF orientation, transparency composited on white.
 
     The size is checked before anything is decompressed; reading and decoding may take `policy.timeout`
-    seconds. Raises `MediaLimitError`, `MediaDecodeError`.
+    seconds. Raises `MediaLimitError`, `MediaError`.
     """
     if is_raw(source.data):
         _check_raw(source, policy)
@@ -241,7 +241,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
             # An MPO (which `formats` opens as JPEG) is a photo followed by a preview or a gain map, not an animation.
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
-                raise MediaDecodeError(
+                raise MediaError(
                     f"an animation of {count} frames{' or more' * (count > policy.max_frames)} where one image is "
                     f"expected ({source.digest[:12]}); pass one frame, or the whole as a video",
                     digest=source.digest,
@@ -271,11 +271,11 @@ def decode_errors(
                 digest=source.digest,
             ) from error
         if isinstance(error, UnidentifiedImageError):
-            raise MediaDecodeError(
+            raise MediaError(
                 f"{source.nbytes} bytes ({source.digest[:12]}) are not an image that Pillow can read",
                 digest=source.digest,
             ) from error
-        raise MediaDecodeError(f"{name} is corrupt: {error}", digest=source.digest) from error
+        raise MediaError(f"{name} is corrupt: {error}", digest=source.digest) from error
 
 
 def count_frames(image: Image.Image, max_frames: int) -> int:

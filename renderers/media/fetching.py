@@ -232,7 +232,7 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     may be called from any thread except that of a running event loop.
 
     Errors and logs show URLs without credentials, query and fragment. Raises `MediaPolicyError`,
-    `MediaLimitError`, `MediaDecodeError` for what is none of them, and `MediaFetchError` for the rest.
+    `MediaLimitError`, `MediaError` for what is none of them, and `MediaFetchError` for the rest.
     """
     try:
         return _fetch(url, policy)

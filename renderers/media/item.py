@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 
 from renderers.errors import (
-    MediaDecodeError,
     MediaError,
 )
 from renderers.messages import Modality
@@ -28,7 +27,7 @@ class MediaSource:
 
     `data` is an encoded file (PNG, JPEG, WAV...) or the form that `renderers.media` writes for pixels and
     samples that were not given as a file. Two sources are equal when their digests are; the bytes are not
-    compared. Raises `MediaDecodeError` for a memoryview that is not contiguous.
+    compared. Raises `MediaError` for a memoryview that is not contiguous.
     """
 
     digest: str
@@ -68,7 +67,7 @@ class MediaSource:
 
 def _check_contiguous(data: bytes | memoryview) -> None:
     if type(data) is memoryview and not data.c_contiguous:
-        raise MediaDecodeError("the bytes of the medium are a memoryview that is not contiguous; pass bytes(view)")
+        raise MediaError("the bytes of the medium are a memoryview that is not contiguous; pass bytes(view)")
 
 
 class PackedArray(Protocol):

@@ -7,7 +7,7 @@ import os
 import stat
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from renderers.errors import MediaDecodeError, MediaFetchError, MediaLimitError, MediaPolicyError
+from renderers.errors import MediaError, MediaFetchError, MediaLimitError, MediaPolicyError
 from renderers.media.policy import MediaPolicy, can_be_path
 
 
@@ -15,7 +15,7 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
     """The bytes of a regular file below one of the policy's `allowed_directories`.
 
     Raises `MediaPolicyError` for other places, whether or not there is a file; `MediaFetchError` for a file that is
-    missing, unreadable or not a regular one, `MediaLimitError` beyond `max_bytes`, `MediaDecodeError` for an empty one.
+    missing, unreadable or not a regular one, `MediaLimitError` beyond `max_bytes`, `MediaError` for an empty one.
     """
     root, names = _split_at_allowed_directory(path, policy)
     try:
@@ -36,7 +36,7 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
     if len(data) > policy.max_bytes:
         raise MediaLimitError(f"{_quoted(path)}: more than max_bytes={policy.max_bytes} of the policy")
     if not data:
-        raise MediaDecodeError(f"{_quoted(path)}: the file is empty")
+        raise MediaError(f"{_quoted(path)}: the file is empty")
     return data
 
 
@@ -45,7 +45,7 @@ def path_of_url(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise MediaDecodeError("a file URL that cannot be read") from None
+        raise MediaError("a file URL that cannot be read") from None
     if parts.netloc not in ("", "localhost"):
         raise MediaPolicyError("a file URL of another machine is not followed; write file:///path, or pass the bytes")
     return os.fsdecode(unquote_to_bytes(parts.path))
@@ -64,7 +64,7 @@ def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolic
             "the bytes, a PIL image or a data URL instead"
         )
     if not name or len(name) > 4096 or not can_be_path(name):
-        raise MediaDecodeError(f"a text of {len(name)} characters that is neither a URL nor a path")
+        raise MediaError(f"a text of {len(name)} characters that is neither a URL nor a path")
     real = os.path.realpath(name)
     for directory in policy.allowed_directories:
         root = os.path.realpath(directory)

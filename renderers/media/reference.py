@@ -13,7 +13,12 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 from PIL import Image
 
-from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, short_repr
+from renderers.errors import (
+    MediaError,
+    MediaLimitError,
+    MediaPolicyError,
+    short_repr,
+)
 from renderers.media.decoding import (
     array_to_raw,
     decode_image,
@@ -61,12 +66,12 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
 
     Raises `MediaPolicyError` for URLs and paths that are not allowed, `MediaFetchError` for those that
     cannot be read, `MediaLimitError` for what is too large, before it is copied, decoded or read where its
-    size is known by then, `MediaDecodeError` for anything that is no such medium.
+    size is known by then, `MediaError` for anything that is no such medium.
     """
     (value, rate), modality = _value_and_rate(part), _modality(part)
     if value is None:
         keys = "input_audio.data (base64)" if "input_audio" in part else f"{modality}, url, path or base64"
-        raise MediaDecodeError(f"the part has no {keys}; {_EXPECTED[modality]}")
+        raise MediaError(f"the part has no {keys}; {_EXPECTED[modality]}")
     if modality == "audio":
         openai = part.get("input_audio")
         declared = f"audio/{openai['format']}" if isinstance(openai, Mapping) and openai.get("format") else None
@@ -193,19 +198,19 @@ def _check_image(source: MediaSource) -> None:
 
 
 def _check_raw_kind(source: MediaSource, expected: Modality) -> None:
-    """Raise `MediaDecodeError` for pixels or samples, in their source form, of another modality."""
+    """Raise `MediaError` for pixels or samples, in their source form, of another modality."""
     kinds: Mapping[Modality, Any] = {"image": is_raw, "video": is_raw_video, "audio": is_raw_audio}
     for kind, is_of_kind in kinds.items():
         if kind != expected and is_of_kind(source.data):
             reason = f'raw {kind}, not {NOUNS[expected]}; pass it in a part of type "{kind}"'
-            raise MediaDecodeError(reason, digest=source.digest)
+            raise MediaError(reason, digest=source.digest)
 
 
 def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
     if isinstance(value, (list, tuple)):
         return _frames(value, _frame_rate(fps), policy)
     if isinstance(value, Image.Image):
-        raise MediaDecodeError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
+        raise MediaError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
     array = _array(value, policy, of_frames=True)
     if array is not None:
         return MediaSource.of(frames_to_raw(array, _frame_rate(fps)))
@@ -216,7 +221,7 @@ def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
 
 def _check_video(source: MediaSource, fps: Any, policy: MediaPolicy) -> None:
     if fps is not None:
-        raise MediaDecodeError(
+        raise MediaError(
             "fps is the frame rate of a list or array of frames; a video file contains its own, and "
             "video_preprocessor_config.json decides how many of its frames are taken. Leave fps out",
             digest=source.digest,
@@ -243,7 +248,7 @@ def _check_audio(source: MediaSource, sampling_rate: Any, policy: MediaPolicy, d
         policy.check_audio(len(samples) / rate, samples.shape[1], digest=source.digest)
         return
     if sampling_rate is not None:
-        raise MediaDecodeError(
+        raise MediaError(
             "sampling_rate is the rate of an array of samples; a file has its own. Leave sampling_rate out",
             digest=source.digest,
         )
@@ -284,9 +289,9 @@ def _source_of_file(value: Any, policy: MediaPolicy, expected: str) -> MediaSour
         data = _read_reference(value, policy)
         _check_bytes(data, policy)
     else:
-        raise MediaDecodeError(f"{expected}, not {type(value).__name__}")
+        raise MediaError(f"{expected}, not {type(value).__name__}")
     if not data:
-        raise MediaDecodeError("zero bytes of media; leave the part out, or look why the file is empty")
+        raise MediaError("zero bytes of media; leave the part out, or look why the file is empty")
     return MediaSource.of(data)
 
 
@@ -309,7 +314,7 @@ def _read_reference(value: str | os.PathLike[str], policy: MediaPolicy) -> bytes
 
 def _frames(values: Sequence[Any], fps: float | None, policy: MediaPolicy) -> MediaSource:
     if not values:
-        raise MediaDecodeError("a video without frames; leave the part out")
+        raise MediaError("a video without frames; leave the part out")
     policy.check_frames(len(values))
     frames: np.ndarray | None = None
     for index, value in enumerate(values):
@@ -320,7 +325,7 @@ def _frames(values: Sequence[Any], fps: float | None, policy: MediaPolicy) -> Me
                 policy.check_frames(len(values), width, height)
                 frames = np.empty((len(values), *frame.shape), dtype=np.uint8)
             elif frame.shape != frames.shape[1:]:
-                raise MediaDecodeError(
+                raise MediaError(
                     f"{width}x{height} pixels, but frame 0 has {frames.shape[2]}x{frames.shape[1]}; the frames of "
                     "a video are of one size, so resize them first"
                 )
@@ -351,10 +356,10 @@ def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> N
 
 
 def _check_is_moving(source: MediaSource) -> None:
-    """Raise `MediaDecodeError` for a still image and for samples. Unknown bytes are left to the decoder."""
+    """Raise `MediaError` for a still image and for samples. Unknown bytes are left to the decoder."""
     media_type = check_type(source.data, expected="video", digest=source.digest) or ""
     if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
-        raise MediaDecodeError(
+        raise MediaError(
             f'one image ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
             "list of frames",
             digest=source.digest,
@@ -363,17 +368,17 @@ def _check_is_moving(source: MediaSource) -> None:
 
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
-    """The shape of an image or frames, channels moved to the end. Raises `MediaDecodeError` for other tensors."""
+    """The shape of an image or frames, channels moved to the end. Raises `MediaError` for other tensors."""
     check_holds_data(tensor)
     if str(tensor.dtype) != "torch.uint8":
-        raise MediaDecodeError(
+        raise MediaError(
             f"a tensor is uint8, not {tensor.dtype}: whether floats run from 0 to 1 or to 255 cannot be told. Scale it "
             "yourself and cast to torch.uint8"
         )
     ndim, channels = (4, (3,)) if of_frames else (3, (1, 3, 4))
     if tensor.ndim != ndim or tensor.shape[-3] not in channels:
         expected = "(time, 3, height, width)" if of_frames else "(1, 3 or 4, height, width)"
-        raise MediaDecodeError(
+        raise MediaError(
             f"a tensor is {expected}, not {tuple(tensor.shape)}; permute it, or pass a numpy array with channels last"
         )
     *time, _, height, width = tensor.shape
@@ -393,14 +398,14 @@ def _frame_rate(fps: Any) -> float | None:
     if fps is None:
         return None
     if isinstance(fps, bool) or not isinstance(fps, (int, float, np.number)) or not 1e-6 <= fps <= 1e6:
-        raise MediaDecodeError(f"fps is a positive number of frames per second, not {short_repr(fps)}")
+        raise MediaError(f"fps is a positive number of frames per second, not {short_repr(fps)}")
     return float(fps)
 
 
 def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
     header, comma, payload = url.partition(",")
     if not comma:
-        raise MediaDecodeError("a data URL without a comma holds no data")
+        raise MediaError("a data URL without a comma holds no data")
     is_base64 = header.lower().endswith(";base64")
     max_length = (policy.max_bytes + 2) // 3 * 4 if is_base64 else policy.max_bytes  # without %-quoting
     too_long = MediaLimitError(
@@ -422,4 +427,4 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
         except ValueError:  # wrapped lines; rare, so that the second attempt costs little
             return base64.b64decode(_SPACE.sub("", payload), validate=True)
     except ValueError as error:  # binascii.Error, or characters beyond ASCII
-        raise MediaDecodeError(f"a data URL or data with broken base64: {error}") from error
+        raise MediaError(f"a data URL or data with broken base64: {error}") from error

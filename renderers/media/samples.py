@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import MediaDecodeError, short_repr
+from renderers.errors import MediaError, short_repr
 from renderers.media.item import AUDIO_MAGIC, MediaSource
 from renderers.media.policy import MediaPolicy
 
@@ -47,16 +47,16 @@ def is_raw_audio(data: bytes | memoryview) -> bool:
 
 
 def raw_samples(source: MediaSource) -> Samples:
-    """The samples of a source in the form of this module, not copied. Raises `MediaDecodeError`."""
+    """The samples of a source in the form of this module, not copied. Raises `MediaError`."""
     data = source.data
     if source.nbytes < _HEADER.size:
-        raise MediaDecodeError("raw samples end inside their header", digest=source.digest)
+        raise MediaError("raw samples end inside their header", digest=source.digest)
     _, type_field, channels, rate, count = _HEADER.unpack_from(data)
     dtype = _DTYPES.get(type_field.rstrip(b"\0").decode("ascii", "replace"))
     expected = 0 if dtype is None else dtype.itemsize * channels * count
     is_possible = 0 < channels <= _MAX_CHANNELS and 0 < rate <= MAX_RATE
     if dtype is None or not is_possible or source.nbytes - _HEADER.size != expected:
-        raise MediaDecodeError(
+        raise MediaError(
             f"raw samples of type {type_field!r}, {channels} channels and {count} samples at {rate} Hz hold "
             f"{source.nbytes - _HEADER.size} bytes, not {expected}; at most {_MAX_CHANNELS} channels at {MAX_RATE} Hz "
             "are read",
@@ -70,7 +70,7 @@ def raw_samples(source: MediaSource) -> Samples:
 def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> MediaSource:
     """The source of an array or a tensor of samples.
 
-    int16 is kept; floats of 16, 32 and 64 bits, from -1 to 1, become float32. Raises `MediaDecodeError` for
+    int16 is kept; floats of 16, 32 and 64 bits, from -1 to 1, become float32. Raises `MediaError` for
     another type, shape or rate, and for samples that are no numbers or far beyond 1; `MediaLimitError` past
     the limits of the policy, before anything is copied.
     """
@@ -80,13 +80,13 @@ def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> Media
         check_holds_data(value)
     shape = tuple(value.shape)
     if len(shape) not in (1, 2):
-        raise MediaDecodeError(f"{AUDIO}; not {value.dtype} {shape}")
+        raise MediaError(f"{AUDIO}; not {value.dtype} {shape}")
     if 0 in shape:
-        raise MediaDecodeError(f"an empty sound: an array of shape {shape} has no samples; leave the part out")
+        raise MediaError(f"an empty sound: an array of shape {shape} has no samples; leave the part out")
     count, channels = (*shape, 1)[:2] if len(shape) == 1 or not is_tensor else shape[::-1]
     if channels > policy.max_audio_channels >= count:
         order = "last" if is_tensor else "first"
-        raise MediaDecodeError(f"an array {shape} has its channels {order}; transpose it: {AUDIO}")
+        raise MediaError(f"an array {shape} has its channels {order}; transpose it: {AUDIO}")
     policy.check_audio(count / rate, channels)
     array: np.ndarray = value
     if is_tensor:
@@ -102,19 +102,19 @@ def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> Media
         if not np.abs(by_time).max() <= MAX_PEAK:  # nor for NaN
             at = tuple(map(int, np.argwhere(~(np.abs(by_time) <= MAX_PEAK))[0]))
             cure = "divide what was int16 by 32768" if np.isfinite(by_time[at]) else "look where it was computed"
-            raise MediaDecodeError(
+            raise MediaError(
                 f"sample {at[0]} of channel {at[1]} is {by_time[at]}; floats are finite and from -1 to 1: {cure}"
             )
     else:
-        raise MediaDecodeError(f"samples are int16, or floats from -1 to 1, not {by_time.dtype}; convert them first")
+        raise MediaError(f"samples are int16, or floats from -1 to 1, not {by_time.dtype}; convert them first")
     header = _HEADER.pack(AUDIO_MAGIC, kind.encode().ljust(4, b"\0"), channels, rate, count)
     return MediaSource.of(b"".join((header, np.ascontiguousarray(by_time, _DTYPES[kind]).data.cast("B"))))
 
 
 def check_holds_data(tensor: Any) -> None:
-    """Raise `MediaDecodeError` for a sparse tensor, and for one of the device `meta`."""
+    """Raise `MediaError` for a sparse tensor, and for one of the device `meta`."""
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
-        raise MediaDecodeError(f"a tensor is dense and holds data, not {tensor.layout} on {tensor.device}")
+        raise MediaError(f"a tensor is dense and holds data, not {tensor.layout} on {tensor.device}")
 
 
 def wav_bytes(samples: np.ndarray, sampling_rate: int) -> bytes:
@@ -137,10 +137,10 @@ def is_wav_in_mono(data: bytes | memoryview, sampling_rate: int) -> bool:
 
 
 def check_rate(sampling_rate: Any) -> int:
-    """A sampling rate in hertz. Raises `MediaDecodeError` for a missing or impossible one."""
+    """A sampling rate in hertz. Raises `MediaError` for a missing or impossible one."""
     is_number = isinstance(sampling_rate, (int, float, np.number)) and not isinstance(sampling_rate, bool)
     if not is_number or not 1 <= sampling_rate <= MAX_RATE or int(sampling_rate) != sampling_rate:
-        raise MediaDecodeError(
+        raise MediaError(
             f"sampling_rate is a whole number of hertz from 1 to {MAX_RATE}, not {short_repr(sampling_rate)}; put it "
             'beside the array of samples: {"type": "audio", "audio": array, "sampling_rate": 16000}'
         )
@@ -153,7 +153,7 @@ def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
     A dict is `{"array": ..., "sampling_rate": ...}`, or `{"bytes": ..., "path": ...}` with one of them.
     """
     if hasattr(value, "get_all_samples"):
-        raise MediaDecodeError(
+        raise MediaError(
             f"a sound is not the {type(value).__name__} of torchcodec; pass the file: of a column of `datasets`, "
             'dataset.cast_column("audio", Audio(decode=False)) gives it'
         )
@@ -162,7 +162,7 @@ def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
     if value.get("array") is not None:
         rates = {check_rate(rate) for rate in (value.get("sampling_rate"), sampling_rate) if rate is not None}
         if len(rates) > 1:
-            raise MediaDecodeError(
+            raise MediaError(
                 f"a sound with two sampling rates, {value['sampling_rate']} beside the array and {sampling_rate} in "
                 "the part; leave out the wrong one"
             )
@@ -170,4 +170,4 @@ def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
     for name in ("bytes", "path"):
         if value.get(name) is not None:
             return value[name], sampling_rate
-    raise MediaDecodeError(f"a dict of a sound has array and sampling_rate, bytes, or path, not {sorted(value)!r:.200}")
+    raise MediaError(f"a dict of a sound has array and sampling_rate, bytes, or path, not {sorted(value)!r:.200}")

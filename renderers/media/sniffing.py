@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from renderers.errors import MediaDecodeError
+from renderers.errors import MediaError
 from renderers.messages import NOUNS, Modality
 
 # Sources: the specifications of the formats. The order does not matter: no signature is the start of another.
@@ -103,7 +103,7 @@ def check_type(
     declared: str | None = None,
     digest: str | None = None,
 ) -> str | None:
-    """The media type of `data`. Raises `MediaDecodeError` for bytes that are known to be something else.
+    """The media type of `data`. Raises `MediaError` for bytes that are known to be something else.
 
     Servers often declare wrong types for images: only the bytes count, `declared` appears in errors only. Unknown bytes
     are left to the decoder. `expected` None accepts every medium; `video` accepts images too, because they may be
@@ -128,7 +128,7 @@ def check_type(
     else:
         wanted = "an image, a video or a sound" if expected is None else NOUNS[expected]
         reason = f"is {media_type}{declared_note}, not {wanted}; check where it comes from"
-    raise MediaDecodeError(f"{subject} {reason}", digest=digest)
+    raise MediaError(f"{subject} {reason}", digest=digest)
 
 
 def _mpeg_audio(start: bytes) -> str | None:

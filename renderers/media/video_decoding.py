@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from renderers.errors import MediaDecodeError
+from renderers.errors import MediaError
 from renderers.media.containers import Container, container_of, corrupt, open_stream
 from renderers.media.decoding import (
     check_tiles,
@@ -75,7 +75,7 @@ def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[Video
     """The frames that `plan` wants of a video, decoded within `policy.timeout` seconds.
 
     Limits on frames and pixels are checked before anything is decoded. `plan` is called again if the decoder gives
-    another number of frames than the file declares. Raises `MediaLimitError`, `MediaDecodeError` for other data, an
+    another number of frames than the file declares. Raises `MediaLimitError`, `MediaError` for other data, an
     unsupported format, a corrupt video or a missing PyAV.
     """
     deadline = Deadline(policy.timeout)
@@ -164,7 +164,7 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
     try:
         image = Image.open(TimedBytes(source.data, deadline), formats=("GIF", "WEBP", "PNG", "TIFF"))
     except UnidentifiedImageError as error:
-        raise MediaDecodeError(
+        raise MediaError(
             f"{source.nbytes} bytes ({source.digest[:12]}) are neither an MP4, MOV, WebM, MKV or AVI video nor an "
             "animated GIF, WebP, PNG or TIFF image",
             digest=source.digest,

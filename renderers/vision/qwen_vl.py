@@ -111,7 +111,7 @@ class QwenVLProcessor(StoringProcessor):
         self.config = config
 
     def make_item(self, source: MediaSource) -> MediaItem:
-        """Its `pixel_values` are `StillPatches`. Raises `MediaLimitError`, `MediaDecodeError`."""
+        """Its `pixel_values` are `StillPatches`. Raises `MediaLimitError`, `MediaError`."""
         config = self.config
         planes = decode_planes(source, self.policy)
         width, height = resized_size(planes.shape[2], planes.shape[1], config, digest=source.digest)

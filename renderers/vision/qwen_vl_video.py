@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from renderers.errors import LoadError, MediaDecodeError, MediaLimitError, short_repr
+from renderers.errors import LoadError, MediaError, MediaLimitError, short_repr
 from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, PackedArray, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
@@ -112,7 +112,7 @@ class QwenVLVideoProcessor(StoringProcessor):
     def make_item(self, source: MediaSource) -> MediaItem:
         """`pixel_values_videos` uint8, `video_grid_thw` int64 (3,), and for Qwen2.5-VL `second_per_grid_ts` float32 ().
 
-        Raises `MediaLimitError`, `MediaDecodeError`.
+        Raises `MediaLimitError`, `MediaError`.
         """
         config = self.config
         video = sample_video(source, self.policy, lambda info: self._plan(info, source.digest))
@@ -176,7 +176,7 @@ def sampled_indices(
     """The indices of the sampled frames among `total`, ascending; of a short video some more than once.
 
     Source: `sample_frames` of the two processors of transformers. `fps` is that of the video; qwen3 takes 24 where it
-    is unknown. Raises `MediaLimitError` for a video too short to sample, `MediaDecodeError` where qwen2 has to sample
+    is unknown. Raises `MediaLimitError` for a video too short to sample, `MediaError` where qwen2 has to sample
     by time and the frame rate is unknown.
     """
     if not config.do_sample_frames:
@@ -195,7 +195,7 @@ def sampled_indices(
         count = round(config.num_frames / temporal) * temporal
     else:
         if fps is None:
-            raise MediaDecodeError(
+            raise MediaError(
                 "the frame rate of this video is unknown, and this model samples by it; pass its frames with their fps",
                 digest=digest,
             )

@@ -27,11 +27,11 @@ from rollouts.engines.protocol import ChatAnswer, ChatEngine, SamplingParams
 from rollouts.errors import (
     ApiKeyError,
     ArgumentError,
+    ContextLengthError,
     EngineClosedError,
     EngineError,
     InvalidRequestError,
     MalformedResultError,
-    OverlongPromptError,
     ServerError,
     ServerTimeoutError,
     ServerUnreachableError,
@@ -166,7 +166,7 @@ class ChatEndpoint(ChatEngine):
         was malformed, is sent as a message of the user: servers refuse it otherwise.
 
         Raises `MessageError` and `MediaError`; `InvalidRequestError` for sampling options that the API does not have;
-        `OverlongPromptError`; `ApiKeyError` (HTTP 401, 403); `ServerError` for other errors of the server, such as an
+        `ContextLengthError`; `ApiKeyError` (HTTP 401, 403); `ServerError` for other errors of the server, such as an
         image for a model without images (HTTP 400), with its message; `ServerUnreachableError`, `ServerTimeoutError`;
         `GenerationInterruptedError` and `MalformedResultError` for what it returned; `EngineClosedError`; `EngineError`
         for a completion that its content filter withheld, and on another loop.
@@ -299,7 +299,7 @@ class ChatEndpoint(ChatEngine):
                 opened.running.add(scope)
                 try:
                     return await self._sent(request_id, opened.client, body)
-                except OverlongPromptError as error:
+                except ContextLengthError as error:
                     if (error.prompt_tokens or 0) >= (error.limit or math.inf):
                         raise
                 # The rest of the context, which is less than the limit, is the default of vLLM and OpenAI.
@@ -364,7 +364,7 @@ class ChatEndpoint(ChatEngine):
                 f"{failed.body}. Pass its key as api_key, or name the environment variable with the key (api_key_env)",
             )
         if (overflow := overflow_in(status, error.code or error.type, failed.body)) is not None:
-            return OverlongPromptError(request_id, overflow.prompt_tokens, overflow.limit, failed.body)
+            return ContextLengthError(request_id, overflow.prompt_tokens, overflow.limit, failed.body)
         if status in (404, 405) and not urlsplit(self.base_url).path:
             cure = f"the chat completion (most servers have their API below /v1: pass {self.base_url}/v1 as base_url)"
             return response_error(request_id, HttpResponse(status, headers, body), cure)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollouts.engines.protocol import GenerateRequest
-from rollouts.errors import InvalidRequestError, OverlongPromptError, short_repr
+from rollouts.errors import ContextLengthError, InvalidRequestError, short_repr
 from rollouts.values import check_integer
 
 
@@ -53,13 +53,13 @@ def check_streamable(request: GenerateRequest) -> None:
 def check_prompt(request: GenerateRequest, max_length: int, vocab_size: int | None) -> np.ndarray:
     """The prompt as int64 (tokens,). `max_length` bounds prompt and completion; `vocab_size` None: any id from 0.
 
-    Raises `OverlongPromptError` and `InvalidRequestError`.
+    Raises `ContextLengthError` and `InvalidRequestError`.
     """
     name, prompt = request.request_id, request.prompt_ids
     if not len(prompt):
         raise InvalidRequestError(name, "the prompt is empty")
     if len(prompt) >= max_length:
-        raise OverlongPromptError(name, len(prompt), max_length)
+        raise ContextLengthError(name, len(prompt), max_length)
     # For a list, twice as fast as numpy.
     ids = prompt if isinstance(prompt, np.ndarray) else np.frombuffer(array("q", prompt), dtype=np.int64)
     limit = 2**63 - 1 if vocab_size is None else vocab_size

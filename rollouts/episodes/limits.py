@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from renderers import MediaSource
-from renderers.errors import OverlongPromptError as OverlongRenderError
+from renderers.errors import OverlongPromptError
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.episodes.errors import EpisodeLimitError
-from rollouts.errors import ArgumentError, OverlongPromptError
+from rollouts.errors import ArgumentError, ContextLengthError
 from rollouts.values import check_integer, finite_number
 from transport import wire_type
 
@@ -78,7 +78,7 @@ class EpisodeLimits:
 
 
 #: Raised for a prompt that leaves no room for a completion, by an engine and by a renderer of a server.
-OVERLONG_ERRORS = (OverlongPromptError, OverlongRenderError)
+OVERLONG_ERRORS = (ContextLengthError, OverlongPromptError)
 
 
 def max_turns_limit(turns: int) -> EpisodeLimitError:

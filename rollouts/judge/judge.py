@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from renderers import Message
-from renderers.errors import MediaError
-from renderers.errors import OverlongPromptError as OverlongRenderError
+from renderers.errors import MediaError, OverlongPromptError
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
@@ -26,8 +25,8 @@ from rollouts.engines.event_loop import EngineLoop, SingleFlight
 from rollouts.engines.protocol import ChatEngine, Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.errors import (
     ArgumentError,
+    ContextLengthError,
     GenerationInterruptedError,
-    OverlongPromptError,
     RolloutsError,
     describe_exception,
     short_repr,
@@ -256,7 +255,7 @@ class Judge:
                 placeholder_token_ids=prompt.placeholder_token_ids,
             )
             (completion,) = (await self._engine.generate(request)).completions
-        except (OverlongPromptError, OverlongRenderError) as error:
+        except (ContextLengthError, OverlongPromptError) as error:
             # As it is, this error would end the judged episode as if its own prompt were too long.
             raise RolloutsError(f"{self.name}: its prompt does not fit into the model's context: {error}") from error
         if completion.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):

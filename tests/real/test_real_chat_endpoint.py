@@ -9,7 +9,7 @@ from renderers import load_renderer
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines import ChatEndpoint
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.errors import OverlongPromptError, ServerError
+from rollouts.errors import ContextLengthError, ServerError
 
 IMAGE = np.random.default_rng(5).integers(0, 256, (64, 80, 3), dtype=np.uint8)
 
@@ -66,7 +66,7 @@ async def test_the_tokens_of_an_answer_are_those_of_the_engine_on_the_same_serve
 
 
 async def test_a_prompt_longer_than_the_context_is_an_overlong_prompt(endpoint):
-    with pytest.raises(OverlongPromptError) as raised:
+    with pytest.raises(ContextLengthError) as raised:
         await endpoint.chat([{"role": "user", "content": "word " * 20_000}], sampling=SamplingParams(max_tokens=4))
     assert raised.value.limit is not None
 

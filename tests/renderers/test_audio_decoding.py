@@ -15,7 +15,7 @@ from media_parts import POLICY, video_file
 from sounds import RATE, decoded, ffmpeg_file, int16, sound, sound_file, tone
 from transformers.audio_utils import load_audio
 
-from renderers.errors import MediaDecodeError
+from renderers.errors import MediaError
 from renderers.media.audio_decoding import audio_info
 from renderers.media.sniffing import sniff
 
@@ -130,7 +130,7 @@ def test_an_mp3_whose_length_is_guessed_too_short_is_refused() -> None:
     samples = int16(tone(4, 44100, 2) * np.repeat([1, 0], 88200)[:, None])
     variable = {"global_quality": "600", "flags": "+qscale"}
     data = ffmpeg_file(samples, 44100, "mp3", "libmp3lame", {"write_xing": "0", "id3v2_version": "0"}, **variable)
-    with pytest.raises(MediaDecodeError, match=r"variable bitrate without its length in a header.*re-encode it"):
+    with pytest.raises(MediaError, match=r"variable bitrate without its length in a header.*re-encode it"):
         decoded(data)
     with_header = ffmpeg_file(samples, 44100, "mp3", "libmp3lame", **variable)
     assert len(decoded(with_header, 44100)) == len(samples)
@@ -144,5 +144,5 @@ def test_a_wav_whose_writer_did_not_know_its_length_is_read_to_its_end() -> None
 
 
 def test_a_video_without_a_sound_is_refused() -> None:
-    with pytest.raises(MediaDecodeError, match=r"video/mp4\) hold no sound stream; check where they come from"):
+    with pytest.raises(MediaError, match=r"video/mp4\) hold no sound stream; check where they come from"):
         decoded(video_file("mp4", "mpeg4"))

@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
-from renderers.errors import MediaDecodeError, MediaError, MediaLimitError
+from renderers.errors import (
+    MediaError,
+    MediaLimitError,
+)
 from renderers.installation import install_command
 from renderers.media.decoding import frames_to_raw
 from renderers.media.video_decoding import FramePlan, VideoInfo, decode_video, sample_video
@@ -194,7 +197,7 @@ def test_decoding_is_bounded_in_time(name: str) -> None:
 def test_a_file_that_breaks_off_is_a_decode_error(name: str) -> None:
     data = FILES[name]
     for length in range(24, len(data) - 16, max(1, len(data) // 12)):
-        with pytest.raises(MediaDecodeError) as caught:
+        with pytest.raises(MediaError) as caught:
             decoded(data[:length])
         assert caught.value.digest == MediaSource.of(data[:length]).digest
 
@@ -228,7 +231,7 @@ def test_a_playlist_under_the_name_of_a_video_opens_nothing(monkeypatch: pytest.
 
     monkeypatch.setattr(av, "open", spy)
     playlist = b"\0\0\0\x18ftypisom\0\0\2\0isomiso2#EXTM3U\nfile:///etc/passwd\n"
-    refused(playlist, POLICY, MediaDecodeError, "corrupt")
+    refused(playlist, POLICY, MediaError, "corrupt")
     decoded(FILES["mp4-mpeg4"])
     assert {options["format"] for options in opened} == {"mov"}
     assert {options["options"]["protocol_whitelist"] for options in opened} == {"none"}
@@ -236,10 +239,10 @@ def test_a_playlist_under_the_name_of_a_video_opens_nothing(monkeypatch: pytest.
 
 def test_a_codec_that_is_not_known_to_be_harmless_is_refused() -> None:
     data = video_file(moving_square(3), "avi", "zlib" if "zlib" in av.codecs_available else "flashsv", pix_fmt="bgr24")
-    refused(data, POLICY, MediaDecodeError, "convert it to H.264")
+    refused(data, POLICY, MediaError, "convert it to H.264")
 
 
 def test_without_pyav_a_video_file_names_the_extra_and_an_animation_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    refused(FILES["mp4-mpeg4"], POLICY, MediaDecodeError, re.escape(install_command("video")))
+    refused(FILES["mp4-mpeg4"], POLICY, MediaError, re.escape(install_command("video")))
     assert decoded(FILES["gif"])[0].shape == (6, 48, 64, 3)

@@ -12,7 +12,7 @@ from media_parts import NOISE, PNG, below, encoded, image, pixels
 
 from renderers import MediaPolicy
 from renderers.errors import (
-    MediaDecodeError,
+    MediaError,
     MediaFetchError,
     MediaLimitError,
     MediaPolicyError,
@@ -131,7 +131,7 @@ def test_files_are_bounded_in_size_even_those_that_announce_none(tmp_path: Path)
     with pytest.raises(MediaLimitError, match="more than max_bytes=10"):
         image("/proc/self/maps", below(Path("/proc"), max_bytes=10))
     path.write_bytes(b"")
-    with pytest.raises(MediaDecodeError, match="empty"):
+    with pytest.raises(MediaError, match="empty"):
         image(path, below(tmp_path))
 
 

@@ -17,7 +17,7 @@ from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.target import Finding, Target
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateResult
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.errors import OverlongPromptError, ServerError
+from rollouts.errors import ContextLengthError, ServerError
 
 CAPABILITIES = ServerCapabilities(
     version="0.32.0",
@@ -132,7 +132,7 @@ async def test_what_stops_a_check_is_a_failure_and_a_prompt_without_room_is_none
         raise ServerError("x", "odd", status=400, body="no")
 
     async def overlong(target):
-        raise OverlongPromptError("x", 128, 96)
+        raise ContextLengthError("x", 128, 96)
 
     await run_check(target, "stopped", stopped)
     await run_check(target, "overlong", overlong)

@@ -19,7 +19,7 @@ from rollouts import EpisodeError, FinishReason, Runner, SamplingParams, Task, r
 from rollouts.engines.protocol import ChatAnswer, ChatEngine
 from rollouts.environments import ScoredPrompt
 from rollouts.episodes.errors import error_kind, is_outage
-from rollouts.errors import ArgumentError, OverlongPromptError, RolloutsError, ServerError, ServerUnreachableError
+from rollouts.errors import ArgumentError, ContextLengthError, RolloutsError, ServerError, ServerUnreachableError
 from rollouts.rewards import Judge, JudgeUsage, Reward
 from rollouts.runner import RetryPolicy
 from rollouts.testing import ScriptedEngine
@@ -346,7 +346,7 @@ async def test_a_judge_refuses_a_text_that_its_context_cannot_hold_before_it_enc
     [
         "perhaps",
         ServerError("r", "judging", status=400, body="no"),
-        OverlongPromptError("r", 9, 8),
+        ContextLengthError("r", 9, 8),
         ZeroDivisionError(),
     ],
     ids=["unreadable", "refused", "overlong", "defect"],

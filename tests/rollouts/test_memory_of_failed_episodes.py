@@ -15,7 +15,7 @@ from simulated_engine import SimulatedEngine
 from rollouts import EpisodeError, SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Engine
-from rollouts.errors import OverlongPromptError
+from rollouts.errors import ContextLengthError
 from rollouts.runner import EpisodeLimits, Runner, Task
 from rollouts.testing import ScriptedEngine
 
@@ -49,7 +49,7 @@ class FailingEngine(Engine):
 
     async def generate(self, request, listen=None):
         if self.end == "overlong":
-            raise OverlongPromptError(request.request_id, 10, 5)
+            raise ContextLengthError(request.request_id, 10, 5)
         if self.end == "engine":
             raise RuntimeError("no")
         return await self.scripted.generate(request)

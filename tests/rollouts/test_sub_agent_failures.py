@@ -9,7 +9,7 @@ from rollouts import SamplingParams, run_episode
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, EpisodeLimitError
 from rollouts.errors import (
     ArgumentError,
-    OverlongPromptError,
+    ContextLengthError,
     TrajectoryFinishedError,
 )
 
@@ -198,7 +198,7 @@ def test_limits_that_several_children_reach_at_once_truncate_the_episode(rendere
 
 
 def test_a_prompt_that_is_too_long_for_the_model_truncates_the_child_or_the_episode(renderer):
-    overlong = OverlongPromptError("r", 9000, 8192)
+    overlong = ContextLengthError("r", 9000, 8192)
 
     async def child(context, assistant):
         return await context.run_child(Echo("sub"), agent="solver", max_turns=2)

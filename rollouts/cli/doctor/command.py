@@ -26,7 +26,7 @@ from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.server_kinds import kind_of_server, server_engine
 from rollouts.engines.sglang.capabilities import probe as probe_sglang
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError, RolloutsError
+from rollouts.errors import ApiKeyError, CapabilityError, ContextLengthError, EngineError, RolloutsError
 from rollouts.terminal.table import Column, Row, print_table
 from rollouts.terminal.text import exit_with_error, print_json, print_line, printable_line
 
@@ -125,7 +125,7 @@ async def run_check(
             return
     try:
         target.findings[name] = await run(target)
-    except OverlongPromptError as error:
+    except ContextLengthError as error:
         reason = f"its prompt of {error.prompt_tokens} tokens does not fit into {error.limit}"
         target.findings[name] = Finding("skipped", reason)
     except (EngineError, RendererError) as error:

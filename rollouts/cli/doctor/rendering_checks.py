@@ -17,7 +17,7 @@ from rollouts.engines.vllm.feature_decoding import DecodedTensor, decode_item
 from rollouts.engines.vllm.media_payload import FeaturesPayload, media_payload
 from rollouts.engines.vllm.probe_requests import RENDER_PATH
 from rollouts.engines.vllm.render_response import RenderedMedia, parse_render_response
-from rollouts.errors import OverlongPromptError
+from rollouts.errors import ContextLengthError
 
 # The largest difference between log-mel features, of about -1.5 to 1.5, in the arithmetic of two versions; of bfloat16.
 _ROUNDING_OF_SOUNDS = {"float32": 1e-3, "float16": 2e-3, "bfloat16": 2e-2}
@@ -33,7 +33,7 @@ async def rendering(target: Target, *, modality: Modality) -> Finding:
         return Finding("skipped", "vLLM's Rust frontend does not render")
     request, limit = target.request(modality), target.capabilities.max_model_len
     if len(request.prompt_ids) >= limit:
-        raise OverlongPromptError(name, len(request.prompt_ids), limit)
+        raise ContextLengthError(name, len(request.prompt_ids), limit)
     ((item, placeholder),) = request.media
     file = source_file(item.source, modality, sampling_rate=item.sampling_rate)
     kind = f"{modality}_url"

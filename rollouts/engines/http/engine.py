@@ -105,7 +105,7 @@ class ServerEngine(Engine, Generic[C]):
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample `n` completions. `listen` is called with their tokens as they are sampled, also across pauses.
 
-        Raises `InvalidRequestError`, `OverlongPromptError`, `CapabilityError` before anything is sent;
+        Raises `InvalidRequestError`, `ContextLengthError`, `CapabilityError` before anything is sent;
         `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `MissingLogProbsError`, `MalformedResultError`
         and `EngineClosedError` after.
         """

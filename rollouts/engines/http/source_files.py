@@ -84,7 +84,7 @@ def sound_file(source: MediaSource, policy: MediaPolicy, sampling_rate: int | No
     """A WAV in mono at `sampling_rate` of the samples as decoded here, or the file itself if it is such a WAV.
 
     None: a server decides about rate and channels (`ServerRenderer`), and gets the file itself, or a WAV of an array at
-    the rate that it has. Raises `MediaLimitError` or `MediaDecodeError`.
+    the rate that it has. Raises `MediaLimitError` or `MediaError`.
     """
     if sampling_rate is None:
         audio_info(source, policy)  # raises the errors
@@ -101,7 +101,7 @@ def image_file(source: MediaSource, policy: MediaPolicy, *, jpeg_as_file: bool =
     """The bytes of a PNG about which all decoders agree, else a PNG of the pixels as decoded here.
 
     With `jpeg_as_file` also the bytes of a JPEG, whose pixels then are those of the server's decoder. Every image is
-    decoded first: raises `MediaLimitError` or `MediaDecodeError`.
+    decoded first: raises `MediaLimitError` or `MediaError`.
     """
     image = decode_image(source, policy)
     media_type = sniff(source.data)
@@ -118,7 +118,7 @@ def encode_avi(source: MediaSource) -> bytes:
     """An AVI of the frames of a raw video source, at its frame rate, or 24 frames a second if it has none.
 
     The rate is written as a fraction of two 32-bit numbers, so that a server reads the same float64. Raises
-    `MediaDecodeError` for a damaged source.
+    `MediaError` for a damaged source.
     """
     frames, fps = raw_video_frames(source.data)
     count, height, width, _ = frames.shape

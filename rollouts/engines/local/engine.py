@@ -176,7 +176,7 @@ class LocalEngine(Engine):
         the prompt: float32 (m, vocabulary), the log-probabilities in the places of its tokens `start + 1` to
         `start + m`. After a failure in a batch with other requests it is called again.
 
-        Raises `InvalidRequestError`, `OverlongPromptError`, `EngineClosedError`; `EngineFailedError` for a request on
+        Raises `InvalidRequestError`, `ContextLengthError`, `EngineClosedError`; `EngineFailedError` for a request on
         which the model fails.
         """
         if listen is not None:

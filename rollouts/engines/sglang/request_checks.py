@@ -61,7 +61,7 @@ _REFUSED: Mapping[str, str] = {
 def check_request(request: GenerateRequest, capabilities: SGLangCapabilities) -> None:
     """Raise if the server would refuse the request, end, or misinterpret it.
 
-    Raises `OverlongPromptError`, `InvalidRequestError`, and `CapabilityError` if another server could run the request.
+    Raises `ContextLengthError`, `InvalidRequestError`, and `CapabilityError` if another server could run the request.
     """
     refuse_first(request, header_violations(request))
     ids = check_prompt(request, capabilities.max_model_len, capabilities.vocab_size)

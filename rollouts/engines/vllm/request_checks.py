@@ -87,7 +87,7 @@ def check_request(request: GenerateRequest, capabilities: ServerCapabilities, *,
 
     `media_payload` checks what is sent of media. `vocab_size` None: the server refuses ids past its vocabulary.
 
-    Raises `OverlongPromptError`, `InvalidRequestError`.
+    Raises `ContextLengthError`, `InvalidRequestError`.
     """
     refuse_first(request, header_violations(request))
     ids = check_prompt(request, capabilities.max_model_len, vocab_size)

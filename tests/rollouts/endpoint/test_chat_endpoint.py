@@ -22,7 +22,7 @@ from sounds import sound_file
 from starlette.applications import Starlette
 
 from renderers import MediaPolicy, MediaSource
-from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError, MissingExtraError
+from renderers.errors import MediaError, MediaPolicyError, MessageError, MissingExtraError
 from renderers.installation import install_command
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts import FinishReason, GenerateRequest, SamplingParams, StepResult, run_episode
@@ -31,12 +31,12 @@ from rollouts.engines.local import LocalEngine
 from rollouts.environments import ToolEnvironment
 from rollouts.errors import (
     ArgumentError,
+    ContextLengthError,
     EngineClosedError,
     EngineError,
     InvalidRequestError,
     MalformedResultError,
     MissingLogProbsError,
-    OverlongPromptError,
 )
 from rollouts.serve.app import create_app
 from rollouts.serve.gateway.routes import Gateway
@@ -234,7 +234,7 @@ async def test_a_model_that_hears_answers_what_the_engine_behind_the_server_does
 
 async def test_a_prompt_longer_than_the_context_is_an_overlong_prompt(served):
     async with ChatEndpoint(served, "policy", api_key=KEY) as endpoint:
-        with pytest.raises(OverlongPromptError) as raised:
+        with pytest.raises(ContextLengthError) as raised:
             await endpoint.chat([user("a" * 5000)], sampling=SamplingParams(max_tokens=4))
     assert (raised.value.prompt_tokens > 5000, raised.value.limit) == (True, 4096)
 
@@ -368,13 +368,13 @@ async def test_a_path_is_read_only_below_an_allowed_directory(tmp_path):
     ("content", "error", "named"),
     [
         ([{"type": "text", "text": "a"}, {"type": "video", "video": PIXELS[None]}], MessageError, "part 1: .*videos"),
-        ([{"type": "image", "image": b"no image"}], MediaDecodeError, "message 0, part 0"),
+        ([{"type": "image", "image": b"no image"}], MediaError, "message 0, part 0"),
         (
             [{"type": "audio", "audio": sound_file(SAMPLES, 22_050)[:2000]}],
-            MediaDecodeError,
+            MediaError,
             "message 0, part 0: .*corrupt",
         ),
-        ([{"type": "audio", "audio": SAMPLES}], MediaDecodeError, "message 0, part 0: .*not None"),
+        ([{"type": "audio", "audio": SAMPLES}], MediaError, "message 0, part 0: .*not None"),
         ("half \ud800", MessageError, "message 0: half of a surrogate pair"),
         ([{"type": "text", "text": "\udc00"}], MessageError, "message 0, part 0: half of a surrogate pair"),
     ],

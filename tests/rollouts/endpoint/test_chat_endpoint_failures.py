@@ -18,11 +18,11 @@ from rollouts.engines import ChatEndpoint
 from rollouts.episodes.errors import error_kind, is_outage
 from rollouts.errors import (
     ApiKeyError,
+    ContextLengthError,
     EngineClosedError,
     EngineError,
     GenerationInterruptedError,
     MalformedResultError,
-    OverlongPromptError,
     ServerError,
     ServerTimeoutError,
     ServerUnreachableError,
@@ -225,7 +225,7 @@ TOO_LONG = {
 @pytest.mark.parametrize(("message", "fields", "numbers"), TOO_LONG.values(), ids=TOO_LONG)
 async def test_a_prompt_beyond_the_context_is_an_overlong_prompt(message, fields, numbers):
     error, requests = await error_of(failure(400, message, **fields))
-    assert isinstance(error, OverlongPromptError)
+    assert isinstance(error, ContextLengthError)
     assert (error.prompt_tokens, error.limit) == numbers
     assert message in str(error)
     assert requests == (2 if numbers == (None, None) else 1), "where nothing is known, it is tried without max_tokens"

@@ -17,9 +17,9 @@ from PIL import Image
 
 from rollouts.engines.protocol import FinishReason
 from rollouts.errors import (
+    ContextLengthError,
     EngineClosedError,
     InvalidRequestError,
-    OverlongPromptError,
     ServerTimeoutError,
     ServerUnreachableError,
 )
@@ -268,7 +268,7 @@ def test_fields_without_effect_and_neutral_values_are_accepted(server):
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (OverlongPromptError("r", 9000, 4096), 400, "context_length_exceeded"),
+        (ContextLengthError("r", 9000, 4096), 400, "context_length_exceeded"),
         (InvalidRequestError("r", "min_p is unknown"), 400, None),
         (ServerTimeoutError("r", "too late"), 504, "timeout"),
         (ServerUnreachableError("r", "gone"), 503, "engine_unavailable"),

@@ -16,11 +16,11 @@ from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import (
     ArgumentError,
+    ContextLengthError,
     EngineClosedError,
     EngineError,
     EngineFailedError,
     InvalidRequestError,
-    OverlongPromptError,
     UnsupportedModelError,
     WeightUpdateError,
 )
@@ -377,7 +377,7 @@ def test_generation_stops_at_the_end_of_the_context_and_a_prompt_without_room_is
     (result,) = generate(engine, GenerateRequest([65] * 4094, SamplingParams(max_tokens=50, seed=1)))
     assert len(result.completions[0].token_ids) == 2
     assert result.completions[0].finish_reason is FinishReason.LENGTH
-    with pytest.raises(OverlongPromptError, match=r"4096 tokens .* 4096") as caught:
+    with pytest.raises(ContextLengthError, match=r"4096 tokens .* 4096") as caught:
         generate(engine, GenerateRequest([65] * 4096, SamplingParams()))
     assert (caught.value.prompt_tokens, caught.value.limit) == (4096, 4096)
 

@@ -8,7 +8,7 @@ from PIL import Image
 from runner_world import Counting, HeldEngine, advance_clock, make_runner, run_groups, tasks
 
 from rollouts import SamplingParams, StepResult
-from rollouts.errors import OverlongPromptError
+from rollouts.errors import ContextLengthError
 from rollouts.runner import Asynchronous, EpisodeLimits
 from rollouts.runner.events import EpisodeEnded
 from rollouts.testing import ScriptedEngine
@@ -84,7 +84,7 @@ def test_no_prompt_with_its_completion_is_longer_than_the_limit_on_tokens(render
 def test_a_prompt_that_does_not_fit_into_the_model_ends_the_episode_truncated(renderer, turns):
     def script(request):
         if request.request_id.endswith(f"-{turns}"):
-            raise OverlongPromptError(request.request_id, 5000, 4096)
+            raise ContextLengthError(request.request_id, 5000, 4096)
         return "yes"
 
     engine = ScriptedEngine(script, renderer=renderer)

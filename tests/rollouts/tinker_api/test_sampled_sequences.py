@@ -7,7 +7,7 @@ import pytest
 from family_rows import loaded_family
 
 from rollouts.engines.local.batch import Batch
-from rollouts.errors import ArgumentError, OverlongPromptError
+from rollouts.errors import ArgumentError, ContextLengthError
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.requests import ModelInput, SampleRequest
 from rollouts.tinker.sampler import Endings
@@ -112,7 +112,7 @@ async def test_without_max_tokens_a_sequence_fills_the_length_of_the_model(sampl
     prompt = ModelInput(np.resize(TEXT.token_ids, length - 5), ())
     (sequence,) = (await sampler.sample(None, SampleRequest(prompt, stop=()))).sequences
     assert (len(sequence.token_ids), sequence.stopped) == (5, False)
-    with pytest.raises(OverlongPromptError, match=str(length)):
+    with pytest.raises(ContextLengthError, match=str(length)):
         await sampler.sample(None, SampleRequest(ModelInput(np.resize(TEXT.token_ids, length), ())))
 
 

@@ -14,17 +14,17 @@ from fake_server import GENERATE, FakeVLLM
 
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import (
+    ContextLengthError,
     EngineClosedError,
     EngineError,
     InvalidRequestError,
-    OverlongPromptError,
 )
 
 
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
-        (replace(request(), prompt_ids=[1] * 4096), OverlongPromptError, "4096"),
+        (replace(request(), prompt_ids=[1] * 4096), ContextLengthError, "4096"),
         (request(sampling={"extra": {"min_p": np.float32(1)}}), InvalidRequestError, "cannot be written as JSON"),
         (request(prompt_logprobs=True), InvalidRequestError, "prompt_logprobs"),
     ],

@@ -18,7 +18,7 @@ from rendering_server import (
 )
 
 from renderers import MediaPolicy, load_renderer
-from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
+from renderers.errors import MediaError, MediaPolicyError, MessageError
 from rollouts.engines.vllm import ImageChunk, ServerRenderer
 from rollouts.errors import (
     CapabilityError,
@@ -148,7 +148,7 @@ def image_at(reference):
         (user({"type": "audio_url", "audio_url": {"url": "http://x/y"}}), MediaPolicyError, "URL is not followed"),
         (user({"type": "input_image", "image_url": "http://x/y"}), MessageError, "a part of type 'input_image': "),
         (user({"type": "video", "video": b"x"}), MessageError, "video"),
-        (user(image(file_of(picture(18))[:-100])), MediaDecodeError, None),
+        (user(image(file_of(picture(18))[:-100])), MediaError, None),
         *((said(role), MessageError, "image_pad") for role in ("user", "system", "tool")),
     ],
 )
