@@ -56,18 +56,6 @@ class EncodeError(TransportError):
         super().__init__(f"{path}: {reason}. {cure}")
 
 
-class NotEncodableError(TransportError, ValueError):
-    """A value has no wire format. The encoder raises an `EncodeError` from it, which has the path of the value.
-
-    Cure: none here: callers of the encoder receive the `EncodeError` that is made of it.
-    """
-
-    def __init__(self, reason: str, cure: str) -> None:
-        self.reason = reason
-        self.cure = cure
-        super().__init__(reason, cure)
-
-
 class DecodeError(TransportError):
     """Bytes cannot be decoded.
 

@@ -19,14 +19,14 @@ import numpy as np
 
 from renderers.rendered import MultiModalData, PlaceholderRange
 from renderers.vision.processor import ProcessorOutput
-from transport.errors import EncodeError, MalformedError, NotEncodableError
+from transport.errors import EncodeError, MalformedError
 from transport.wire.arrays import (
     TENSOR_ITEM_BYTES,
     array_bytes,
+    array_parts,
     build_array,
     build_raw_tensor,
     build_tensor,
-    describe_dtype,
     is_array,
     is_tensor,
     tensor_parts,
@@ -49,16 +49,12 @@ def encode_tensor_payload(obj: Any) -> dict[str, object]:
     The elements are copied. Raises `EncodeError` for other values and for dtypes without a name (structured dtypes,
     Python objects).
     """
-    try:
-        if is_tensor(obj):
-            name, shape, data = tensor_parts(obj)
-            return {TENSOR_TAG: True, "dtype": name, "shape": shape, "data": data.tobytes()}
-        if is_array(obj):
-            describe_dtype(obj.dtype)  # raises for one without a name
-            shape = list(obj.shape)
-            return {ARRAY_TAG: True, "dtype": str(obj.dtype), "shape": shape, "data": array_bytes(obj).tobytes()}
-    except NotEncodableError as error:
-        raise EncodeError("value", error.reason, error.cure) from error
+    if is_tensor(obj):
+        name, shape, data = tensor_parts(obj)
+        return {TENSOR_TAG: True, "dtype": name, "shape": shape, "data": data.tobytes()}
+    if is_array(obj):
+        _, shape, data = array_parts(obj)
+        return {ARRAY_TAG: True, "dtype": str(obj.dtype), "shape": shape, "data": data.tobytes()}
     raise EncodeError("value", f"{type(obj).__qualname__} is neither an array nor a tensor", "Pass one of these.")
 
 

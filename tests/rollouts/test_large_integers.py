@@ -74,7 +74,7 @@ def check_limits(**sampling: int) -> None:
         (lambda: result_of(index=LARGE), MalformedResultError),
         (lambda: result_of(finish_reason=LARGE), MalformedResultError),
         (lambda: result_of(stop_token_id=[LARGE]), MalformedResultError),
-        (lambda: DecodeLimits(max_depth=-LARGE), ValueError),
+        (lambda: DecodeLimits(max_objects=-LARGE), ValueError),
     ],
 )
 def test_an_integer_too_large_to_print_is_a_typed_error(make: Callable[[], object], error: type[Exception]) -> None:

@@ -11,6 +11,9 @@ import msgpack
 from transport import wire_type
 from transport.wire.wire_format import FORMAT_VERSION
 
+TUPLE, SET, FROZENSET, SCALAR, ARRAY, TENSOR, INT, DATE, TIME, DATETIME, TIMEDELTA, OFFSET = range(12)
+ITEM = 16  # the first row of the type table
+
 
 @wire_type("tests.hostile.Item")
 @dataclasses.dataclass(frozen=True)
@@ -20,32 +23,44 @@ class Item:
 
 
 def message(
-    entries: list[Any],
-    blobs: Any = (),
+    body: Any,
+    media: Any = (),
     frames: tuple[bytes, ...] = (),
-    count: int | None = None,
     types: Any = (["tests.hostile.Item", 1, ["a", "b"]],),
 ) -> list[Any]:
     """Frames whose header is valid in form and says whatever the test wants. A type of three values gets a module."""
     if isinstance(types, list | tuple):
         types = [[*row, __name__] if isinstance(row, list) and len(row) == 3 else row for row in types]
-    header = struct.pack("<4sHxxI", b"MMRH", FORMAT_VERSION, len(entries) if count is None else count)
-    tables = [list(table) if isinstance(table, tuple) else table for table in (types, blobs)]
-    body = [msgpack.packb(value, strict_types=False) for value in (*tables, *entries)]
-    return [header + b"".join(body), *frames]
+    tables = [list(table) if isinstance(table, tuple) else table for table in (types, media)]
+    packed = [msgpack.packb(value, strict_types=False) for value in (*tables, body)]
+    return [prelude() + b"".join(packed), *frames]
 
 
-def raw(body: bytes, count: int = 1) -> list[Any]:
-    return [struct.pack("<4sHxxI", b"MMRH", FORMAT_VERSION, count) + b"\x90\x90" + body]
+def prelude() -> bytes:
+    return struct.pack("<4sHxx", b"MMRH", FORMAT_VERSION)
 
 
-def ref(number: int) -> msgpack.ExtType:
-    return msgpack.ExtType(1, number.to_bytes(4, "big"))
+def raw(body: bytes) -> list[Any]:
+    return [prelude() + b"\x90\x90" + body]
 
 
-def blob(number: int = 0) -> msgpack.ExtType:
+def kind(number: int) -> msgpack.ExtType:
+    return msgpack.ExtType(1, bytes([number]))
+
+
+def obj(number: int, *parts: Any) -> list[Any]:
+    """An object of a kind."""
+    return [*parts, kind(number)]
+
+
+def shared(number: int) -> msgpack.ExtType:
+    """What came before as number so and so."""
     return msgpack.ExtType(2, number.to_bytes(4, "big"))
 
 
-def root(value: Any) -> list[Any]:
-    return [0, 0, value]
+def medium(row: int) -> msgpack.ExtType:
+    return msgpack.ExtType(3, bytes([row]))
+
+
+def vector(dtype: int, data: bytes) -> msgpack.ExtType:
+    return msgpack.ExtType(16 + dtype, data)

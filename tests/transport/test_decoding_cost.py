@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import message, ref, root
+from handmade import DATE, INT, ITEM, SCALAR, TIMEDELTA, TUPLE, message, obj, shared
 
 from transport import MalformedError, RecordReader, RecordWriter, decode_frames, wire_type
 from transport.records.layout import FileBytes
@@ -38,32 +38,28 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_object_that_came_with_many_unknown_fields_is_decoded_in_proportion_to_them() -> None:
     names = [f"field{number}" for number in range(100_000)]
-    frames = message([[1, 16, [None] * len(names)], root(ref(1))], types=(["tests.cost.Known", 1, names],))
+    frames = message(obj(ITEM, *[None] * len(names)), types=(["tests.cost.Known", 1, names],))
     decode_frames(frames)
 
 
-def doubling(levels: int) -> list[Any]:
-    """A tuple of twice a tuple of twice a tuple...: its `repr` doubles with every level."""
-    return [[1, 1, [0, 0]], *([n, 1, [ref(n - 1), ref(n - 1)]] for n in range(2, levels + 1))]
-
-
-ENDLESS = ref(60)
+#: A tuple of twice a tuple of twice a tuple...: its `repr` doubles with every level.
+DOUBLING = [obj(TUPLE, 0, 0), *(obj(TUPLE, shared(n), shared(n)) for n in range(60))]
+ENDLESS = shared(60)
 
 
 @pytest.mark.parametrize(
-    ("entry", "types"),
+    ("body", "types"),
     [
-        pytest.param([61, 6, [ENDLESS, 1, 1]], (), id="part of a date"),
-        pytest.param([61, 5, ENDLESS], (), id="large integer"),
-        pytest.param([61, ENDLESS, 1], (), id="tag"),
-        pytest.param([61, 4, [ENDLESS, b""]], (), id="dtype of a scalar"),
-        pytest.param([61, 16, ENDLESS], (["tests.cost.Colour", 1, []],), id="member of an enum"),
+        pytest.param(obj(DATE, ENDLESS), (), id="part of a date"),
+        pytest.param(obj(TIMEDELTA, ENDLESS, 1, 1), (), id="part of a time"),
+        pytest.param(obj(INT, ENDLESS), (), id="large integer"),
+        pytest.param(obj(SCALAR, ENDLESS, [], b""), (), id="dtype of a scalar"),
+        pytest.param(obj(ITEM, ENDLESS), (["tests.cost.Colour", 1, []],), id="member of an enum"),
     ],
 )
-def test_a_value_whose_repr_does_not_end_is_refused_at_once(entry: Any, types: Any) -> None:
-    frames = message([*doubling(60), entry, root(ref(61))], types=types)
+def test_a_value_whose_repr_does_not_end_is_refused_at_once(body: Any, types: Any) -> None:
     with pytest.raises(MalformedError):
-        decode_frames(frames)
+        decode_frames(message([*DOUBLING, body], types=types))
 
 
 def test_a_file_with_damage_between_all_of_its_records_is_read_in_proportion_to_its_size(

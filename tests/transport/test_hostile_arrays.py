@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from handmade import blob, message, root
+from handmade import ARRAY, TENSOR, message, obj
 
 from transport import DecodeError, MalformedError, decode_frames
 
@@ -38,9 +38,9 @@ from transport import DecodeError, MalformedError, decode_frames
 )
 def test_arrays_that_do_not_fit_their_bytes_are_refused(dtype: Any, shape: Any, data: bytes) -> None:
     with pytest.raises(MalformedError):
-        decode_frames(message([root(blob())], [["array", dtype, shape]], (data,)))
+        decode_frames(message(obj(ARRAY, dtype, shape), frames=(data,)))
     with pytest.raises(MalformedError):
-        decode_frames(message([root(blob())], [["array", dtype, shape, data]]))
+        decode_frames(message(obj(ARRAY, dtype, shape, data)))
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_tensors_that_do_not_fit_their_bytes_are_refused(
 ) -> None:
     pytest.importorskip("torch")
     with pytest.raises(error):
-        decode_frames(message([root(blob())], [["tensor", dtype, shape]], (data,)))
+        decode_frames(message(obj(TENSOR, dtype, shape), frames=(data,)))
     with pytest.raises(error):
-        decode_frames(message([root(blob())], [["tensor", dtype, shape, data]]))
+        decode_frames(message(obj(TENSOR, dtype, shape, data)))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from handmade import message, root
+from handmade import message
 
 import transport
 from renderers.installation import install_command
@@ -66,7 +66,7 @@ def test_a_type_of_ours_that_needs_what_is_not_installed_says_what(monkeypatch: 
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(DecodeError, match=re.escape(install_command("torch"))) as caught:
-        decode_frames(message([root(None)], types=[["rollouts.MismatchReport", 1, ["a", "b"]]]))
+        decode_frames(message(None, types=[["rollouts.MismatchReport", 1, ["a", "b"]]]))
     assert "rollouts.training.mismatch.report declares it" in str(caught.value)
 
 
@@ -111,8 +111,8 @@ def test_a_type_of_a_main_script_says_that_it_needs_a_module(tmp_path: Path) -> 
 def test_whatever_a_peer_calls_its_module_is_shown_and_never_imported() -> None:
     sys.modules.pop("antigravity", None)
     with pytest.raises(DecodeError, match="antigravity"):
-        decode_frames(message([root(None)], types=[["acme.Unheard", 1, [], "antigravity"]]))
+        decode_frames(message(None, types=[["acme.Unheard", 1, [], "antigravity"]]))
     assert "antigravity" not in sys.modules
     with pytest.raises(DecodeError) as caught:
-        decode_frames(message([root(None)], types=[["n" * 10_000, 1, [], "m" * 10_000]]))
+        decode_frames(message(None, types=[["n" * 10_000, 1, [], "m" * 10_000]]))
     assert len(str(caught.value)) < 1_000

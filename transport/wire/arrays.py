@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from transport.errors import MalformedError, NotEncodableError, quoted, unknown_type
+from transport.errors import EncodeError, MalformedError, quoted, unknown_type
 
 if TYPE_CHECKING:
     import torch
@@ -26,15 +26,15 @@ Bytes = npt.NDArray[np.uint8]
 _DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
 
 # Most arrays are vectors of these dtypes; a message holds the position in this tuple. Only append.
-_COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
-_COMMON_CODES = {dtype: code for code, dtype in enumerate(_COMMON_DTYPES)}
+COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
+_COMMON_CODES = {dtype: code for code, dtype in enumerate(COMMON_DTYPES)}
 # Nearly every array of such a dtype has this dtype object; hashing a dtype takes ten times as long as its id().
-_COMMON_IDS = {id(dtype): code for code, dtype in enumerate(_COMMON_DTYPES)}
+_COMMON_IDS = {id(dtype): code for code, dtype in enumerate(COMMON_DTYPES)}
 
 TENSOR_ITEM_BYTES = {
-    "bool": 1,
-    **dict.fromkeys(("int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
-    **dict.fromkeys(("float8_e8m0fnu", "float4_e2m1fn_x2"), 1),  # float4_e2m1fn_x2 has two numbers per element
+    **dict.fromkeys(("bool", "int8", "uint8", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
+    "float4_e2m1fn_x2": 1,  # two numbers per element
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
     **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
@@ -72,33 +72,34 @@ def is_tensor(obj: object) -> bool:
     return torch is not None and (type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter)
 
 
-def describe_dtype(dtype: np.dtype[Any]) -> str:
-    """The dtype's wire name, for a structured one a list (see `wire_format`). Raises `NotEncodableError`."""
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The dtype's name on the wire. Raises `EncodeError`."""
     if dtype.hasobject:
-        raise NotEncodableError(
-            f"dtype {dtype} holds Python objects", "Convert it to a numeric dtype, or send a list with .tolist()."
-        )
+        reason = f"dtype {dtype} holds Python objects"
+        raise EncodeError("value", reason, "Convert it to a numeric dtype, or send a list with .tolist().")
     # The name of every third-party element type (ml_dtypes.bfloat16) and of structured ones is '<V2': they would come
     # back as plain bytes.
     if not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
         cure = "Send array.view(numpy.uint8) beside its name, or one array per field."
-        raise NotEncodableError(f"dtype {dtype} has no name on the wire", cure)
+        raise EncodeError("value", f"dtype {dtype} has no name on the wire", cure)
     return dtype.str
 
 
-def vector_code(array: npt.NDArray[Any]) -> int | None:
-    """The number of the dtype if `array` is a vector of a common dtype, else None."""
-    if array.ndim != 1:
-        return None
-    dtype = array.dtype
+def common_code(dtype: np.dtype[Any]) -> int | None:
+    """The position in `COMMON_DTYPES`; None for any other dtype."""
     code = _COMMON_IDS.get(id(dtype))
     return _COMMON_CODES.get(dtype) if code is None else code
+
+
+def array_parts(array: npt.NDArray[Any]) -> tuple[str, list[int], Bytes]:
+    """dtype name, shape and elements as flat uint8."""
+    return dtype_name(array.dtype), list(array.shape), array_bytes(array)
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
     """The elements as flat uint8, sharing memory with a C-contiguous array; any other layout is copied once."""
     if array.dtype.itemsize == 0:
-        raise NotEncodableError(f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
+        raise EncodeError("value", f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -113,13 +114,15 @@ def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
         if min(tensor.shape, default=0) < 0 or (
             math.prod(tensor.shape) * TENSOR_ITEM_BYTES.get(tensor.dtype, -1) != tensor.data.nbytes
         ):
-            raise NotEncodableError(f"{tensor.data.nbytes} bytes are not a {tensor}", "Give it data of its own size.")
+            reason = f"{tensor.data.nbytes} bytes are not a {tensor}"
+            raise EncodeError("value", reason, "Give it data of its own size.")
         return tensor.dtype, list(tensor.shape), array_bytes(tensor.data)
     import torch
 
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or tensor.is_meta or name not in TENSOR_ITEM_BYTES:
-        raise NotEncodableError(
+        raise EncodeError(
+            "value",
             f"torch tensor with layout {tensor.layout}, dtype {tensor.dtype}, device {tensor.device}",
             "Send a dense tensor that holds data, in one of: " + ", ".join(TENSOR_ITEM_BYTES) + ".",
         )
@@ -140,16 +143,14 @@ def read_dtype(name: object) -> np.dtype[Any]:
         raise MalformedError(what, "Send it as another dtype.") from error
 
 
-def build_vector(code: int, data: object) -> npt.NDArray[Any]:
-    """A one-dimensional, read-only view on `data`, which must be bytes, with the dtype of this number.
+def build_vector(code: int, data: bytes) -> npt.NDArray[Any]:
+    """A one-dimensional, read-only view on `data` with the dtype of this number.
 
     CPython keeps the contents of `bytes` at multiples of 16, so the view is aligned for every dtype.
     """
-    if type(data) is not bytes:
-        raise MalformedError(f"array of dtype number {code} does not hold its bytes")
-    if not 0 <= code < len(_COMMON_DTYPES):
+    if code >= len(COMMON_DTYPES):
         raise MalformedError(f"array dtype number {code} is unknown", "Update mmrollouts here.")
-    dtype = _COMMON_DTYPES[code]
+    dtype = COMMON_DTYPES[code]
     try:
         return np.frombuffer(data, dtype) if data else np.ndarray(0, dtype, buffer=data)
     except ValueError as error:  # the bytes are no multiple of an element
@@ -200,28 +201,19 @@ def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> R
     return RawTensor(name, dims, raw)
 
 
-def encode_scalar(scalar: np.generic) -> list[object]:
-    """A numpy scalar as [dtype name, bytes]."""
-    name = describe_dtype(scalar.dtype)
-    if scalar.dtype.kind in "SU" and np.asarray(scalar)[()] != scalar:
-        raise NotEncodableError("numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
-    return [name, scalar.tobytes()[: scalar.dtype.itemsize]]  # numpy returns four bytes for an empty string
+def scalar_parts(scalar: np.generic) -> tuple[str, list[int], bytes]:
+    """dtype name, shape and bytes of a numpy scalar."""
+    array = np.asarray(scalar)
+    if array.dtype.kind in "SU" and array[()] != scalar:
+        raise EncodeError("value", "numpy string with trailing NULs, which numpy drops", "Send a str or bytes.")
+    return dtype_name(array.dtype), [], scalar.tobytes()
 
 
-def build_scalar(payload: object) -> np.generic:
-    """The numpy scalar for a payload of `encode_scalar`."""
-    if type(payload) is not list or len(payload) != 2 or type(payload[1]) is not bytes:
-        raise MalformedError("numpy scalar is not a pair of dtype and bytes")
-    dtype = read_dtype(payload[0])
-    if dtype.itemsize != len(payload[1]):
-        raise MalformedError(f"numpy scalar of dtype {dtype!s:.80} came with {len(payload[1])} bytes")
-    if dtype.itemsize == 0:
-        if dtype.kind not in "SU":
-            raise MalformedError(f"numpy scalar of dtype {dtype!s:.80} has no bytes")
-        return dtype.type()  # type: ignore[no-any-return]
-    values = np.frombuffer(payload[1], dtype)
-    _check_text(values)
-    return values[0]  # type: ignore[no-any-return]
+def build_scalar(parts: list[Any]) -> Any:
+    """The numpy scalar of the parts that `scalar_parts` gives."""
+    if len(parts) != 3 or parts[1] != [] or type(parts[2]) is not bytes:
+        raise MalformedError("numpy scalar is not a dtype, an empty shape and bytes")
+    return build_array(parts[0], [], parts[2])[()]
 
 
 def _check_text(array: npt.NDArray[Any]) -> None:
@@ -238,8 +230,6 @@ def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, .
     if type(shape) is not list or len(shape) > 64 or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape):
         raise MalformedError("array shape is not a list of at most 64 sizes")
     dims = tuple(shape)
-    if item_bytes == 0:
-        raise MalformedError("array whose elements have no bytes")
-    if math.prod(dims) * item_bytes != data_bytes:
+    if not item_bytes or math.prod(dims) * item_bytes != data_bytes:
         raise MalformedError(f"array of shape {dims} with {item_bytes} bytes an element came with {data_bytes} bytes")
     return dims

@@ -1,85 +1,106 @@
-"""Values of Python's own classes that msgpack cannot pack: large ints, dates and times.
+"""Values of Python's own classes that msgpack cannot pack: tuples, sets, large ints, dates and times.
 
-Each becomes an entry: a tag and a payload of plain values. The zone of a datetime is an entry, too, so that datetimes
-which share a zone object share it after decoding.
+`PARTS` takes a value apart, `BUILDERS` makes it of its parts again.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from transport.errors import MalformedError, quoted
+from transport.errors import EncodeError, MalformedError, quoted
 from transport.wire import wire_format
 
-
-def _encode_time(time: datetime.time) -> list[object]:
-    return [time.hour, time.minute, time.second, time.microsecond, time.fold, time.tzinfo]
-
-
-def _build_time(hour: int, minute: int, second: int, microsecond: int, fold: int, zone: Any) -> datetime.time:
-    return datetime.time(hour, minute, second, microsecond, zone, fold=fold)
+Parts = Callable[[Any], Sequence[object]]
+Build = Callable[[list[Any]], object]
 
 
-def _encode_datetime(moment: datetime.datetime) -> list[object]:
-    return [moment.year, moment.month, moment.day, *_encode_time(moment.timetz())]
+def is_safe_key(value: object) -> bool:
+    """Whether a message may have this value as a key of a dict or in a set: it is hashed."""
+    if type(value) is int:
+        return value.bit_length() <= wire_format.KEY_BITS
+    return type(value) in wire_format.KEY_TYPES
 
 
-def _build_datetime(year: int, month: int, day: int, *time: Any) -> datetime.datetime:
-    return datetime.datetime.combine(datetime.date(year, month, day), _build_time(*time))
+def _set_parts(members: set[Any] | frozenset[Any]) -> Sequence[object]:
+    unsafe = next((member for member in members if not is_safe_key(member)), None)
+    if unsafe is not None:
+        what = "an integer of more than 64 bits" if type(unsafe) is int else f"members of type {type(unsafe).__name__}"
+        raise EncodeError("value", f"set with {what}", "Send a list.")
+    return list(members)
 
 
-def _encode_timedelta(span: datetime.timedelta) -> list[object]:
-    return [span.days, span.seconds, span.microseconds]
+def _build_frozenset(members: list[Any]) -> frozenset[Any]:
+    if not all(map(is_safe_key, members)):
+        raise MalformedError("set with members that are not plain values of at most 64 bits")
+    built = frozenset(members)
+    if len(built) != len(members):
+        raise MalformedError("set with one member twice")
+    return built
 
 
-def _encode_offset(zone: datetime.timezone) -> list[object]:
-    offset = zone.utcoffset(None)
-    name = zone.tzname(None)
-    named = name != datetime.timezone(offset).tzname(None)
-    return [*_encode_timedelta(offset), name if named else None]
+def _time_parts(moment: datetime.time | datetime.datetime) -> tuple[object, ...]:
+    return moment.replace(tzinfo=None).isoformat(), moment.fold, moment.tzinfo
 
 
-def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) -> datetime.timezone:
-    offset = datetime.timedelta(days, seconds, microseconds)
-    return datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
+def _offset_parts(zone: datetime.timezone) -> tuple[object, ...]:
+    offset, name = zone.utcoffset(None), zone.tzname(None)
+    return offset, None if name == datetime.timezone(offset).tzname(None) else name
 
 
-_INT, _ZONES = (int,), (type(None), datetime.timezone)
-_TIME = (*[_INT] * 5, _ZONES)
-
-# class -> tag, how an instance becomes a payload
-ENCODERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
-    int: (wire_format.TAG_INT, lambda value: value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)),
-    datetime.date: (wire_format.TAG_DATE, lambda value: [value.year, value.month, value.day]),
-    datetime.time: (wire_format.TAG_TIME, _encode_time),
-    datetime.datetime: (wire_format.TAG_DATETIME, _encode_datetime),
-    datetime.timedelta: (wire_format.TAG_TIMEDELTA, _encode_timedelta),
-    datetime.timezone: (wire_format.TAG_OFFSET, _encode_offset),
-}
-
-# tag -> name of the value for errors, the types of its parts, the constructor. The types are exact, because a
-# constructor may accept others: datetime accepts bytes as a pickled state.
-BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
-    wire_format.TAG_INT: ("integer", ((bytes,),), lambda data: int.from_bytes(data, "big", signed=True)),
-    wire_format.TAG_DATE: ("date", (_INT,) * 3, datetime.date),
-    wire_format.TAG_TIME: ("time", _TIME, _build_time),
-    wire_format.TAG_DATETIME: ("datetime", (*[_INT] * 3, *_TIME), _build_datetime),
-    wire_format.TAG_TIMEDELTA: ("timedelta", (_INT,) * 3, datetime.timedelta),
-    wire_format.TAG_OFFSET: ("time zone offset", (*[_INT] * 3, (str, type(None))), _build_offset),
+PARTS: Final[dict[type, tuple[int, Parts]]] = {
+    tuple: (wire_format.KIND_TUPLE, lambda members: members),
+    set: (wire_format.KIND_SET, _set_parts),
+    frozenset: (wire_format.KIND_FROZENSET, _set_parts),
+    int: (wire_format.KIND_INT, lambda n: (n.to_bytes(n.bit_length() // 8 + 1, "big", signed=True),)),
+    datetime.date: (wire_format.KIND_DATE, lambda day: (day.isoformat(),)),
+    datetime.time: (wire_format.KIND_TIME, _time_parts),
+    datetime.datetime: (wire_format.KIND_DATETIME, _time_parts),
+    datetime.timedelta: (wire_format.KIND_TIMEDELTA, lambda span: (span.days, span.seconds, span.microseconds)),
+    datetime.timezone: (wire_format.KIND_OFFSET, _offset_parts),
 }
 
 
-def build_builtin(tag: int, payload: object) -> object:
-    """The value of a payload. Raises `MalformedError`."""
-    name, kinds, build = BUILDERS[tag]
-    parts = payload if type(payload) is list and len(kinds) > 1 else [payload]
-    if len(parts) != len(kinds) or any(type(part) not in allowed for part, allowed in zip(parts, kinds, strict=True)):
-        printed = ", ".join(map(quoted, parts[:10]))
-        raise MalformedError(f"{name} of {printed} has parts of other types or another number")
-    try:
-        return build(*parts)
-    # What these constructors raise for wrong arguments.
-    except (ArithmeticError, TypeError, ValueError) as error:
-        raise MalformedError(f"{name} of {', '.join(map(quoted, parts))} does not exist: {error}") from error
+def _builder(name: str, types: tuple[type | tuple[type, ...], ...], construct: Callable[..., object]) -> Build:
+    """The function that makes a value of its parts, which have these types, exactly: bool is an int, too."""
+    allowed = [kind if isinstance(kind, tuple) else (kind,) for kind in types]
+
+    def build(parts: list[Any]) -> object:
+        if len(parts) != len(allowed) or any(
+            type(part) not in kinds for part, kinds in zip(parts, allowed, strict=True)
+        ):
+            raise MalformedError(f"{name} of {_printed(parts)} has parts of other types or another number")
+        try:
+            return construct(*parts)
+        except (ArithmeticError, TypeError, ValueError) as error:  # what these constructors raise for wrong parts
+            raise MalformedError(f"{name} of {_printed(parts)} does not exist: {error}") from error
+
+    return build
+
+
+def _printed(parts: list[Any]) -> str:
+    return ", ".join(map(quoted, parts[:10]))
+
+
+def _moment(kind: type[datetime.time | datetime.datetime]) -> Callable[..., object]:
+    return lambda text, fold, zone: kind.fromisoformat(text).replace(fold=fold, tzinfo=zone)
+
+
+_MOMENT_TYPES: Final = (str, int, (type(None), datetime.timezone))
+
+BUILDERS: Final[dict[int, Build]] = {
+    wire_format.KIND_TUPLE: tuple,
+    wire_format.KIND_SET: lambda members: set(_build_frozenset(members)),
+    wire_format.KIND_FROZENSET: _build_frozenset,
+    wire_format.KIND_INT: _builder("integer", (bytes,), lambda data: int.from_bytes(data, "big", signed=True)),
+    wire_format.KIND_DATE: _builder("date", (str,), datetime.date.fromisoformat),
+    wire_format.KIND_TIME: _builder("time", _MOMENT_TYPES, _moment(datetime.time)),
+    wire_format.KIND_DATETIME: _builder("datetime", _MOMENT_TYPES, _moment(datetime.datetime)),
+    wire_format.KIND_TIMEDELTA: _builder("timedelta", (int, int, int), datetime.timedelta),
+    wire_format.KIND_OFFSET: _builder(
+        "time zone offset",
+        (datetime.timedelta, (str, type(None))),
+        lambda offset, name: datetime.timezone(offset) if name is None else datetime.timezone(offset, name),
+    ),
+}

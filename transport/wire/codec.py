@@ -7,13 +7,11 @@ from typing import Any
 
 import msgpack
 
-from transport.errors import EncodeError
 from transport.wire import container
-from transport.wire.blob_table import OmitMedia
 from transport.wire.decoding import FindMedia, decode_message
-from transport.wire.encoding import encode_message, may_hold_extensions
+from transport.wire.encoding import OmitMedia, encode_message, error_of, may_hold_extensions
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
-from transport.wire.paths import parts_of
+from transport.wire.unencodable import located
 from transport.wire.wire_format import Buffer
 
 
@@ -35,7 +33,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) 
     that cannot be encoded.
     """
     header, frames = encode_message(obj, omit_media)
-    return [b"".join(header), *frames]
+    return [header, *frames]
 
 
 def decode_frames(
@@ -52,7 +50,7 @@ def decode_frames(
 
 def encode(obj: object, *, omit_media: OmitMedia = lambda source: False) -> bytes:
     """`encode_frames` in one container: each frame at a multiple of 64 bytes, the header under a CRC-32."""
-    return container.join(*encode_message(obj, omit_media))
+    return container.join(encode_frames(obj, omit_media=omit_media))
 
 
 def decode(
@@ -71,19 +69,9 @@ def check_encodable(value: object, name: str = "value") -> None:
     if is_plain(value):
         return
     # Eight objects, and lists, are assumed around the value.
-    error = _encode_error([[[[[[[[value]]]]]]]], depth=8)
-    if error is None:
-        return
-    path, part = name, value
-    # The steps of the path to the part that cannot be encoded.
-    for _ in range(32):
-        inner_errors = ((step, inner, _encode_error(inner)) for step, inner in parts_of(part))
-        failing = next(((step, inner, found) for step, inner, found in inner_errors if found is not None), None)
-        if failing is None:
-            break
-        step, part, error = failing
-        path += step
-    raise EncodeError(path, error.reason, error.cure) from error
+    error = error_of([[[[[[[[[[[[[[[[value]]]]]]]]]]]]]]]])
+    if error is not None:
+        raise located(value, name, error, error_of) from error
 
 
 def is_plain(value: object) -> bool:
@@ -93,8 +81,7 @@ def is_plain(value: object) -> bool:
     """
     packer = msgpack.Packer(default=_refuse, strict_types=True, use_bin_type=True)
     try:
-        # The same depth as in `check_encodable`, in an entry of a message.
-        packed = packer.pack([0, 0, [[[[[[[[value]]]]]]]]])
+        packed = packer.pack([[[[[[[[[[[[[[[[value]]]]]]]]]]]]]]]])  # as deep as in `check_encodable`
         if may_hold_extensions(packed):
             msgpack.unpackb(packed, ext_hook=_refuse, strict_map_key=False)
     except (TypeError, ValueError, OverflowError, BufferError):  # also text that is not Unicode, and cycles
@@ -104,11 +91,3 @@ def is_plain(value: object) -> bool:
 
 def _refuse(*value: object) -> None:
     raise TypeError
-
-
-def _encode_error(value: object, *, depth: int = 0) -> EncodeError | None:
-    try:
-        encode_message(value, lambda source: True, depth=depth)
-    except EncodeError as error:
-        return error
-    return None

@@ -35,18 +35,15 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def join(header: Sequence[Buffer], frames: Sequence[Buffer]) -> bytes:
-    """One container of a first frame, which is given in parts, and other frames; every byte is copied once."""
-    sizes = [sum(memoryview(part).nbytes for part in header), *[memoryview(frame).nbytes for frame in frames]]
+def join(frames: Sequence[Buffer]) -> bytes:
+    """One container of the frames; every byte is copied once."""
+    sizes = [memoryview(frame).nbytes for frame in frames]
     lengths = struct.pack(f"<{len(sizes)}Q", *sizes)
     start = _START.pack(_MAGIC, _VERSION, len(sizes))
+    parts: list[Buffer] = [start, _CHECKSUM.pack(_crc(start, lengths, *frames[:1])), lengths]
     end = _LENGTHS_START + len(lengths)
-    parts: list[Buffer] = [start, _CHECKSUM.pack(_crc(start, lengths, *header)), lengths, bytes(aligned(end) - end)]
-    parts += header
-    end = aligned(end) + sizes[0]
-    for frame, size in zip(frames, sizes[1:], strict=True):
-        parts.append(bytes(aligned(end) - end))
-        parts.append(frame)
+    for frame, size in zip(frames, sizes, strict=True):
+        parts += bytes(aligned(end) - end), frame
         end = aligned(end) + size
     return b"".join(parts)
 

@@ -1,64 +1,75 @@
 """Encoding an object as frames: a header with everything small, and one frame per large array and media source.
 
-msgpack's C packer walks lists, dicts and plain values. It calls `_Encoding.reference_to` for every other object, which
-becomes a numbered entry or a blob. Entries are queued and encoded one after the other, so that the depth of nested
-objects costs no recursion and an object with two references has one entry.
+msgpack's C packer walks the object. It calls `_Encoding.replace` for every value that it cannot pack, and packs what
+that returns in the place of the value: an extension value, or the list of the parts of an object.
 """
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import msgpack
 import numpy as np
 
 from renderers.media.item import MediaSource
-from transport.errors import EncodeError, NotEncodableError
+from transport.errors import EncodeError, quoted
 from transport.wire import registry, wire_format
-from transport.wire.arrays import encode_scalar, is_array, is_tensor
-from transport.wire.blob_table import BlobTable, OmitMedia
-from transport.wire.builtin_values import ENCODERS
-from transport.wire.limits import MAX_DEPTH
-from transport.wire.paths import find_cycle, find_path
+from transport.wire.arrays import Bytes, array_parts, common_code, is_array, is_tensor, scalar_parts, tensor_parts
+from transport.wire.builtin_values import PARTS, Parts
+from transport.wire.unencodable import located
+
+OmitMedia: TypeAlias = Callable[[MediaSource], bool]
+
+#: What a packer raises, beside `EncodeError` for values: text that is not Unicode, nesting, buffers with gaps.
+_PACKER_ERRORS: Final = (EncodeError, ValueError, OverflowError, BufferError, TypeError)
+
+
+def encode_message(obj: object, omit_media: OmitMedia) -> tuple[bytes, list[wire_format.Buffer]]:
+    """The first frame of `obj`, and its other frames. Raises `EncodeError` with the path of what has no wire format.
+
+    `omit_media` is called once per media source; the bytes of a source for which it returns True are left out.
+    """
+    try:
+        return _Encoding(omit_media).encode(obj)
+    except _PACKER_ERRORS as error:
+        raise located(obj, _root_name(obj), error, error_of) from error
+
+
+def error_of(value: object) -> Exception | None:
+    """Why a value cannot be encoded by itself, without its path; None if it can."""
+    try:
+        _Encoding(lambda source: True).encode(value)
+    except _PACKER_ERRORS as error:
+        return error
+    return None
+
+
+def _root_name(obj: object) -> str:
+    return "value" if registry.registration_of_class(type(obj)) is None else type(obj).__qualname__
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _reference(code: int, number: int) -> msgpack.ExtType:
-    size = 1 if number < 1 << 8 else 2 if number < 1 << 16 else 4
     # Without the checks of the constructor, which would take a tenth of the whole encoding.
-    return tuple.__new__(msgpack.ExtType, (code, number.to_bytes(size, "big")))
+    return tuple.__new__(msgpack.ExtType, (code, wire_format.number_data(number)))
 
 
+class _End:
+    """The last value of the list that stands for an object. msgpack asks for it when it has packed all others."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self, kind: int) -> None:
+        self.mark = _reference(wire_format.OBJECT, kind)
+
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _ARRAY: Final = np.ndarray
 _EMPTY_TUPLE: Final[tuple[()]] = ()
-_EMPTY_TUPLE_REFERENCE: Final = msgpack.ExtType(wire_format.EMPTY_TUPLE, b"")
-# What can hold a dict key or an extension value; msgpack packs a user's ExtType without a call of `reference_to`.
-_CHECKED: Final = {list, dict, msgpack.ExtType}
-_Add: TypeAlias = "Callable[[_Encoding, Any], msgpack.ExtType]"
-
-
-def encode_message(
-    obj: object, omit_media: OmitMedia, *, depth: int = 0
-) -> tuple[list[bytes], list[wire_format.Buffer]]:
-    """The parts of the first frame of `obj`, and its other frames.
-
-    `omit_media` is called once per media source; the bytes of a source for which it returns True are left out. `depth`
-    is the number of objects that count as being around `obj`.
-    """
-    encoding = _Encoding(obj, omit_media, depth)
-    packer = msgpack.Packer(default=encoding.reference_to, strict_types=True, use_bin_type=True)
-    packed = encoding.encode_entries(packer.pack)
-    prelude = wire_format.PRELUDE.pack(wire_format.PRELUDE_MAGIC, wire_format.FORMAT_VERSION, len(packed))
-    tables = [packer.pack(encoding.types), packer.pack(encoding.blobs.rows)]
-    return [prelude, *tables, b"".join(packed)], encoding.blobs.frames
-
-
-class _Root:
-    """The key of the root entry among the entry encoders; the class of the root object has an encoder of its own."""
+_EMPTY_TUPLE_MARK: Final = msgpack.ExtType(wire_format.EMPTY_TUPLE, b"")
 
 
 class _Encoding:
@@ -67,238 +78,133 @@ class _Encoding:
     It holds no reference to itself or to its packer, so that the objects which it keeps alive are freed with it.
     """
 
-    def __init__(self, root: object, omit_media: OmitMedia, depth: int) -> None:
-        self.adders: dict[type, _Add] = {}  # how an instance of each class is added to the message
+    def __init__(self, omit_media: OmitMedia) -> None:
+        self.omit_media = omit_media
         self.types: list[list[object]] = []
-        # The tag of each class of entries, and the function that gives the payload of an instance.
-        self.entry_encoders: dict[type, tuple[int, Callable[[Any], object]]] = {
-            _Root: (wire_format.TAG_ROOT, lambda obj: obj)
-        }
-        self.blobs = BlobTable(omit_media)
-        self.objects: list[Any] = [root]  # one per entry
-        self.entries: dict[int, tuple[msgpack.ExtType, int]] = {}  # reference and number of each entry, by id()
-        self.children: list[int] = []  # the children of the first encoded entry, then those of the second, ...
-        self.children_ends: list[int] = []  # where the children of each encoded entry end in that list
-        self.depths: list[int] = [depth]  # of each entry; wrong if `refers_backwards`
-        self.refers_backwards = False  # whether an entry refers to one that was encoded before it, or to itself
-        self.found_objects = False  # whether the current entry refers to something that may be a key of a dict
-        self.references = 0  # extension values in the current entry, without those of the user
-        # The places, among the encoded entries, of those that may have wrong keys or an extension value of the user,
-        # and their number of references.
-        self.to_check: list[tuple[int, int]] = []
-        self.current = 0  # the entry that is being encoded
-        self.child_depth = 1  # the depth of what the current entry refers to
+        self.media: dict[str, int] = {}  # the row of each media source, by digest
+        self.media_rows: list[list[object]] = []
+        self.media_frames: list[wire_format.Buffer] = []
+        self.array_frames: list[wire_format.Buffer] = []
+        self.encoders: dict[type, tuple[Parts, _End]] = {}
+        self.extensions = 0  # extension values in the body
+        self.open: list[object] = []  # the objects whose parts are being packed, outermost first
+        self.objects: list[object] = []  # those that ended, by number; alive, because another could get the id of one
+        self.numbers: dict[int, int] = {}  # by id(); -1 while an object is open
 
-    def encode_entries(self, pack: Callable[[object], bytes]) -> list[bytes]:
-        """All entries, children first.
+    def encode(self, obj: object) -> tuple[bytes, list[wire_format.Buffer]]:
+        packer = msgpack.Packer(default=self.replace, strict_types=True, use_bin_type=True)
+        body = packer.pack(obj)
+        if self.extensions or may_hold_extensions(body):
+            self.check(body)
+        prelude = wire_format.PRELUDE.pack(wire_format.PRELUDE_MAGIC, wire_format.FORMAT_VERSION)
+        header = b"".join([prelude, packer.pack(self.types), packer.pack(self.media_rows), body])
+        return header, [*self.media_frames, *self.array_frames]
 
-        Entries get their numbers when they are found, which is after their parents. The reverse order therefore puts
-        children first, unless an entry refers to an entry with a smaller number.
-        """
-        # The list grows during the loop: encoding an entry queues the objects that it refers to.
-        packed = [self.encode_entry(pack, number, obj) for number, obj in enumerate(self.objects)]
-        self.check_entries(packed)
-        return [packed[number] for number in self.children_first()]
-
-    def encode_entry(self, pack: Callable[[object], bytes], number: int, obj: Any) -> bytes:
-        self.current = number
-        self.child_depth = self.depths[number] + 1
-        self.found_objects, self.references = False, 0
-        tag, encode_payload = self.entry_encoders[type(obj) if number else _Root]
-        try:
-            payload: Any = encode_payload(obj)
-            packed = pack([number, tag, payload])
-        except NotEncodableError as error:
-            raise EncodeError(self.path(number), error.reason, error.cure) from error
-        except UnicodeEncodeError as error:
-            raise EncodeError(
-                self.path(number), f"text that is not Unicode: {error.reason}", "Replace lone surrogates."
-            ) from error
-        except (ValueError, OverflowError, BufferError) as error:
-            cycle = find_cycle(obj)
-            if cycle:
-                path = self.path(number) + cycle
-                raise EncodeError(path, "a cycle: a list or dict that contains itself", "Remove it.") from error
-            raise EncodeError(
-                self.path(number),
-                f"msgpack cannot pack it: {str(error).rstrip('.')}",
-                "Remove lists nested over 1000 deep, non-contiguous memoryviews and strings over 4 GiB.",
-            ) from error
-        if (self.found_objects or may_hold_extensions(packed)) and (not number or _needs_check(payload)):
-            self.to_check.append((len(self.children_ends), self.references))
-        self.children_ends.append(len(self.children))
-        return packed
-
-    def reference_to(self, obj: Any) -> msgpack.ExtType:
-        """What msgpack writes in place of an object that it cannot pack. A new object becomes an entry or a blob."""
+    def replace(self, obj: Any) -> msgpack.ExtType | list[object]:
+        """What msgpack packs in place of an object that it cannot pack."""
         kind = type(obj)
-        self.references += 1
-        if kind is _ARRAY:
-            number = self.blobs.numbers.get(id(obj))
-            return self.add(kind, obj) if number is None else _reference(wire_format.REF_BLOB, number)
-        self.found_objects = True
+        if kind is _End:
+            ended = self.open.pop()
+            self.numbers[id(ended)] = len(self.objects)
+            self.objects.append(ended)
+            self.extensions += 1
+            return obj.mark
         if obj is _EMPTY_TUPLE:
-            return _EMPTY_TUPLE_REFERENCE
-        known = self.entries.get(id(obj))
-        if known is None:
-            return self.add(kind, obj)
-        reference, number = known
-        self.children.append(number)
-        if number <= self.current:
-            self.refers_backwards = True
-        elif self.depths[number] < self.child_depth:
-            self.depths[number] = self.child_depth
-        return reference
-
-    def add(self, kind: type, obj: Any) -> msgpack.ExtType:
-        add = self.adders.get(kind)
-        try:
-            if add is None:
-                add = self.adders[kind] = self.choose_adder(obj)
-            return add(self, obj)
-        except NotEncodableError as error:
-            path = self.path(self.current) + find_path(self.objects[self.current], obj)
-            raise EncodeError(path, error.reason, error.cure) from error
-
-    def choose_adder(self, obj: Any) -> _Add:
-        """How objects of the class of `obj` are added to the message. Raises `NotEncodableError`."""
-        kind = type(obj)
-        registered = registry.registration_of_class(kind)
-        if registered is not None:
-            self.entry_encoders[kind] = wire_format.TAG_TYPES + len(self.types), registered.encode
-            self.types.append(registered.type_row())
-            return _Encoding.add_entry
-        if kind in ENCODERS:
-            self.entry_encoders[kind] = ENCODERS[kind]
-            return _Encoding.add_entry
-        if kind is tuple:
-            self.entry_encoders[kind] = wire_format.TAG_TUPLE, list
-            return _Encoding.add_entry
-        if kind is set or kind is frozenset:
-            self.entry_encoders[kind] = wire_format.TAG_SET if kind is set else wire_format.TAG_FROZENSET, list
-            return _Encoding.add_set
-        if isinstance(obj, np.generic):
-            self.entry_encoders[kind] = wire_format.TAG_SCALAR, encode_scalar
-            return _Encoding.add_scalar
+            self.extensions += 1
+            return _EMPTY_TUPLE_MARK
+        number = self.numbers.get(id(obj))
+        if number is not None:
+            if number < 0:
+                raise EncodeError("value", "the object contains itself", "Refer to the parent by index or id.")
+            self.extensions += 1
+            return _reference(wire_format.SHARED, number)
+        if kind is _ARRAY and obj.ndim == 1 and obj.nbytes <= wire_format.MAX_INLINE_BYTES:
+            code = common_code(obj.dtype)
+            if code is not None:
+                self.numbers[id(obj)] = len(self.objects)
+                self.objects.append(obj)
+                self.extensions += 1
+                return tuple.__new__(msgpack.ExtType, (wire_format.VECTOR + code, obj.tobytes()))
         if kind is MediaSource:
-            return lambda encoding, source: _reference(wire_format.REF_BLOB, encoding.blobs.add_media(source))
-        if is_array(obj):
-            return lambda encoding, array: _reference(wire_format.REF_BLOB, encoding.blobs.add_array(array))
-        if is_tensor(obj):
-            return lambda encoding, tensor: _reference(wire_format.REF_BLOB, encoding.blobs.add_tensor(tensor))
-        raise _unsupported(obj)
+            self.extensions += 1
+            return _reference(wire_format.MEDIUM, self.media_row(obj))
+        parts, end = self.encoders.get(kind) or self.add_encoder(obj)
+        self.numbers[id(obj)] = -1
+        self.open.append(obj)
+        return [*parts(obj), end]
 
-    def add_entry(self, obj: object) -> msgpack.ExtType:
-        number = len(self.objects)
-        self.objects.append(obj)
-        self.depths.append(self.child_depth)
-        self.children.append(number)
-        reference = _reference(wire_format.REF_ENTRY, number)
-        self.entries[id(obj)] = reference, number
-        return reference
+    def add_encoder(self, obj: Any) -> tuple[Parts, _End]:
+        """How objects of the class of `obj` are taken apart."""
+        kind, frames = type(obj), self.array_frames
+        registered = registry.registration_of_class(kind)
+        found: tuple[int, Parts]
+        if registered is not None:
+            found = wire_format.FIRST_TYPE + len(self.types), registered.parts
+            self.types.append(registered.type_row())
+        elif kind in PARTS:
+            found = PARTS[kind]
+        elif isinstance(obj, np.generic):
+            found = wire_format.KIND_SCALAR, scalar_parts
+        elif is_array(obj):
+            found = wire_format.KIND_ARRAY, lambda array: _data_parts(*array_parts(array), frames)
+        elif is_tensor(obj):
+            found = wire_format.KIND_TENSOR, lambda tensor: _data_parts(*tensor_parts(tensor), frames)
+        else:
+            raise _unsupported(obj)
+        self.encoders[kind] = found[1], _End(found[0])
+        return self.encoders[kind]
 
-    def add_scalar(self, scalar: np.generic) -> msgpack.ExtType:
-        encode_scalar(scalar)  # raises here, where the path is known
-        return self.add_entry(scalar)
+    def media_row(self, source: MediaSource) -> int:
+        row = self.media.get(source.digest)
+        if row is None:
+            if not _SHA256.fullmatch(source.digest):
+                reason = f"media digest {quoted(source.digest)} is not a sha256"
+                raise EncodeError("value", reason, "Use MediaSource.of(data).")
+            row = self.media[source.digest] = len(self.media_rows)
+            omitted = bool(self.omit_media(source))
+            self.media_rows.append([source.digest, omitted])
+            if not omitted:
+                self.media_frames.append(source.data)
+        return row
 
-    def add_set(self, members: Any) -> msgpack.ExtType:
-        if any(type(member) is int and member.bit_length() > wire_format.KEY_BITS for member in members):
-            raise NotEncodableError("set with an integer of more than 64 bits", "Send a list.")
-        unsupported = set(map(type, members)) - wire_format.KEY_TYPES
-        if unsupported:
-            names = ", ".join(sorted(kind.__name__ for kind in unsupported))
-            raise NotEncodableError(f"set with members of type {names}", "Send a list.")
-        return self.add_entry(members)
-
-    def check_entries(self, packed: list[bytes]) -> None:
+    def check(self, body: bytes) -> None:
         """Refuse a dict key that the receiver would refuse, and a user's extension value: it would be a reference.
 
-        msgpack does not say whether the object that it hands back is a key or a value. Unpacking the entries with a
-        list, which cannot be a key, in place of every reference finds the keys.
+        msgpack does not say whether the object that it hands back is a key or a value. Unpacking the body with a list,
+        which cannot be a key, in place of every extension value finds the keys.
         """
-        entries = b"".join([packed[place] for place, _ in self.to_check])
         found: list[int] = []
-        unpacker = msgpack.Unpacker(
-            strict_map_key=False,
-            ext_hook=lambda code, data: found.append(code) or [],  # type: ignore[func-returns-value]
-            max_buffer_size=max(len(entries), 1),
-        )
-        unpacker.feed(entries)
-        for place, references in self.to_check:
-            found.clear()
-            try:
-                unpacker.unpack()
-            except TypeError as error:
-                raise EncodeError(
-                    self.path(place),
-                    "dict with a key that is neither str nor an int of 64 bits",
-                    "Use str or int keys.",
-                ) from error
-            if len(found) != references:
-                raise EncodeError(
-                    self.path(place),
-                    "msgpack.ExtType, which the receiver could mistake for a reference",
-                    "Send its code and data.",
-                )
 
-    def children_first(self) -> Sequence[int]:
-        """Every entry after its children. Raises `EncodeError` for a cycle and for objects that nest too deep."""
-        if self.refers_backwards:
-            order, depth = self.sort_by_references()
-        else:
-            order, depth = range(len(self.objects) - 1, -1, -1), max(self.depths)
-        if depth > MAX_DEPTH:
-            raise EncodeError(
-                type(self.objects[0]).__qualname__,
-                f"objects nest {depth} deep and {MAX_DEPTH} is the most",
-                "Keep the objects in a list and refer to them by index.",
-            )
-        return order
+        def no_key(code: int, data: bytes) -> list[object]:
+            found.append(code)
+            return []
 
-    def sort_by_references(self) -> tuple[Sequence[int], int]:
-        """A topological order of the entries, children first, and how deep they nest."""
-        starts = [0, *self.children_ends]
-        parents_left = [0] * len(self.objects)
-        for child in self.children:
-            parents_left[child] += 1
-        order: list[int] = []
-        depth = self.depths[0] - 1
-        level = [0]  # the entries all of whose parents are in `order`
-        while level:
-            order += level
-            depth += 1
-            next_level = []
-            for number in level:
-                for child in self.children[starts[number] : starts[number + 1]]:
-                    parents_left[child] -= 1
-                    if not parents_left[child]:
-                        next_level.append(child)
-            level = next_level
-        if len(order) < len(self.objects):
-            in_cycle = next(number for number, count in enumerate(parents_left) if count)
-            raise EncodeError(self.path(in_cycle), "the object contains itself", "Refer to the parent by index or id.")
-        order.reverse()
-        return order, depth
-
-    def path(self, number: int) -> str:
-        """The path from the root to an entry, for an error, through the first reference to each entry on the way."""
-        steps = []
-        while number:
-            parent = bisect.bisect_right(self.children_ends, self.children.index(number))
-            steps.append(find_path(self.objects[parent], self.objects[number]))
-            number = parent
-        root = type(self.objects[0])
-        return (root.__qualname__ if dataclasses.is_dataclass(root) else "value") + "".join(reversed(steps))
+        try:
+            msgpack.unpackb(body, ext_hook=no_key, strict_map_key=False)
+        except TypeError as error:
+            reason = "dict with a key that is neither str nor an int of 64 bits"
+            raise EncodeError("value", reason, "Use str or int keys.") from error
+        if len(found) != self.extensions:
+            reason = "msgpack.ExtType, which the receiver could mistake for a reference"
+            raise EncodeError("value", reason, "Send its code and data.")
 
 
-def _unsupported(obj: object) -> NotEncodableError:
+def _data_parts(name: str, shape: list[int], data: Bytes, frames: list[wire_format.Buffer]) -> list[object]:
+    """The parts of an array; those of a large one are without its data, which become a frame."""
+    if data.nbytes <= wire_format.MAX_INLINE_BYTES:
+        return [name, shape, data.tobytes()]
+    frames.append(data.data)
+    return [name, shape]
+
+
+def _unsupported(obj: object) -> EncodeError:
     kind = type(obj)
     if isinstance(obj, str | int | float | list | dict | tuple | bytes):
         plain = next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
-        return NotEncodableError(
-            f"{kind.__qualname__}, a subclass of {plain}, would come back as another type", f"Pass {plain}(x)."
-        )
-    return NotEncodableError(
+        reason = f"{kind.__qualname__}, a subclass of {plain}, would come back as another type"
+        return EncodeError("value", reason, f"Pass {plain}(x).")
+    return EncodeError(
+        "value",
         f"values of type {kind.__module__}.{kind.__qualname__} cannot be encoded",
         "Register the class with @wire_type, or convert it to plain data first.",
     )
@@ -308,8 +214,3 @@ def may_hold_extensions(packed: bytes) -> bool:
     """False if no value in these msgpack bytes is an extension value."""
     # msgpack begins an extension value with one of these
     return any(map(packed.__contains__, b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"))
-
-
-def _needs_check(values: Any) -> bool:
-    """Whether a value in a payload is, or holds, a dict with a key or an extension value."""
-    return type(values) is list and any(type(value) in _CHECKED and value for value in values)

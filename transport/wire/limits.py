@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import operator
 from dataclasses import dataclass
 from typing import Final
 
 from transport.errors import LimitError, quoted
-
-MAX_DEPTH = 1000
-"""The depth of nested objects that the encoder writes at most and the decoder accepts by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +17,9 @@ class DecodeLimits:
     `max_total_bytes` limits the sum of all decompressed bytes of one reader that are still in use.
 
     `max_header_bytes` limits the part that becomes Python objects, small arrays included; each byte of it can take
-    about 100 bytes of memory. `max_objects` limits the number of tuples, sets and registered objects; the default
-    values of a class take memory in addition (about 500 bytes for a `Trajectory` without any field). `max_depth` limits
-    how deep these nest; between two of them lists and dicts may nest 1024 deep (a fixed limit of msgpack).
+    about 100 bytes of memory. `max_objects` limits the number of arrays, tuples, sets and registered objects; the
+    default values of a class take memory in addition (about 500 bytes for a `Trajectory` without any field). Lists,
+    dicts and objects nest at most 1024 deep, a fixed limit of msgpack.
 
     Raises `ValueError` for a limit that is not an integer of at least 0 (a NaN would be no limit, because no number is
     greater than NaN).
@@ -34,28 +29,18 @@ class DecodeLimits:
     max_header_bytes: int = 64 << 20
     max_objects: int = 1 << 22
     max_total_bytes: int = 4 << 30
-    max_depth: int = MAX_DEPTH
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            object.__setattr__(self, each.name, _checked(f"DecodeLimits.{each.name}", getattr(self, each.name)))
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"DecodeLimits.{name} is {quoted(value)} and must be an integer of at least 0.")
 
     def check(self, limit: str, actual: int) -> None:
         """Raise `LimitError` if `actual` is above the field called `limit`."""
         allowed: int = getattr(self, limit)
         if actual > allowed:
             raise LimitError(limit, allowed, actual)
-
-
-def _checked(name: str, value: object) -> int:
-    """`value`, an integer (of numpy, too) from 0 up, as an int. Raises `ValueError`."""
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ValueError(f"{name} is {quoted(value)} and must be an integer of at least 0.")
-    return number
 
 
 DEFAULT_LIMITS: Final = DecodeLimits()

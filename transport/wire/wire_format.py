@@ -1,30 +1,34 @@
 """The wire format of a message: its header frame, and the constants that the encoder and the decoder share.
 
-A message is a list of frames. Frame 0, the header, is `PRELUDE` followed by msgpack values; each further frame holds
-the raw bytes of one large array or one media source.
+A message is a list of frames. Frame 0, the header, is `PRELUDE` followed by three msgpack values. The further frames
+hold raw bytes: first one for each medium that is sent, then one for each large array, in the order of the body.
 
-    prelude      magic, format version, number of entries N
+    prelude      magic, format version
     type table   [[name, version, [field, ...], module], ...]: the registered types in this message. The module that
                  declares a type is for the error of a receiver without the type; it is never imported
-    blob table   [[kind, ...], ...]: one row per array, tensor and media source
-    N entries    [id, tag, payload]: children first, the root last
+    media table  [[sha256, omitted], ...]: the media sources; those that are omitted have no frame
+    body         the object
 
-A row of the blob table holds the bytes or describes a frame; rows and frames have the same order:
+In the body, values of msgpack's own types are packed directly, and every other value with an extension value:
 
-    ["array", dtype, shape, bytes]   ["tensor", dtype, shape, bytes]   bytes in the row
-    [dtype number, bytes]                                              bytes in the row, a vector of a common dtype
-    ["array", dtype, shape]          ["tensor", dtype, shape]          in a frame
-    ["media", sha256]                                                  in a frame
-    ["held", sha256]                                                   omitted: the receiver has it
+    OBJECT       the last value of a list that stands for an object; the other values are the parts of the object. The
+                 data are the number of its kind: `KIND_...`, or `FIRST_TYPE` plus a row of the type table
+    SHARED       an object that came before; the data are its number. Objects and vectors are numbered from 0 in the
+                 order in which they end
+    MEDIUM       a media source; the data are its row in the media table
+    EMPTY_TUPLE  the empty tuple; no data
+    VECTOR + n   a one-dimensional array of the dtype n of `arrays.COMMON_DTYPES`; the data are its elements
 
-The payload of a dataclass is its values in the order of the fields in its row of the type table; the payload of an enum
-is the member's name. The tag is `TAG_TYPES` plus the number of the row. `shape` and `dtype` are a list of sizes and
-numpy's or torch's name for the elements.
+Numbers are big-endian, in the smallest of 1, 2 or 4 bytes that holds them. No value of a user can be mistaken for one
+of these: the encoder refuses extension values. The parts of an object of a kind are
 
-Inside a payload, values of msgpack's own types are packed directly. Every other value is an extension value:
-the number of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`), big-endian, in the smallest of 1, 2 or 4 bytes that
-holds it, or, without bytes, an empty tuple (`EMPTY_TUPLE`). No dict of a user can be mistaken for an extension value.
-Entries are stored side by side and not inside each other, so neither side needs recursion.
+    tuple, set, frozenset    its members
+    array, tensor, scalar    dtype, shape, bytes; without the bytes, they are the next frame
+    int                      its bytes, big-endian, two's complement
+    date; time, datetime     ISO text; ISO text without the zone, fold, zone
+    timedelta; offset        days, seconds, microseconds; timedelta from UTC, name or None
+    a dataclass, named tuple its values in the order of the fields in its row of the type table
+    an enum                  the name of the member
 """
 
 from __future__ import annotations
@@ -32,37 +36,20 @@ from __future__ import annotations
 import struct
 from typing import Final, TypeAlias
 
-FORMAT_VERSION: Final = 4
-PRELUDE: Final = struct.Struct("<4sHxxI")  # magic, format version, number of entries
+FORMAT_VERSION: Final = 5
+PRELUDE: Final = struct.Struct("<4sHxx")  # magic, format version
 PRELUDE_MAGIC: Final = b"MMRH"
 
-REF_ENTRY: Final = 1
-REF_BLOB: Final = 2
-EMPTY_TUPLE: Final = 3
+OBJECT, SHARED, MEDIUM, EMPTY_TUPLE, VECTOR = 1, 2, 3, 4, 16
+
+KIND_TUPLE, KIND_SET, KIND_FROZENSET, KIND_SCALAR, KIND_ARRAY, KIND_TENSOR = range(6)
+KIND_INT, KIND_DATE, KIND_TIME, KIND_DATETIME, KIND_TIMEDELTA, KIND_OFFSET = range(6, 12)
+FIRST_TYPE: Final = 16
 
 # The data of an array or tensor of at most this many bytes are part of the header; the receiver reads both forms at any
-# size. A vector in a frame of its own costs 25 bytes, on average 32 bytes of padding, and 20 us to encode and decode.
-# In the header it costs 8 bytes, and 6 us at 64 bytes, 12 us at 1024, 16 us at 2048, 27 us at 4096; the increase is
-# copying. The limit is below the break-even point, because large arrays should not be copied.
+# size. A frame of its own costs about 25 bytes and, for its alignment, 32 bytes on average. The limit is below the size
+# at which copying costs more time than a frame does, because large arrays should not be copied.
 MAX_INLINE_BYTES: Final = 1024
-
-TAG_ROOT: Final = 0
-TAG_TUPLE: Final = 1
-TAG_SET: Final = 2
-TAG_FROZENSET: Final = 3
-TAG_SCALAR: Final = 4
-TAG_INT: Final = 5  # of more than 64 bits
-TAG_DATE: Final = 6
-TAG_TIME: Final = 7
-TAG_DATETIME: Final = 8
-TAG_TIMEDELTA: Final = 9
-TAG_OFFSET: Final = 10  # a fixed offset from UTC
-TAG_TYPES: Final = 16  # and above: registered types, by their row in the type table
-
-BLOB_ARRAY: Final = "array"
-BLOB_TENSOR: Final = "tensor"
-BLOB_MEDIA: Final = "media"
-BLOB_OMITTED: Final = "held"
 
 # Dict keys and set members are hashed. A hostile message could choose tuples of ints whose hashes all collide, and
 # decoding would take hours. Values of these types cannot be chosen so, except ints of more than 64 bits.
@@ -70,3 +57,8 @@ KEY_TYPES: Final = frozenset({str, int, bytes, float, bool, type(None)})
 KEY_BITS: Final = 64
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+
+def number_data(number: int) -> bytes:
+    """A number as the data of an extension value."""
+    return number.to_bytes(1 if number < 1 << 8 else 2 if number < 1 << 16 else 4, "big")
