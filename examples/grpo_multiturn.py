@@ -92,7 +92,7 @@ async def send_weights(engine, model, version, directory):
     target = Path(directory) / "updates" / version
     model.save_pretrained(target)
     write_tied_head(target)  # vLLM reads the output layer by its own name
-    await engine.control.update_weights_from_directory(target.resolve(), version)
+    await engine.update_weights(target.resolve(), version)
 
 
 async def train(trainer, engine, digits, directory, *, steps, groups, group_size):

@@ -8,10 +8,11 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 from rollouts.calls import gathered
 from rollouts.engines.continuation import completed
+from rollouts.engines.forwarding import ForwardingEngine
 from rollouts.engines.protocol import (
     Completion,
     Engine,
@@ -34,6 +35,9 @@ from rollouts.errors import (
 )
 
 log = logging.getLogger("rollouts.engines.lora")
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 
 
 def adapter_labels(completions: Iterable[Completion], name: str, base_version: str | None) -> list[Completion]:
@@ -68,7 +72,21 @@ def listed_adapters(content: object) -> dict[str, str]:
     }
 
 
-class LoRAEngine(Engine):
+def checked_adapter_directory(directory: str | os.PathLike[str]) -> str:
+    """The absolute path of a directory with an adapter. Raises `WeightUpdateError`."""
+    path = Path(directory).absolute()
+    absent = [] if (path / _CONFIG).is_file() else [_CONFIG]
+    if not any((path / name).is_file() for name in _WEIGHTS):
+        absent.append(_WEIGHTS[0])
+    if absent:
+        raise WeightUpdateError(
+            f"{path} holds no adapter: it lacks {' and '.join(absent)}. Pass a directory that `save_pretrained` of "
+            "peft has written. Where the server sees other files than this process, check=False leaves out this check"
+        )
+    return str(path)
+
+
+class LoRAEngine(ForwardingEngine):
     """Samples with one LoRA adapter of another engine, and replaces it where another engine replaces its weights.
 
         policy = LoRAEngine(VLLMEngine(url), "policy")
@@ -84,7 +102,7 @@ class LoRAEngine(Engine):
 
     def __init__(self, engine: Engine, name: str) -> None:
         check_adapter_name(name)
-        self._engine = engine
+        super().__init__(engine)
         self.name = name
         self._adapter: str | None = None  # the version in use
         self._running: dict[str, str | None] = {}  # by request id: the adapter that samples it
@@ -95,34 +113,21 @@ class LoRAEngine(Engine):
     @property
     def weight_version(self) -> str:
         """The version in use; before the first update that of the other engine."""
-        return self._adapter or self._engine.weight_version
+        return self._adapter or self.engine.weight_version
 
     @property
-    def vocab_size(self) -> int | None:
-        return self._engine.vocab_size
+    def streams(self) -> bool:
+        return False
 
-    @property
-    def max_model_len(self) -> int | None:
-        return self._engine.max_model_len
-
-    @property
-    def control(self) -> Any:
-        """The control calls of the other engine."""
-        return self._engine.control
-
-    async def context_length(self) -> int | None:
-        return await self._engine.context_length()
-
-    async def check_health(self) -> None:
-        """Raises as the other engine."""
-        await self._engine.check_health()
+    async def served_version(self) -> str | None:
+        return self._adapter or await super().served_version()
 
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample `n` completions with the adapter. Raises what the other engine raises."""
         if self._closed:
             raise EngineClosedError(request.request_id, f"the adapter {self.name!r} is closed")
         if request.adapter is not None:
-            return await self._engine.generate(request)
+            return await self.engine.generate(request)
         result, interrupted = await self._sample(request)
         if not interrupted or all(each.finish_reason is not FinishReason.ABORT for each in result.completions):
             return result
@@ -144,7 +149,7 @@ class LoRAEngine(Engine):
             rule = f'the version of an adapter names the adapter; pass one such as "{self.name}@3"'
             raise ArgumentError("version", version, rule)
         async with self._updating:
-            await self._engine.load_adapter(version, weights)
+            await self.engine.load_adapter(version, weights)
             old, self._adapter = self._adapter, version
             if in_flight != "wait":  # `generate` continues the requests of the old one with the one in use
                 requests = [name for name, used in self._running.items() if used == old]
@@ -171,7 +176,7 @@ class LoRAEngine(Engine):
             adapter = self._adapter
             self._running[request.request_id] = adapter
             try:
-                result = await self._engine.generate(replace(request, adapter=adapter))
+                result = await self.engine.generate(replace(request, adapter=adapter))
                 return result, request.request_id in self._interrupted
             except UnknownAdapterError:
                 if adapter == self._adapter:
@@ -191,17 +196,17 @@ class LoRAEngine(Engine):
             return result.completions[0]
 
         async def context_length() -> int | None:
-            return (await self._engine.context_length() or 2**31) if interrupted else None
+            return (await self.engine.context_length() or 2**31) if interrupted else None
 
         return await completed(request, partial, context_length, send)
 
     async def _abort(self, request_ids: list[str]) -> None:
         if request_ids:
             with suppress(CapabilityError):
-                await self._engine.abort(request_ids)
+                await self.engine.abort(request_ids)
 
     async def _unload(self, adapter: str) -> None:
         try:
-            await self._engine.unload_adapter(adapter)
-        except EngineError as error:
+            await self.engine.unload_adapter(adapter)
+        except (EngineError, WeightUpdateError) as error:
             log.warning("the adapter %s is not used any more, but could not be unloaded: %s", adapter, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -239,6 +239,10 @@ class GenerateResult:
 #: the new weights.
 InFlight = Literal["abort", "wait", "keep"]
 
+#: Sends the tensors of a trainer by a transport of its own. It is called once, with a function that it awaits for each
+#: bucket while it sends the bucket: `receive({"names": ..., "dtype_names": ..., "shapes": ...})`.
+SendTensors = Callable[[Callable[[Mapping[str, Any]], Awaitable[None]]], Awaitable[None]]
+
 
 class Engine(ClosedAtEnd):
     """Samples from a model. Many requests may be awaited at once, on one event loop.
@@ -323,8 +327,9 @@ class Engine(ClosedAtEnd):
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """Replace the weights; `generate` labels tokens with `version` from then on.
 
-        `weights` is what the engine takes: a checkpoint directory, a mapping from names to tensors. No call of
-        `generate` ends because of the update: a completion that was cut off continues, and has spans of both versions.
+        `weights` is what the engine takes: a checkpoint directory, a mapping from names to tensors, `SendTensors`. No
+        call of `generate` ends because of the update: a completion that was cut off continues, with spans of both
+        versions.
 
         Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were passed; the
         text says which are. Raises `ArgumentError` for arguments of other types.
@@ -395,6 +400,22 @@ class ChatEngine(ClosedAtEnd):
         self, messages: Sequence[Message], *, tools: Any = None, sampling: SamplingParams, seed: int | None = None
     ) -> ChatAnswer:
         """Answer checked messages, whose media are `MediaSource`s. Raises an `EngineError`."""
+
+
+async def generate_at(engine: Engine, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+    """What `engine.generate` returns; an engine that does not stream needs no parameter for a listener."""
+    if listen is None or not engine.streams:
+        return await engine.generate(request)
+    return await engine.generate(request, listen)
+
+
+def check_engine(engine: object, *, allows_chat: bool = True) -> None:
+    """Raises `ArgumentError` for what is neither an `Engine` nor, where `allows_chat`, a `ChatEngine`."""
+    if isinstance(engine, Engine) or (allows_chat and isinstance(engine, ChatEngine)):
+        return
+    example = "VLLMEngine(url) or a ChatEndpoint" if allows_chat else "VLLMEngine(url)"
+    rule = f"pass an engine, such as {example}; one of your own is a subclass of Engine"
+    raise ArgumentError("engine", engine, rule)
 
 
 def check_update_arguments(version: object, in_flight: object) -> None:

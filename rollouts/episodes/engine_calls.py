@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 from renderers import RendererError
-from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, TokenListener
+from rollouts.engines.protocol import (
+    Completion,
+    Engine,
+    FinishReason,
+    GenerateRequest,
+    TokenListener,
+    generate_at,
+)
 from rollouts.engines.result_checks import check_result
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.errors import (
@@ -35,20 +42,14 @@ async def generated(
     Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
     """
     with _naming_engine(engine, request.request_id):
-        streams = listen is not None and engine.streams
-        result = await (engine.generate(request, listen) if streams else engine.generate(request))
+        result = await generate_at(engine, request, listen)
         check_result(request, result, vocab_size=vocab_size)
     return sorted(result.completions, key=lambda completion: completion.index)
 
 
 async def context_length(engine: Engine) -> int | None:
     """That of the engine. Raises as `generated`."""
-    with wrap_exceptions(
-        lambda error: EngineFailedError(
-            "context_length", f"{type(engine).__name__} raised {describe_exception(error)}"
-        ),
-        unchanged=(RolloutsError, RendererError),
-    ):
+    with _naming_engine(engine, "context_length"):
         return await engine.context_length()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from renderers import Renderer, RendererError, RendererPool
-from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams, check_engine
 from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.chat_turns import new_recorder
@@ -129,13 +129,6 @@ def check_settings(engine: object, renderer: object, sampling: object, max_turns
     check_renderer(renderer, engine)
     check_sampling(sampling)
     check_integer("max_turns", max_turns)
-
-
-def check_engine(engine: object) -> None:
-    """Raises `ArgumentError`."""
-    if not isinstance(engine, Engine | ChatEngine):
-        rule = "pass an engine, such as VLLMEngine(url) or a ChatEndpoint; one of your own is a subclass of Engine"
-        raise ArgumentError("engine", engine, rule)
 
 
 def check_renderer(renderer: object, engine: object) -> None:

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from renderers import Renderer, RendererPool
-from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams
-from rollouts.episodes.episode import check_engine
+from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams, check_engine
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import check_sampling
 from rollouts.errors import ArgumentError, RolloutsError

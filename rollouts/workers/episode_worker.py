@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from renderers import Renderer, RendererPool
-from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams, check_engine
 from rollouts.episodes.activity import EpisodeObserver
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.deadlines import UpdatePauses
-from rollouts.episodes.episode import check_engine, check_renderer, record_episode
+from rollouts.episodes.episode import check_renderer, record_episode
 from rollouts.episodes.errors import (
     EnvironmentFailedError,
     EpisodeError,

@@ -59,7 +59,7 @@ def other(vllm_server, tmp_path):
 async def restored(control, vllm_server):
     """Restore the weights and the label that the server was started with, also after a failed test."""
     yield
-    await control.update_weights_from_directory(vllm_server.model_dir, "default")
+    await control.update_weights(vllm_server.model_dir, "default")
 
 
 def body_of(ids, tokens, request_id=None, features=b"null"):
@@ -129,13 +129,13 @@ async def sleep_and_wake(control, level):
     await control.sleep(level)
     if level == 2:
         await control.wake_up(["weights"])
-        await control.reload_weights(control.model_dir)
+        await control.update_weights(control.model_dir, "default")
     await control.wake_up()
 
 
 async def reload(control):
     await control.pause("keep", clear_cache=False)
-    await control.reload_weights(control.model_dir)
+    await control.update_weights(control.model_dir, "default")
     await control.resume()
 
 
@@ -241,7 +241,7 @@ async def test_pause_keep_freezes_requests_and_their_tokens_are_labelled_with_th
     running = await in_flight(connection, tokens=1500)
     await control.pause("keep", clear_cache=clear_cache)
     await control.update_weight_version("later")
-    assert await control.weight_version() == "later"
+    assert await control.served_version() == "later"
     await vllm_server.generates_nothing(running)
     await control.resume()
     ended = await running
@@ -277,12 +277,12 @@ async def test_a_sleeping_server_is_woken_and_not_resumed(connection, control, v
 
 async def test_another_process_sees_that_the_weights_were_dropped(connection, control, vllm_server):
     await control.sleep(2)
-    stranger = ServerControl(connection, control._routes.capabilities)
+    stranger = ServerControl(connection, control._capabilities)
     try:
         with pytest.raises(EngineError, match="weights were dropped"):
             await stranger.wake_up()
         await stranger.wake_up(["weights"])
-        await stranger.reload_weights(vllm_server.model_dir)
+        await stranger.update_weights(vllm_server.model_dir, "default")
         await stranger.wake_up(["kv_cache"])
         assert not await stranger.is_sleeping()
     finally:
@@ -318,10 +318,10 @@ async def test_new_weights_change_log_probabilities_and_the_first_weights_restor
     connection, control, vllm_server, image, other, restored
 ):
     before = await generated(connection, tokens=12), await request_image(connection, image, data=True)
-    await control.update_weights_from_directory(other, "other")
+    await control.update_weights(other, "other")
     during = await generated(connection, tokens=12), await request_image(connection, image, data=True)
     assert not await control.is_paused()
-    await control.update_weights_from_directory(vllm_server.model_dir, "default")
+    await control.update_weights(vllm_server.model_dir, "default")
     after = await generated(connection, tokens=12), await request_image(connection, image, data=True)
 
     assert during[0]["weight_versions"] == [{"version": "other", "start": 0, "end": 12}]
@@ -344,12 +344,12 @@ async def test_an_update_under_a_kept_request_computes_its_cache_again(
 ):
     """Otherwise its later tokens would come from new weights with the cache of old weights: from no policy."""
     running = await in_flight(connection, tokens=1500)
-    await control.update_weights_from_directory(other, "other", "keep")
+    await control.update_weights(other, "other", "keep")
     ended = await running
     split = ended["weight_versions"][0]["end"]
     assert [span["version"] for span in ended["weight_versions"]] == ["default", "other"]
     again = await generated(connection, ids=[5, 6, 7, *ended["token_ids"][:split]], tokens=1500 - split)
-    await control.update_weights_from_directory(vllm_server.model_dir, "default")
+    await control.update_weights(vllm_server.model_dir, "default")
     assert again["token_ids"] == ended["token_ids"][split:]
     np.testing.assert_allclose(logprobs(again), logprobs(ended)[split:], atol=1e-4)
 
@@ -364,21 +364,21 @@ async def test_the_planted_fault_vllm_loads_a_checkpoint_that_lacks_a_tensor_wit
     weights = load_file(bad / "model.safetensors")
     name = next(name for name in weights if name.endswith("layers.0.mlp.gate_proj.weight"))
     save_file({n: t for n, t in weights.items() if n != name}, bad / "model.safetensors", metadata={"format": "pt"})
-    await control.update_weights_from_directory(bad, "bad", check=False)
+    await control.update_weights(bad, "bad", check=False)
     assert not np.allclose(logprobs(await generated(connection)), logprobs(before), atol=0.1)
     # The memory of the missing tensor may hold NaN, which then stays in the memory of the KV cache, also under the
     # right weights: only another process is sound.
     await asyncio.to_thread(vllm_server.restart)
-    await control.update_weights_from_directory(vllm_server.model_dir, "default")
+    await control.update_weights(vllm_server.model_dir, "default")
     assert logprobs(await generated(connection)) == logprobs(before)
 
 
 async def test_after_a_directory_that_cannot_be_read_the_previous_weights_are_loaded_again(connection, control):
     before = await generated(connection)
     with pytest.raises(WeightUpdateError, match="loaded again; the server runs with them"):
-        await control.update_weights_from_directory("/no/such/directory", "never", check=False)
+        await control.update_weights("/no/such/directory", "never", check=False)
     assert await generated(connection) == before
-    assert await control.weight_version() == "default"
+    assert await control.served_version() == "default"
 
 
 async def test_partly_loaded_weights_leave_a_paused_server_and_would_have_killed_it(
@@ -390,7 +390,7 @@ async def test_partly_loaded_weights_leave_a_paused_server_and_would_have_killed
     name = next(name for name in weights if name.endswith("layers.0.input_layernorm.weight"))
     save_file({**weights, name: weights[name][:-1].copy()}, bad / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(WeightUpdateError, match="left paused"):
-        await control.update_weights_from_directory(bad, "bad", check=False)
+        await control.update_weights(bad, "bad", check=False)
     assert await control.is_paused()
     assert await control.health()  # vLLM reports that it is healthy
     with pytest.raises(EngineError, match="kill the server"):
@@ -403,7 +403,7 @@ async def test_partly_loaded_weights_leave_a_paused_server_and_would_have_killed
     assert not await control.health()
     await asyncio.to_thread(vllm_server.restart)
     assert (await generated(connection))["finish_reason"] == "length"
-    await control.update_weights_from_directory(vllm_server.model_dir, "default")  # allowed: it is another process
+    await control.update_weights(vllm_server.model_dir, "default")  # allowed: it is another process
 
 
 async def test_the_bare_reload_route_makes_vllm_die_of_the_next_known_image(connection, control, vllm_server, image):
@@ -422,7 +422,7 @@ async def test_the_bare_reload_route_makes_vllm_die_of_the_next_known_image(conn
 
 async def reload_through(control, directory):
     await control.pause()
-    await control.reload_weights(directory)
+    await control.update_weights(directory, "default")
     await control.resume()
 
 

@@ -49,7 +49,7 @@ def learned(vllm_server, tmp_path):
 
 async def put_back(server):
     async with VLLMEngine(server.base_url) as engine:
-        await engine.control.update_weights_from_directory(server.model_dir, "default")
+        await engine.control.update_weights(server.model_dir, "default")
 
 
 def test_the_mismatch_is_zero_right_after_every_reload_and_large_just_before_it(learned):

@@ -291,13 +291,13 @@ async def test_the_planted_fault_vllm_loads_a_tied_checkpoint_without_its_output
     other = make_checkpoint(tmp_path / "other", "float32", seed=8)
     (other / "lm_head.safetensors").unlink()
     with pytest.raises(WeightUpdateError, match="write_tied_head"):
-        await engine.control.update_weights_from_directory(other, "other")
-    await engine.control.update_weights_from_directory(other, "other", check=False)
+        await engine.control.update_weights(other, "other")
+    await engine.control.update_weights(other, "other", check=False)
     rendered = prompt(renderer, image())
     (completion,) = (await engine.generate(request_for(rendered))).completions
     expected = reference_logprobs(rendered.token_ids, rendered, completion, other)
     assert np.abs(completion.logprobs - expected).max() > 0.1  # HTTP 200 from a model that was never trained
-    await engine.control.update_weights_from_directory(vllm_server.model_dir, "default")
+    await engine.control.update_weights(vllm_server.model_dir, "default")
 
 
 async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_another(engine, vllm_server):
@@ -305,7 +305,7 @@ async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_an
         return engine._salts.salt("m", engine.weight_version, session_id)
 
     before = salt("old-session")
-    await engine.control.update_weights_from_directory(vllm_server.model_dir, "again")
+    await engine.control.update_weights(vllm_server.model_dir, "again")
     assert salt("old-session") == before
     assert salt("new-session") != before
     await engine.control.update_weight_version("default")

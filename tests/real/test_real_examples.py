@@ -24,7 +24,7 @@ def example():
 
 async def put_back(server):
     async with VLLMEngine(server.base_url) as engine:
-        await engine.control.update_weights_from_directory(server.model_dir, "default")
+        await engine.control.update_weights(server.model_dir, "default")
 
 
 def test_grpo_trains_on_what_a_server_samples_from_each_steps_weights(vllm_server, example, tmp_path):

@@ -39,7 +39,7 @@ async def engine(vllm_server):
 async def restored(engine, vllm_server):
     """Restore the weights and the label that the server was started with, also after a failed test."""
     yield
-    await engine.control.update_weights_from_directory(vllm_server.model_dir, "default")
+    await engine.control.update_weights(vllm_server.model_dir, "default")
 
 
 def rendered_prompt(server: VLLMServer, *, side: int = 64, words: int = 150) -> RenderedTokens:
@@ -134,7 +134,7 @@ async def test_after_new_weights_a_completion_with_a_cached_image_comes_from_the
     rendered = await cached_prompt(engine, vllm_server)
     undisturbed = await one(engine, request_for(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))
-    await engine.control.update_weights_from_directory(other, "other", mode)
+    await engine.control.update_weights(other, "other", mode)
     ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     versions = [span.version for span in ended.weight_spans]
     if mode == "wait":
@@ -158,7 +158,7 @@ async def test_weights_reloaded_while_an_image_is_frozen_do_not_kill_the_server(
     undisturbed = await one(engine, request_for(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))
     await engine.control.pause("keep")
-    await engine.control.reload_weights(vllm_server.model_dir)
+    await engine.update_weights(vllm_server.model_dir, "default")
     await engine.control.resume()
     ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert ended.token_ids.tolist() == undisturbed.token_ids.tolist()
@@ -185,7 +185,7 @@ async def test_an_update_during_the_request_of_another_client_does_not_kill_the_
         re.sub(rb'"max_tokens":\d+', b'"max_tokens":4', body)
     )  # fills the cache: its blocks have no salt
     running = await in_flight(vllm_server, other_client)
-    await engine.control.update_weights_from_directory(vllm_server.model_dir, "default", mode)
+    await engine.control.update_weights(vllm_server.model_dir, "default", mode)
     ended = await asyncio.wait_for(running, LONGEST_SECONDS)
     assert ended["finish_reason"] == ("length" if mode == "wait" else "abort")
     assert await engine.control.health()

@@ -31,7 +31,7 @@ async def engine(vllm_server):
     async with VLLMEngine(vllm_server.base_url) as engine:
         await engine.capabilities()
         yield engine
-        await engine.control.update_weights_from_directory(vllm_server.model_dir, OLD)
+        await engine.control.update_weights(vllm_server.model_dir, OLD)
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ async def test_a_pause_that_the_engine_behind_it_lacks_is_an_error_and_no_weight
     with pytest.raises(CapabilityError, match="from one release"):
         await engine.update_weights(vllm_server.model_dir, "v2")
     assert not await engine.control.is_paused()
-    assert await engine.control.weight_version() == "default"
+    assert await engine.served_version() == "default"
     assert engine.weight_version == "default"
     (completion,) = (await engine.generate(request_for(prompt_of_text(vllm_server)))).completions
     assert {span.version for span in completion.weight_spans} == {"default"}

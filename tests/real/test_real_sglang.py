@@ -166,7 +166,7 @@ async def test_a_completion_that_a_pause_cuts_off_is_continued_with_the_new_weig
         return GenerateRequest(rendered.token_ids[:8], _LONG)
 
     for in_flight in ("abort", "keep"):
-        before = await engine.control.weight_version()
+        before = await engine.served_version()
         heard: list[TokenDelta] = []
         sampling = asyncio.create_task(engine.generate(request(), heard.append))
         await _until_running(engine)
@@ -181,7 +181,7 @@ async def test_a_completion_that_a_pause_cuts_off_is_continued_with_the_new_weig
     await _until_running(engine)
     await engine.update_weights(server.model_dir, "by wait", in_flight="wait")
     assert (await running).completions[0].weight_spans == (WeightSpan("by keep", 0, _LONG.max_tokens),)
-    assert await engine.control.weight_version() == engine.weight_version == "by wait"
+    assert await engine.served_version() == engine.weight_version == "by wait"
 
 
 def _joined(heard: list[TokenDelta], index: int = 0) -> np.ndarray:

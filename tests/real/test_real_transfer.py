@@ -14,7 +14,7 @@ from vllm_server import LONGEST_SECONDS
 from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.errors import CapabilityError, EngineError, WeightUpdateError
+from rollouts.errors import CapabilityError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 
 EPISODES, TURNS, TOKENS = 4, 2, 500
@@ -32,10 +32,10 @@ def buckets(tensors, max_bytes):
     yield bucket
 
 
-async def transfer(control, tensors, version, directory, in_flight="abort", *, fails_at=None):
-    """The calls of a trainer, with a file for each bucket of 100 kB. The file of bucket `fails_at` is cut off."""
-    begun = await control.begin_transfer(in_flight)
-    try:
+def sender(tensors, directory, *, fails_at=None):
+    """What a trainer passes as weights: a file for each bucket of 100 kB. The file of bucket `fails_at` is cut off."""
+
+    async def send(receive):
         for number, bucket in enumerate(buckets(tensors, 100_000)):
             path = directory / f"{number}.safetensors"
             save_file(bucket, path)
@@ -47,10 +47,9 @@ async def transfer(control, tensors, version, directory, in_flight="abort", *, f
                 "shapes": [list(tensor.shape) for tensor in bucket.values()],
                 "path": str(path),
             }
-            await control.receive_weights(begun, info)
-    except EngineError as error:
-        await control.abandon_transfer(begun, error)
-    await control.finish_transfer(begun, version)
+            await receive(info)
+
+    return send
 
 
 def tensors_of(checkpoint):
@@ -67,7 +66,7 @@ async def engine(vllm_server):
     async with VLLMEngine(vllm_server.base_url) as engine:
         await engine.capabilities()
         yield engine
-        await engine.control.update_weights_from_directory(vllm_server.model_dir, OLD)
+        await engine.update_weights(vllm_server.model_dir, OLD)
 
 
 async def sampled(engine):
@@ -95,8 +94,8 @@ async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(
         collecting = asyncio.ensure_future(runner.collect(EPISODES))
         await vllm_server.until_generating(collecting, before, EPISODES)
         await engine.control.init_weight_transfer({"rank_offset": 1, "world_size": 2})
-        await transfer(engine.control, tensors_of(new_directory), NEW, tmp_path, in_flight)
-        assert await engine.control.weight_version() == NEW
+        await engine.update_weights(sender(tensors_of(new_directory), tmp_path), NEW, in_flight=in_flight)
+        assert await engine.served_version() == NEW
         groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
 
     samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES, turns=TURNS)
@@ -114,13 +113,13 @@ async def test_a_bucket_that_does_not_arrive_leaves_the_server_with_the_weights_
     await engine.control.init_weight_transfer({"rank_offset": 1, "world_size": 2})
     tensors = tensors_of(new_directory)
     with pytest.raises(WeightUpdateError, match="were loaded again; the server runs with them"):
-        await transfer(engine.control, tensors, NEW, tmp_path, fails_at=2)
+        await engine.update_weights(sender(tensors, tmp_path, fails_at=2), NEW)
     after = await sampled(engine)
     assert after.token_ids.tolist() == before.token_ids.tolist()
     assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
-    assert await engine.control.weight_version() == OLD
+    assert await engine.served_version() == OLD
 
-    await transfer(engine.control, tensors, NEW, tmp_path)
+    await engine.update_weights(sender(tensors, tmp_path), NEW)
     assert (await sampled(engine)).logprobs != pytest.approx(before.logprobs, abs=1e-3)
 
 

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from forked_server import FORKED_ENGINE, ForkedServer, template
 
-from rollouts.engines.vllm.server_state import ServerMetrics
+from rollouts.engines.vllm.metrics import ServerMetrics
 
 MODEL_NAME = "tiny-qwen3vl"
 

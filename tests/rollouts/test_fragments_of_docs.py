@@ -97,7 +97,7 @@ async def test_the_page_on_vllm(tiny_model_dir, repositories, tmp_path):
         assert names["prompt"].token_ids[: len(ids)] == ids
         assert len(names["prompt"].token_ids) == len(ids) + 256 + 1
         async with VLLMEngine(url) as engine:
-            assert await engine.control.weight_version() == "step-7"
+            assert await engine.served_version() == "step-7"
 
 
 @pytest.mark.slow

@@ -14,10 +14,9 @@ from rollouts.calls import gathered
 from rollouts.engines.fleet.member import Member, MemberState
 from rollouts.engines.fleet.membership import Membership
 from rollouts.engines.lora import adapter_exists_error
-from rollouts.engines.protocol import InFlight, check_adapter_name, check_update_arguments
-from rollouts.engines.vllm.caches import PauseMode
+from rollouts.engines.protocol import InFlight, SendTensors, check_adapter_name, check_update_arguments
 from rollouts.engines.vllm.control import MemoryTag
-from rollouts.engines.vllm.server_state import ServerMetrics
+from rollouts.engines.vllm.metrics import ServerMetrics
 from rollouts.errors import (
     CapabilityError,
     EngineError,
@@ -42,7 +41,7 @@ class FleetControl:
         self._membership = membership
         self._updating = False
 
-    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool | None = None) -> dict[str, None]:
+    async def pause(self, mode: InFlight = "abort", *, clear_cache: bool | None = None) -> dict[str, None]:
         """Stop generating everywhere, or nowhere."""
         return await self._all_or_none(
             "pause",
@@ -85,10 +84,6 @@ class FleetControl:
         """End every request of every client; the number of them at each member."""
         return await self._each("abort_all", lambda control: control.abort_all())
 
-    async def weight_version(self) -> dict[str, str]:
-        """The label of the weights of each member."""
-        return await self._each("weight_version", lambda control: control.weight_version())
-
     async def world_size(self) -> dict[str, int]:
         """The number of workers (GPUs) of each member; `sum(sizes.values())` is that of the fleet."""
         return await self._each("world_size", lambda control: control.world_size())
@@ -104,6 +99,7 @@ class FleetControl:
 
         A member that fails is ejected, and the others serve `version`. It is admitted again once it serves `version`
         too; where `weights` is a directory the fleet loads them itself into a member that comes back with others.
+        `SendTensors` is called once, and all members receive together what it sends, or none does.
         Raises `WeightUpdateError` if all fail: then nobody is ejected, and the error says which weights each serves;
         `EngineError` while another update runs.
         """
@@ -111,14 +107,18 @@ class FleetControl:
         if self._updating:
             raise EngineError("update_weights", "another update runs; wait for it")
 
-        async def update(member: Member) -> None:
-            await member.engine.update_weights(weights, version, in_flight=in_flight)
-
         self._updating = True
         try:
             with self._membership.updating():
                 members = self._serving("update_weights")
-                outcomes = await self._outcomes(members, update, "update_weights")
+                shared = _SharedSend(weights, len(members)) if callable(weights) else None
+
+                async def update(member: Member) -> None:
+                    given = weights if shared is None else shared.send
+                    await member.engine.update_weights(given, version, in_flight=in_flight)
+
+                on_error = None if shared is None else shared.end
+                outcomes = await self._outcomes(members, update, "update_weights", on_error)
                 failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Exception)}
                 if len(failed) == len(members):
                     listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
@@ -188,12 +188,20 @@ class FleetControl:
         return results
 
     async def _outcomes(
-        self, members: Sequence[Member], call: Callable[[Member], Awaitable[Any]], name: str
+        self,
+        members: Sequence[Member],
+        call: Callable[[Member], Awaitable[Any]],
+        name: str,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> dict[str, Any]:
+        """What a call returned or raised at each member. `on_error` is called with each error at once."""
+
         async def outcome(member: Member) -> Any:
             try:
                 return await _until_given_up(member, name, call(member))
             except (EngineError, WeightUpdateError) as error:
+                if on_error is not None:
+                    on_error(error)
                 return error
 
         outcomes = await gathered(map(outcome, members))
@@ -205,6 +213,42 @@ class FleetControl:
         if not members:
             raise CapabilityError(name, "no member of the fleet serves; call check() or add one")
         return members
+
+
+class _SharedSend:
+    """Lets all members of a fleet receive what one call of a trainer's function sends.
+
+    Each member is given `send` as its weights. Where one fails, also before it can receive, the others do not wait for
+    it: a transport moves tensors to all of its members or to none.
+    """
+
+    def __init__(self, send: SendTensors, members: int) -> None:
+        self._send = send
+        self._members = members
+        self._receivers: list[Callable[[Mapping[str, Any]], Awaitable[None]]] = []
+        self._ended = asyncio.Event()
+        self._error: Exception | None = None
+
+    async def send(self, receive: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
+        """Return when all members have everything. Raises the error of the first that failed."""
+        self._receivers.append(receive)
+        if len(self._receivers) == self._members:
+            try:
+                await self._send(self._receive)
+            except Exception as error:  # noqa: BLE001  of the trainer, whatever it is
+                self.end(error)
+            self._ended.set()
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+    def end(self, error: Exception) -> None:
+        """A member has failed with this error."""
+        self._error = self._error or error
+        self._ended.set()
+
+    async def _receive(self, update_info: Mapping[str, Any]) -> None:
+        await asyncio.gather(*(receive(update_info) for receive in self._receivers))
 
 
 async def _until_given_up(member: Member, name: str, call: Awaitable[Any]) -> Any:

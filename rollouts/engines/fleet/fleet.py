@@ -6,14 +6,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.limits import FleetLimits
-from rollouts.engines.fleet.member import Member, MemberState, MemberStatus, checked_engine
+from rollouts.engines.fleet.member import Member, MemberState, MemberStatus
 from rollouts.engines.fleet.membership import Membership
 from rollouts.engines.fleet.routing import SessionTable
 from rollouts.engines.fleet.servers import RayServerNames
@@ -189,20 +189,6 @@ class EngineFleet(Engine):
         """`control.update_weights`, which also returns the result of each member."""
         await self.control.update_weights(weights, version, in_flight=in_flight)
 
-    def updating_weights(self) -> AbstractContextManager[None]:
-        """A block in which the members are given weights by other means than `update_weights`.
-
-        Otherwise a member that serves other weights than the fleet's was restarted, and is ejected.
-        """
-        return self._membership.updating()
-
-    def record_weights(self, version: str, failed: Mapping[str, Exception]) -> None:
-        """Record that the members were given the weights `version` in a block of `updating_weights`.
-
-        `failed` has the errors of members that do not serve them: these are ejected.
-        """
-        self._membership.record_update(version, None, failed)
-
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at none."""
         await self.control.load_adapter(name, directory)
@@ -254,7 +240,7 @@ class EngineFleet(Engine):
         Sessions that exist stay where they are. Raises `ArgumentError` for a name that the fleet has;
         `FleetMismatchError` if it serves another model, and then it is not added.
         """
-        member = Member(name, checked_engine(engine))
+        member = Member(name, engine)
         self._refuse_second_member(name)
         await self._membership.check([member])
         self._refuse_if_closed("add")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollouts.engines.event_loop import expire
-from rollouts.engines.protocol import Engine
-from rollouts.errors import ArgumentError
+from rollouts.engines.protocol import Engine, check_engine
 
 
 class MemberState(StrEnum):
@@ -53,6 +52,7 @@ class Member:
     ejected: asyncio.Event = field(default_factory=asyncio.Event)  # the next ejection, which replaces it
 
     def __post_init__(self) -> None:
+        check_engine(self.engine, allows_chat=False)
         self.begin_loop()
 
     def begin_loop(self) -> None:
@@ -94,10 +94,3 @@ class Member:
     def interrupt(self) -> None:
         """End the requests in flight."""
         expire(self.interrupts)
-
-
-def checked_engine(engine: Engine) -> Engine:
-    if not isinstance(engine, Engine):
-        rule = "pass an engine, such as VLLMEngine(url); one of your own is a subclass of Engine"
-        raise ArgumentError("engine", engine, rule)
-    return engine

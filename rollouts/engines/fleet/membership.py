@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
 from rollouts.engines.fleet.limits import FleetLimits
-from rollouts.engines.fleet.member import Member, MemberState, checked_engine
+from rollouts.engines.fleet.member import Member, MemberState
 from rollouts.engines.protocol import Engine
 from rollouts.errors import (
     ArgumentError,
@@ -71,7 +71,7 @@ class Membership:
         self._limits = limits
         self.follow: Callable[[], Awaitable[None]] | None = None
         self._model: tuple[str, Mapping[str, object]] | None = None  # what the first member serves, and its name
-        self.members = {name: Member(name, checked_engine(engine)) for name, engine in engines.items()}
+        self.members = {name: Member(name, engine) for name, engine in engines.items()}
         self.version: str | None = None
         self.adapters: dict[str, str | os.PathLike[str]] = {}  # by name: the directories of what the members have
         self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
@@ -284,20 +284,19 @@ class Membership:
         version: str,
         directory: str | os.PathLike[str] | None,
         failed: Mapping[str, Exception],
-        asked: Collection[str] | None = None,
+        asked: Collection[str],
     ) -> None:
         """The members serve `version` from now on, except for those that failed, which are ejected.
 
         So are those that serve and are not in `asked`: they were added, or have come back, while the others loaded the
-        weights. None stands for all.
+        weights.
         """
         reasons = {name: str(error) for name, error in failed.items()}
         self.version, self._directory = version, directory
         self._catching_up = {name: each for name, each in self._catching_up.items() if not each.task.done()}
-        if asked is not None:
-            late = (name for name, member in self.members.items() if member.state is MemberState.READY)
-            missed = f"it joined while the weights {version!r} were loaded, and may have those of before"
-            reasons |= {name: missed for name in late if name not in asked}
+        late = (name for name, member in self.members.items() if member.state is MemberState.READY)
+        missed = f"it joined while the weights {version!r} were loaded, and may have those of before"
+        reasons |= {name: missed for name in late if name not in asked}
         for name in reasons.keys() & self.members.keys():
             log.error("%s is ejected: %s", name, reasons[name])
             self.members[name].set_state(MemberState.EJECTED, reasons[name])

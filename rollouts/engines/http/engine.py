@@ -7,7 +7,9 @@ import logging
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from rollouts.engines.continuation import completed, restarts_from_prompt
@@ -16,16 +18,20 @@ from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.error_context import error_context
 from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.http.running_requests import RunningRequests
+from rollouts.engines.lora import adapter_exists_error, adapter_labels, checked_adapter_directory
 from rollouts.engines.protocol import (
     Completion,
     Engine,
     GenerateRequest,
     GenerateResult,
     InFlight,
+    SendTensors,
     TokenDelta,
     TokenListener,
+    check_adapter_name,
 )
 from rollouts.engines.request_limits import EngineLimits, check_streamable
+from rollouts.engines.result_checks import check_result
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,
@@ -33,9 +39,13 @@ from rollouts.errors import (
     MalformedResultError,
     ServerTimeoutError,
     ServerUnreachableError,
+    UnknownAdapterError,
 )
 
 log = logging.getLogger("rollouts.engines.http")
+
+#: How often it is looked whether running requests have ended.
+POLL_SECONDS = 0.02
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -62,6 +72,8 @@ class ServerEngine(Engine, Generic[C]):
         self._capabilities: CapabilityCache[C] = CapabilityCache(self._probe, self._process, self._forget_server)
         self._requests = RunningRequests()
         self._weight_version = "default"  # vLLM's and SGLang's label of the weights that they were started with
+        self._base_versions: dict[str, str] = {}  # by adapter: the label of the base weights when it was first seen
+        self._adapters_in_use: Counter[str] = Counter()  # by the requests that run
         self._closed = False
         self._abort_fails = False
 
@@ -98,7 +110,7 @@ class ServerEngine(Engine, Generic[C]):
     async def served_version(self) -> str | None:
         """The label of the weights, which the server is asked for; None where it does not tell."""
         try:
-            return str(await self.control.weight_version())
+            return str(await self.control.served_version())
         except CapabilityError:
             return None
 
@@ -137,13 +149,54 @@ class ServerEngine(Engine, Generic[C]):
             await asyncio.wait([sampling])
 
     async def update_weights(
-        self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
+        self, weights: str | os.PathLike[str] | SendTensors, version: str, *, in_flight: InFlight = "abort"
     ) -> None:
-        """Load the checkpoint directory `weights`, as `control.update_weights_from_directory` does.
+        """As `control.update_weights` does: load a checkpoint directory, or what vLLM takes else.
 
         Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and the errors of a server that does not answer.
         """
-        await self.control.update_weights_from_directory(weights, version, in_flight)
+        await self.control.update_weights(weights, version, in_flight)
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str], *, check: bool = True) -> None:
+        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
+
+        The server reads the directory itself; `check` first looks for its files from this process. Servers need
+        --enable-lora, and a vLLM VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Raises `WeightUpdateError` where it is not
+        loaded, also for a name that the server has: a name stands for one set of weights. Raises `CapabilityError`,
+        `ArgumentError`.
+
+        vLLM could replace the weights behind a name (`load_inplace`), but requests that run would continue with the new
+        ones without any label of it, and its prefix cache, which distinguishes adapters by name, would keep what the
+        old ones computed.
+        """
+        with error_context(self._connection, "load_adapter"):
+            check_adapter_name(name)
+            if check:
+                directory = await asyncio.to_thread(checked_adapter_directory, directory)
+            if (present := (await self.adapters()).get(name)) is not None:
+                raise adapter_exists_error(f"{self.base_url} has", name, present)
+            await self.control.load_adapter(name, str(directory))
+            self._base_versions[name] = self._weight_version
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter once the requests of this engine that use it have ended.
+
+        Raises `UnknownAdapterError`, `CapabilityError`, `ServerError`.
+        """
+        with error_context(self._connection, "unload_adapter"):
+            while self._adapters_in_use[name]:  # noqa: ASYNC110  an event would be a second record of the requests
+                await asyncio.sleep(POLL_SECONDS)
+            if name not in (loaded := await self.adapters()):
+                raise UnknownAdapterError("unload_adapter", name, loaded)
+            await self.control.unload_adapter(name)
+            self._base_versions.pop(name, None)
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The loaded adapters: the directory of each by its name."""
+        with error_context(self._connection, "adapters"):
+            loaded: Mapping[str, str] = await self.control.adapters()
+        self._base_versions = {name: self._base_versions.get(name, self._weight_version) for name in loaded}
+        return loaded
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests of this engine: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
@@ -180,8 +233,15 @@ class ServerEngine(Engine, Generic[C]):
         """A number that another process of the server would not have; None where the server reports none."""
 
     @abstractmethod
-    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        """Sample `n` completions, and tell `listen` of their tokens as they are sampled."""
+    async def _check(self, request: GenerateRequest) -> None:
+        """Raise what the server would refuse, misinterpret or die of."""
+
+    @abstractmethod
+    async def _sample(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        """Sample `n` completions of a checked request, and tell `listen` of their tokens as they are sampled."""
+
+    async def _wait_for_update(self) -> None:
+        """Wait while an update of the weights holds new requests back, where the server does not do that itself."""
 
     async def _wait_until_resumed(self, request_id: str) -> None:
         """Wait until the server is not paused or the request is aborted, where the server does not wait itself."""
@@ -189,13 +249,47 @@ class ServerEngine(Engine, Generic[C]):
     def _forget_server(self) -> None:
         """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
         self._capabilities.known = None
+        self._base_versions.clear()
 
     # What does not.
 
-    def _check_before_probe(self, request: GenerateRequest) -> None:
-        if self._closed:
-            raise EngineClosedError(request.request_id, "the engine is closed")
-        self._request_limits.check(request)
+    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        """Sample `n` completions, and tell `listen` of their tokens as they are sampled."""
+        adapter = request.adapter
+        with error_context(self._connection, request.request_id), self._using(adapter):
+            if self._closed:
+                raise EngineClosedError(request.request_id, "the engine is closed")
+            self._request_limits.check(request)
+            await self._check(request)
+            if adapter is not None and adapter not in self._base_versions:
+                await self._require_adapter(request.request_id, adapter)
+            await self._wait_for_update()
+            version_before = self._weight_version
+            with self._requests.running(request.request_id):
+                result = await self._sample(request, listen)
+            check_result(request, result, vocab_size=self.vocab_size)
+            self._adopt_version(result.completions, version_before)
+            if adapter is None:
+                return result
+            labelled = adapter_labels(result.completions, adapter, self._base_versions.get(adapter))
+            return replace(result, completions=labelled)
+
+    @contextmanager
+    def _using(self, adapter: str | None) -> Iterator[None]:
+        """Keep an adapter from being unloaded inside the block."""
+        if adapter is None:
+            yield
+            return
+        self._adapters_in_use[adapter] += 1
+        try:
+            yield
+        finally:
+            self._adapters_in_use[adapter] -= 1
+
+    async def _require_adapter(self, request_id: str, adapter: str) -> None:
+        """Raise `UnknownAdapterError` unless the server, which is asked, has the adapter."""
+        if adapter not in (loaded := await self.adapters()):
+            raise UnknownAdapterError(request_id, adapter, loaded)
 
     async def _abort_on_server(self, request_ids: Iterable[str]) -> bool:
         """Abort requests on the server; whether it received that.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rollouts.engines.event_loop import SingleFlight
+from rollouts.engines.forwarding import ForwardingEngine, NoEngine
 from rollouts.engines.lazy.server_process import ServerProcess
-from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight, TokenListener
+from rollouts.engines.protocol import Engine
 from rollouts.engines.server_kinds import ServerKind, server_engine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, describe_exception
 
 
-class LazyEngine(Engine):
+class LazyEngine(ForwardingEngine):
     """Starts an engine with its first request, once, however many requests wait for it.
 
         engine = LazyEngine(lambda: LocalEngine.from_pretrained(directory))
@@ -26,8 +27,8 @@ class LazyEngine(Engine):
     """
 
     def __init__(self, start: Callable[[], Engine | Awaitable[Engine]]) -> None:
+        super().__init__(NoEngine())
         self._start_engine = start
-        self._engine: Engine | None = None
         self._process: ServerProcess | None = None  # the server of the engine, where it is started here
         self._failure: EngineStartError | None = None  # of the start
         self._starting: SingleFlight[Engine] = SingleFlight()
@@ -76,103 +77,37 @@ class LazyEngine(Engine):
 
     # The calls of an engine.
 
-    @property
-    def vocab_size(self) -> int | None:
-        return None if self._engine is None else self._engine.vocab_size
-
-    @property
-    def max_model_len(self) -> int | None:
-        return None if self._engine is None else self._engine.max_model_len
-
-    @property
-    def weight_version(self) -> str:
-        """That of the engine; empty before it is started."""
-        return "" if self._engine is None else self._engine.weight_version
-
-    @property
-    def streams(self) -> bool:
-        """Whether the engine does; False before it is started."""
-        return self._engine is not None and self._engine.streams
-
-    @property
-    def control(self) -> Any:
-        """The control calls of the engine; None before it is started, and for an engine without any."""
-        return None if self._engine is None else self._engine.control
-
-    async def capabilities(self) -> Any:
-        """What the server of the engine supports; None before it is started."""
-        return None if self._engine is None else await self._engine.capabilities()
-
-    async def context_length(self) -> int | None:
-        """That of the engine, which is started the first time."""
-        return await (await self.start()).context_length()
-
     async def check_health(self) -> None:
         """Raise why a request could not be served now; return if the engine runs, or was not started yet.
 
         Raises `EngineStartError` and what the check of its server raises.
         """
-        if self._engine is not None:
-            self._check_process()
-            await self._engine.check_health()
-        elif self._failure is not None:
+        if self._failure is not None:
             raise self._failure
-
-    async def served_version(self) -> str | None:
-        return "" if self._engine is None else await self._engine.served_version()
+        self._check_process()
+        await super().check_health()
 
     async def start(self) -> Engine:
         """The engine, which is started the first time. Raises `EngineStartError`, `EngineClosedError`."""
-        if self._engine is None:
+        if isinstance(self.engine, NoEngine):
             return await self._starting.run("start", self._start)
         self._check_process()
-        return self._engine
-
-    async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
-        """Sample, after starting the engine the first time. Raises what it raises, and what `start` raises."""
-        engine = await self.start()
-        return await (engine.generate(request) if listen is None else engine.generate(request, listen))
-
-    async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """Replace the weights of the engine, which is started the first time."""
-        await (await self.start()).update_weights(weights, version, in_flight=in_flight)
-
-    async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests of the engine, if it runs."""
-        if self._engine is not None:
-            await self._engine.abort(request_ids)
-
-    async def abort_all(self) -> None:
-        """End every request of the engine, if it runs."""
-        if self._engine is not None:
-            await self._engine.abort_all()
-
-    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
-        """Load a LoRA adapter into the engine, which is started the first time."""
-        await (await self.start()).load_adapter(name, directory)
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload a LoRA adapter."""
-        await (await self.start()).unload_adapter(name)
-
-    async def adapters(self) -> Mapping[str, str]:
-        """The loaded adapters: the directory of each by its name."""
-        return await (await self.start()).adapters()
+        return self.engine
 
     async def close(self) -> None:
         """Refuse further requests; close the engine and end its server.
 
         An engine that refuses to be closed, because it belongs to another event loop, stays in use.
         """
-        if self._engine is not None:
-            await self._engine.close()
-        self._closed, self._engine = True, None
+        await super().close()
+        self._closed, self.engine = True, NoEngine()
         if self._process is not None:  # also one that is starting
             await self._process.stop()
 
     def _check_process(self) -> None:
-        if self._process is not None and not self._process.is_running:
-            raise self._process.exit_error()
+        if self._process is None or isinstance(self.engine, NoEngine) or self._process.is_running:
+            return
+        raise self._process.exit_error()
 
     async def _start(self) -> Engine:
         if self._closed:
@@ -187,7 +122,7 @@ class LazyEngine(Engine):
                 if self._process is not None:
                     await self._process.stop()
             raise EngineClosedError("start", "the engine was closed while it started")
-        self._engine = engine
+        self.engine = engine
         return engine
 
     async def _started_engine(self) -> Engine:

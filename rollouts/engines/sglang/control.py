@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.control import HttpControl, call_name
 from rollouts.engines.http.error_context import name_errors_after_methods
-from rollouts.engines.http.health import HealthControl
 from rollouts.engines.http.metrics import Metrics
 from rollouts.engines.http.responses import HttpResponse, response_error
-from rollouts.engines.lora import listed_adapters
 from rollouts.engines.protocol import check_version
 from rollouts.engines.sglang.capabilities import model_info, server_info
 from rollouts.errors import (
@@ -34,20 +31,12 @@ PauseMode = Literal["abort", "keep"]
 
 
 @name_errors_after_methods
-class SGLangControl(HealthControl):
+class SGLangControl(HttpControl):
     """The control calls of one server. `on_weight_version` is called with each new label.
 
     All calls raise `CapabilityError` where the server has no such route, `ServerError` where it refuses, and the errors
     of a server that does not answer.
     """
-
-    def __init__(self, connection: ServerConnection, on_weight_version: Callable[[str], None]) -> None:
-        self._connection = connection
-        self._on_weight_version = on_weight_version
-
-    @property
-    def base_url(self) -> str:
-        return self._connection.base_url
 
     # Pausing.
 
@@ -67,18 +56,11 @@ class SGLangControl(HealthControl):
 
     # Weights.
 
-    async def weight_version(self) -> str:
+    async def served_version(self) -> str:
         """The label of the weights in use."""
         return str((await model_info(self._connection)).get("weight_version") or "default")
 
-    async def update_weight_version(self, version: str) -> None:
-        """Label tokens that are sampled from now on, without a change of the weights and of running requests."""
-        check_version("version", version)
-        content = {"new_version": version, "abort_all_requests": False}
-        await self._call("/update_weight_version", content, "setting the weight version")
-        self._on_weight_version(version)
-
-    async def update_weights_from_directory(
+    async def update_weights(
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
     ) -> None:
         """Load a checkpoint directory that the server reads itself, between a pause and the end of that pause.
@@ -104,20 +86,15 @@ class SGLangControl(HealthControl):
 
     # LoRA adapters.
 
-    async def load_adapter(self, name: str, directory: str) -> None:
-        """Load an adapter, whose directory the server reads itself. Raises `WeightUpdateError`."""
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load the LoRA adapter of a directory under a name. Raises `WeightUpdateError`."""
         await self._updated(
-            "/load_lora_adapter", {"lora_name": name, "lora_path": directory}, f"loading the adapter {name!r}"
+            "/load_lora_adapter", {"lora_name": name, "lora_path": path}, f"loading the adapter {name!r}"
         )
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Raises `WeightUpdateError`."""
+        """Unload an adapter; the server waits until its requests have ended. Raises `WeightUpdateError`."""
         await self._updated("/unload_lora_adapter", {"lora_name": name}, f"unloading the adapter {name!r}")
-
-    async def adapters(self) -> Mapping[str, str]:
-        """The directory of each loaded adapter, by its name."""
-        response = await self._connection.request("GET", "/v1/models", name="adapters", slot=False)
-        return listed_adapters(self._checked(response, "/v1/models", "listing the adapters").json())
 
     # Memory and caches.
 
@@ -172,7 +149,7 @@ class SGLangControl(HealthControl):
 
     async def metrics(self) -> Metrics:
         """Every counter and gauge of the server, which needs --enable-metrics."""
-        response = await self._connection.request("GET", "/metrics", name="metrics", slot=False)
+        response = await self._request("GET", "/metrics")
         if response.status in (404, 405):
             raise CapabilityError("metrics", f"{self.base_url} has no /metrics; start it with --enable-metrics")
         content = self._checked(response, "/metrics", "reading the metrics").body
@@ -185,14 +162,10 @@ class SGLangControl(HealthControl):
             raise WeightUpdateError(f"{self.base_url} failed at {action}: {error.reason}") from error
 
     async def _call(self, path: str, content: Mapping[str, Any] | None, action: str) -> HttpResponse:
-        body = None if content is None else [json.dumps(content).encode()]
-        response = await self._connection.request(
-            "POST", path, name=path.strip("/"), body=body, slot=False, retry=False
-        )
-        return self._checked(response, path, action)
+        return self._checked(await self._request("POST", path, content=content, retry=False), path, action)
 
     def _checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
-        name = path.strip("/")
+        name = call_name(path)
         if response.status in (404, 405):
             raise CapabilityError(name, f"{self.base_url} has no {path}: this SGLang is older than the route")
         if response.status != 200:

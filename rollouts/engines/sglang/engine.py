@@ -5,33 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 
 from renderers import RendererError
 from rollouts.calls import gathered, parse_body
 from rollouts.engines.continuation import single_samples, with_index
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.engine import ServerEngine
-from rollouts.engines.http.error_context import error_context
+from rollouts.engines.http.engine import POLL_SECONDS, ServerEngine
 from rollouts.engines.http.responses import response_error
 from rollouts.engines.http.resuming import ResumePolicy
-from rollouts.engines.lora import adapter_exists_error, adapter_labels
 from rollouts.engines.protocol import (
     Completion,
     GenerateRequest,
     GenerateResult,
     InFlight,
+    SendTensors,
     TokenListener,
-    check_adapter_name,
 )
 from rollouts.engines.request_limits import EngineLimits
-from rollouts.engines.result_checks import check_result
 from rollouts.engines.sglang.capabilities import SGLangCapabilities, probe, server_info
 from rollouts.engines.sglang.control import SGLangControl
 from rollouts.engines.sglang.generate import Generation, Parts, request_body
 from rollouts.engines.sglang.request_checks import check_request
-from rollouts.errors import InvalidRequestError, ServerError, UnknownAdapterError
+from rollouts.errors import InvalidRequestError, ServerError
 
 log = logging.getLogger("rollouts.engines.sglang")
 
@@ -39,9 +35,6 @@ _GENERATE = "/generate"
 
 #: Waits before a request is sent again whose id the server still has. It notices a connection that broke within 4 s.
 _WAITS_FOR_ID = (0.25, 0.5, 1.0, 2.0, 2.0, 2.0)
-
-#: How often it is looked whether the running requests have ended.
-_POLL_SECONDS = 0.02
 
 
 class SGLangEngine(ServerEngine[SGLangCapabilities]):
@@ -89,10 +82,9 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         self._max_model_len = max_model_len
         self._jpeg_as_file = jpeg_as_file
         self._experts = routed_experts
-        self._adapters: dict[str, str] = {}  # by name: the label of the base weights when it was first seen
         self._held = False  # whether new requests wait for an update of the weights
         self._seeds_reported = False  # whether it was logged that the server takes no seeds
-        self.control = SGLangControl(self._connection, self._set_weight_version)
+        self.control = SGLangControl(self._connection, on_weight_version=self._set_weight_version)
 
     @property
     def vocab_size(self) -> int | None:
@@ -100,69 +92,9 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         known = self._capabilities.known
         return self._vocab_size if known is None else known.vocab_size
 
-    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
-        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
-
-        The server reads the directory itself, and needs --enable-lora. Raises `WeightUpdateError` where it is not
-        loaded, also for a name that the server has: a name stands for one set of weights.
-        """
-        with error_context(self._connection, "load_adapter"):
-            check_adapter_name(name)
-            if (present := (await self.adapters()).get(name)) is not None:
-                raise adapter_exists_error(f"{self.base_url} has", name, present)
-            await self.control.load_adapter(name, await asyncio.to_thread(os.path.abspath, directory))
-            self._adapters[name] = self._weight_version
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. The server waits until the requests that use it have ended.
-
-        Raises `UnknownAdapterError`, `CapabilityError`, `WeightUpdateError`.
-        """
-        with error_context(self._connection, "unload_adapter"):
-            if name not in (loaded := await self.adapters()):
-                raise UnknownAdapterError("unload_adapter", name, loaded)
-            await self.control.unload_adapter(name)
-            self._adapters.pop(name, None)
-
-    async def adapters(self) -> Mapping[str, str]:
-        """The loaded adapters: the directory of each by its name."""
-        with error_context(self._connection, "adapters"):
-            loaded = await self.control.adapters()
-        self._adapters = {name: self._adapters.get(name, self._weight_version) for name in loaded}
-        return loaded
-
     # One request.
 
-    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        with error_context(self._connection, request.request_id):
-            await self._checked(request)
-            version_before = self._weight_version
-            with self._requests.running(request.request_id):
-                singles = [request] if request.sampling.n == 1 else single_samples(request)
-                sampled = await gathered(
-                    self._sample(single, request.request_id, with_index(listen, index))
-                    for index, single in enumerate(singles)
-                )
-            completions = [replace(each, index=index) for index, (each, _) in enumerate(sampled)]
-            scored, capabilities = sampled[0][1], await self._capabilities.get()
-            result = GenerateResult(
-                request.request_id,
-                completions,
-                scored.prompt_logprobs(capabilities.vocab_size)
-                if scored is not None and request.prompt_logprobs
-                else None,
-                scored.prompt_top_logprobs() if scored is not None else None,
-            )
-            check_result(request, result, vocab_size=self.vocab_size)
-            self._adopt_version(completions, version_before)
-            if request.adapter is not None:
-                base_version = self._adapters.get(request.adapter)
-                return replace(result, completions=adapter_labels(completions, request.adapter, base_version))
-            return result
-
-    async def _checked(self, request: GenerateRequest) -> None:
-        """Raise what `generate` raises before sending; wait where an update of the weights holds requests back."""
-        self._check_before_probe(request)
+    async def _check(self, request: GenerateRequest) -> None:
         capabilities = await self._capabilities.get()
         check_request(request, capabilities)
         if request.sampling.seed is not None and not capabilities.deterministic and not self._seeds_reported:
@@ -172,13 +104,29 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
                 "where they have to be",
                 self.base_url,
             )
-        name = request.adapter
-        if name is not None and name not in self._adapters and name not in (loaded := await self.adapters()):
-            raise UnknownAdapterError(request.request_id, name, loaded)
-        while self._held:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_SECONDS)
 
-    async def _sample(
+    async def _wait_for_update(self) -> None:
+        while self._held:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _sample(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        singles = [request] if request.sampling.n == 1 else single_samples(request)
+        sampled = await gathered(
+            self._sample_one(single, request.request_id, with_index(listen, index))
+            for index, single in enumerate(singles)
+        )
+        completions = [replace(each, index=index) for index, (each, _) in enumerate(sampled)]
+        result, scored = GenerateResult(request.request_id, completions), sampled[0][1]
+        if scored is None or not request.scores_prompt:
+            return result
+        vocab_size = (await self._capabilities.get()).vocab_size
+        return replace(
+            result,
+            prompt_logprobs=scored.prompt_logprobs(vocab_size) if request.prompt_logprobs else None,
+            prompt_top_logprobs=scored.prompt_top_logprobs(),
+        )
+
+    async def _sample_one(
         self, request: GenerateRequest, root_id: str, listen: TokenListener | None
     ) -> tuple[Completion, Generation | None]:
         """One sample, continued as often as pauses cut it off, and what the server returned first.
@@ -254,9 +202,9 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
     # The state of the server.
 
     async def update_weights(
-        self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
+        self, weights: str | os.PathLike[str] | SendTensors, version: str, *, in_flight: InFlight = "abort"
     ) -> None:
-        """Load the checkpoint directory `weights`, as `control.update_weights_from_directory` does.
+        """Load the checkpoint directory `weights`, as `control.update_weights` does.
 
         With "wait", new requests of this engine wait until the running ones have ended; those of other clients stay on
         the server and continue with the new weights.
@@ -267,7 +215,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         self._held = True
         try:
             while self._requests.ids():  # noqa: ASYNC110  an event would be a second record of the requests
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
             await super().update_weights(weights, version, in_flight="keep")
         finally:
             self._held = False
@@ -279,7 +227,3 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         """The seed that the server drew when it started."""
         seed = (await server_info(self._connection)).get("random_seed")
         return float(seed) if isinstance(seed, int) else None
-
-    def _forget_server(self) -> None:
-        super()._forget_server()
-        self._adapters.clear()

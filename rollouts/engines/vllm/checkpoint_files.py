@@ -1,4 +1,4 @@
-"""Checks that a checkpoint directory is complete and fits the model that a server runs, from the headers of its files.
+"""Checks that weights are complete and fit the model that a server runs, from the headers of files.
 
 A vLLM 0.32 server that loads any other directory loads part of it: it continues to respond, with garbage, or dies
 with the next request. A few kilobytes of each file are read, whatever the size of the model.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -50,6 +50,57 @@ def check_checkpoint(directory: Path, *, like: Path | None) -> None:
     for name in sorted(old.keys() & new.keys()):
         if old[name] != new[name]:
             raise _error(directory, f"{name} has shape {new[name]}, in {like} it has {old[name]}")
+
+
+class ExpectedTensors:
+    """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its shape.
+
+    A server that receives others loads part of them, and generates garbage or dies. `shapes` None: nothing is known,
+    and only names that come twice are refused.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None, source: object) -> None:
+        self._shapes = shapes
+        self._source = source
+        self._seen: set[str] = set()
+
+    @classmethod
+    def of_checkpoint(cls, directory: str | None) -> Self:
+        """Those of the checkpoint that a server was started with, where this process can read it.
+
+        The output layer must come also where the model ties it to its embeddings: vLLM would keep the one of
+        before.
+        """
+        if directory is None or not any(Path(directory).glob("*.safetensors")):
+            return cls(None, directory)
+        shapes = dict(checkpoint_shapes(Path(directory)))
+        if HEAD not in shapes and ties_embeddings(Path(directory)):
+            embeddings = [name for name in shapes if name.endswith("embed_tokens.weight") and "visual" not in name]
+            shapes.update((HEAD, shapes[name]) for name in embeddings[:1])
+        return cls(shapes, directory)
+
+    def check_complete(self) -> None:
+        """Raise `WeightUpdateError` unless every tensor has come."""
+        if missing := sorted((self._shapes or {}).keys() - self._seen):
+            tied = f" ({HEAD} also where the model ties it to its embeddings)" if HEAD in missing else ""
+            raise WeightUpdateError(
+                f"{len(missing)} tensors of {self._source} were not sent, such as {missing[0]}; send every tensor{tied}"
+            )
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise `WeightUpdateError` for a tensor that the model has not, has in another shape, or that came before."""
+        if name in self._seen:
+            raise WeightUpdateError(f"the tensor {name} comes twice; send each once")
+        self._seen.add(name)
+        if self._shapes is None:
+            return
+        if name not in self._shapes:
+            raise WeightUpdateError(
+                f"{self._source} has no tensor {name}; use the names of its checkpoint files, which a model of "
+                "transformers may name otherwise (`model.save_pretrained` writes them)"
+            )
+        if self._shapes[name] != shape:
+            raise WeightUpdateError(f"{name} has shape {shape}, in {self._source} it has {self._shapes[name]}")
 
 
 def write_tied_head(directory: Path) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import functools
 import itertools
 import logging
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -18,13 +17,10 @@ from rollouts.engines.continuation import single_samples, with_index
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.engine import ServerEngine
-from rollouts.engines.http.error_context import error_context
 from rollouts.engines.http.responses import response_error
 from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, TokenListener
 from rollouts.engines.request_limits import EngineLimits
-from rollouts.engines.result_checks import check_result
-from rollouts.engines.vllm.adapters import ServerAdapters
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.feature_proof import reads_features
@@ -94,7 +90,6 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         self._vocab_size = vocab_size
         self._salts = CacheSalts() if cache_salt else None
         self._finding_out: SingleFlight[None] = SingleFlight()
-        self._adapters = ServerAdapters(self._connection, self.capabilities, lambda: self._weight_version)
         self.control = ServerControl(
             self._connection,
             self.capabilities,
@@ -111,60 +106,21 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         """How many media items requests carried, and how many they named only, because the server had their data."""
         return self._media_cache.counts
 
-    async def load_adapter(self, name: str, directory: str | os.PathLike[str], *, check: bool = True) -> None:
-        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
-
-        The server reads the directory itself; `check` first looks for its files from this process. The server needs
-        --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Raises `WeightUpdateError` where it is not loaded, also
-        for a name that the server has: a name stands for one set of weights. Raises `CapabilityError`, `ArgumentError`.
-        """
-        with error_context(self._connection, "load_adapter"):
-            await self._adapters.load(name, directory, check=check)
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter once the requests of this engine that use it have ended.
-
-        Raises `UnknownAdapterError`, `CapabilityError`, `ServerError`.
-        """
-        with error_context(self._connection, "unload_adapter"):
-            await self._adapters.unload(name)
-
-    async def adapters(self) -> Mapping[str, str]:
-        """The loaded adapters: the directory of each by its name."""
-        with error_context(self._connection, "adapters"):
-            return await self._adapters.loaded()
-
     # One request.
 
-    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        with error_context(self._connection, request.request_id), self._adapters.in_use(request.adapter):
-            capabilities = await self._checked(request)
-            version_before = self._weight_version
-            with self._requests.running(request.request_id):
-                generations = await self._exchange_all(request, listen, capabilities)
-                sampled = [each.completions(len(request.prompt_ids), self._weight_version) for each in generations]
-                completions = [replace(each, index=index) for index, each in enumerate(itertools.chain(*sampled))]
-                if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
-                    completions = await gathered(
-                        self._complete(request, each, listen, generations) for each in completions
-                    )
-            result = GenerateResult(request.request_id, completions)
-            if request.scores_prompt and any(each.finish_reason is not FinishReason.ABORT for each in completions):
-                result = _with_prompt_scores(request, result, generations)
-            check_result(request, result)
-            self._adopt_version(completions, version_before)
-            if request.adapter is not None:
-                return replace(result, completions=self._adapters.labelled(completions, request.adapter))
-            return result
+    async def _check(self, request: GenerateRequest) -> None:
+        check_request(request, await self._capabilities.get(), vocab_size=self.vocab_size)
 
-    async def _checked(self, request: GenerateRequest) -> ServerCapabilities:
-        """What the server supports, after the checks of a request. Raises what `generate` raises before sending."""
-        self._check_before_probe(request)
-        capabilities = await self._capabilities.get()
-        check_request(request, capabilities, vocab_size=self.vocab_size)
-        if request.adapter is not None:
-            await self._adapters.require(request.request_id, request.adapter)
-        return capabilities
+    async def _sample(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        generations = await self._exchange_all(request, listen)
+        sampled = [each.completions(len(request.prompt_ids), self._weight_version) for each in generations]
+        completions = [replace(each, index=index) for index, each in enumerate(itertools.chain(*sampled))]
+        if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
+            completions = await gathered(self._complete(request, each, listen, generations) for each in completions)
+        result = GenerateResult(request.request_id, completions)
+        if request.scores_prompt and any(each.finish_reason is not FinishReason.ABORT for each in completions):
+            return _with_prompt_scores(request, result, generations)
+        return result
 
     async def _complete(
         self, request: GenerateRequest, partial: Completion, listen: TokenListener | None, generations: list[Generation]
@@ -199,11 +155,9 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 "ResumePolicy.wait_seconds",
             ) from error
 
-    async def _exchange_all(
-        self, request: GenerateRequest, listen: TokenListener | None, capabilities: ServerCapabilities
-    ) -> list[Generation]:
+    async def _exchange_all(self, request: GenerateRequest, listen: TokenListener | None) -> list[Generation]:
         """Send a request; to the Rust frontend, which samples one at a time, a request for each sample."""
-        if capabilities.rust_frontend is None or request.sampling.n == 1:
+        if request.sampling.n == 1 or (await self._capabilities.get()).rust_frontend is None:
             return [await self._exchange(request, request.request_id, listen)]
         return await gathered(
             self._exchange(single, request.request_id, with_index(listen, index))
@@ -300,7 +254,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                     )
                     raise InvalidRequestError(request.request_id, rule) from error
                 if error.status == 404 and request.adapter is not None:
-                    await self._adapters.require_after_refusal(root_id, request.adapter)
+                    await self._require_adapter(root_id, request.adapter)
                 missing = reservation.omitted and payload.is_cache_miss(error.status, error.body)
                 if resends == _MAX_RESENDS or not missing:
                     raise
@@ -390,7 +344,6 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
     def _forget_server(self) -> None:
         super()._forget_server()
         self._media_cache.clear()
-        self._adapters.forget()
 
 
 def _with_prompt_scores(

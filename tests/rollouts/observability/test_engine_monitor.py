@@ -8,8 +8,8 @@ import pytest
 from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.http.metrics import Metrics
 from rollouts.engines.protocol import Engine
+from rollouts.engines.vllm.metrics import ServerMetrics
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts
-from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.errors import ArgumentError, ServerUnreachableError
 from rollouts.observability import EngineMonitor, RendererStats, RunMetrics
 from rollouts.observability.engine_load import PeriodicThread, server_load

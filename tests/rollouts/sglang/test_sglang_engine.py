@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_inputs import write_adapter
 from fake_sglang import IMAGE_TOKEN, VOCABULARY, FakeSGLang
 from sglang_requests import image, request_of, with_value, without
 
@@ -317,9 +318,10 @@ async def test_adapters_are_loaded_by_name_and_label_their_tokens(
     server.info["enable_lora"] = True
     with pytest.raises(UnknownAdapterError):
         await engine.generate(request_of(adapter="policy"))
-    await engine.load_adapter("policy", tmp_path)
+    directory = write_adapter(tmp_path / "adapter")
+    await engine.load_adapter("policy", directory)
     with pytest.raises(WeightUpdateError, match="a name stands for one set of weights"):
-        await engine.load_adapter("policy", tmp_path)
+        await engine.load_adapter("policy", directory)
     (completion,) = (await engine.generate(request_of(adapter="policy"))).completions
     assert server.requests[-1]["lora_path"] == "policy"
     assert completion.weight_spans == (WeightSpan("policy", 0, 3),)
@@ -379,7 +381,7 @@ async def test_a_fleet_is_of_servers_of_one_kind(server: FakeSGLang, checkpoint:
             await fleet.update_weights(checkpoint, "1")
             await fleet.control.pause(clear_cache=True)
             await fleet.control.resume()
-            assert set((await fleet.control.weight_version()).values()) == {"1"}
+            assert {await each.served_version() for each in fleet.engines.values()} == {"1"}
     finally:
         await other.stop()
 

@@ -56,10 +56,9 @@ async def test_the_error_without_development_mode_names_the_cure_and_nothing_is_
         control.reset_mm_cache(),
         control.reset_encoder_cache(),
         control.abort_all(),
-        control.reload_weights(other),
         control.update_weight_version("v"),
-        control.update_weights_from_directory(other, "v"),
-        control.weight_version(),
+        control.update_weights(other, "v"),
+        control.served_version(),
         control.world_size(),
     ]
     for call in calls:
@@ -71,7 +70,7 @@ async def test_the_error_without_development_mode_names_the_cure_and_nothing_is_
 async def test_the_error_for_a_route_that_an_older_vllm_lacks_says_so(server, control):
     server.script["/weight_info"] += [json_response({"detail": "Not Found"}, 404)]
     with pytest.raises(CapabilityError, match="/weight_info: this vLLM is older"):
-        await control.weight_version()
+        await control.served_version()
 
 
 # Sleeping.
@@ -82,9 +81,7 @@ async def test_the_error_for_a_route_that_an_older_vllm_lacks_says_so(server, co
     [
         (2, lambda control, _: control.resume(), "level 2"),
         (1, lambda control, _: control.sleep(2), "sleeps already"),
-        (1, lambda control, other: control.reload_weights(other), r"wake_up\(\[\"weights\"\]\)"),
-        (1, lambda control, other: control.update_weights_from_directory(other, "v"), r"wake_up\(\[\"weights\"\]\)"),
-        (0, lambda control, other: control.reload_weights(other), "pause first"),
+        (1, lambda control, other: control.update_weights(other, "v"), r"wake_up\(\[\"weights\"\]\)"),
         (0, lambda control, _: control.reset_encoder_cache(), "pause first"),
         (0, lambda control, _: control.sleep(3), "level"),
         (0, lambda control, _: control.wake_up(["weight"]), "weight"),
@@ -114,11 +111,12 @@ async def test_dropped_weights_are_loaded_before_a_server_is_awake(server, contr
         with pytest.raises(EngineError, match="weights were dropped"):
             await control.wake_up(tags)
     with pytest.raises(EngineError, match="have no memory"):
-        await control.reload_weights(other)
+        await control.update_weights(other, "v")
     await control.wake_up(["weights"])
     with pytest.raises(EngineError, match="weights were dropped"):
         await control.wake_up()
-    await control.reload_weights(other)
+    await control.update_weights(other, "v")
+    assert await control.is_paused()
     await control.wake_up()
     assert not await control.is_sleeping()
     assert server.loaded[-1] == str(other)
@@ -171,40 +169,39 @@ async def test_an_abort_finds_the_route_of_older_servers(server, control):
 
 
 async def test_an_update_pauses_loads_empties_labels_and_resumes_in_this_order(server, control, other):
-    await control.update_weights_from_directory(other, "v7", "wait")
+    await control.update_weights(other, "v7", "wait")
     steps = [event for event in server.events if event != "forget"]
     assert steps == ["/pause", "/pause", RELOAD, PREFIX, MM, ENCODER, LABEL, "version v7", "/resume"]
     assert server.events[0] == "forget"
     assert server.events[server.events.index("version v7") :].count("forget") == 1  # before it runs again
     assert server.events[-1] == "/resume"
     assert server.loaded[-1] == str(other)
-    assert server.weight_version == await control.weight_version() == "v7"
+    assert server.weight_version == await control.served_version() == "v7"
     assert next(seen for seen in server.requests if seen.path == "/pause").query["mode"] == "wait"
 
 
 async def test_a_server_that_was_paused_stays_paused(server, control, other):
     await control.pause()
-    await control.update_weights_from_directory(other, "v1")
+    await control.update_weights(other, "v1")
     assert await control.is_paused()
 
 
 async def test_a_checkpoint_that_does_not_fit_is_not_sent_to_the_server(server, control, other):
     (other / "model.safetensors").write_bytes(b"half of a file")
-    for call in (control.update_weights_from_directory(other, "v1"), control.reload_weights(other)):
-        with pytest.raises(WeightUpdateError, match="Nothing was changed"):
-            await call
+    with pytest.raises(WeightUpdateError, match="Nothing was changed"):
+        await control.update_weights(other, "v1")
     assert not server.events
 
 
 async def test_check_false_sends_a_directory_that_only_the_server_can_read(server, control):
-    await control.update_weights_from_directory("/on/another/machine", "v1", check=False)
+    await control.update_weights("/on/another/machine", "v1", check=False)
     assert server.loaded[-1] == "/on/another/machine"
 
 
 async def test_after_a_failed_load_the_previous_weights_are_loaded_again(server, control, other):
     server.bad.add(str(other))
     with pytest.raises(WeightUpdateError, match=r"loaded again; the server runs with them.*Worker failed"):
-        await control.update_weights_from_directory(other, "v1")
+        await control.update_weights(other, "v1")
     assert server.loaded == [server.root, server.root]
     assert not server.paused
     assert LABEL not in server.events
@@ -215,22 +212,21 @@ async def test_after_a_failed_load_the_previous_weights_are_loaded_again(server,
 async def test_a_server_without_usable_weights_stays_paused_until_it_has_some(server, control, other):
     server.bad |= {str(other), server.root}
     with pytest.raises(WeightUpdateError, match="left paused"):
-        await control.update_weights_from_directory(other, "v1")
+        await control.update_weights(other, "v1")
     assert server.paused
     for call in (control.resume(), control.wake_up()):
         with pytest.raises(EngineError, match="garbage"):
             await call
     assert server.paused
     server.bad.clear()
-    await control.reload_weights(other)
-    await control.resume()
+    await control.update_weights(other, "v1")
     assert not server.paused
 
 
 async def test_the_state_of_a_server_is_forgotten_when_it_restarts(server, control, other):
     server.bad |= {str(other), server.root}
     with pytest.raises(WeightUpdateError):
-        await control.update_weights_from_directory(other, "v1")
+        await control.update_weights(other, "v1")
     server.started_at += 60
     await control.resume()
     assert not server.paused
@@ -242,16 +238,16 @@ async def test_a_server_with_new_weights_and_old_caches_stays_paused_until_the_n
 ):
     server.script[path] += [error_response()]
     with pytest.raises(WeightUpdateError, match=r"has the weights .* left paused.*it broke"):
-        await control.update_weights_from_directory(other, "v1")
+        await control.update_weights(other, "v1")
     assert server.paused
-    await control.update_weights_from_directory(other, "v1")
+    await control.update_weights(other, "v1")
     assert not server.paused
 
 
 async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(server, control, other):
     server.script["/pause"] += [error_response()]
     with pytest.raises(ServerError, match="it broke"):
-        await control.update_weights_from_directory(other, "v1")
+        await control.update_weights(other, "v1")
     assert RELOAD not in server.events
     assert server.events[-1] == "forget"
     assert "/resume" in server.events
@@ -260,27 +256,16 @@ async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(ser
 async def test_a_reload_with_an_unexpected_result_of_a_worker_is_a_failure(server, control, other):
     server.script[RELOAD] += [json_response({"results": [None, "no"]})]
     with pytest.raises(WeightUpdateError, match="the workers returned"):
-        await control.update_weights_from_directory(other, "v1")
-
-
-async def test_weights_are_not_reloaded_under_running_requests(server, control, other):
-    await control.pause("keep", clear_cache=False)
-    server.events.clear()
-    server.busy = 1  # what is kept
-    await control.reload_weights(other)
-    assert [event for event in server.events if event != "forget"] == ["/pause", RELOAD, PREFIX, MM, ENCODER]
-    ended = [seen.query for seen in server.requests if seen.path == "/pause"][-1]
-    assert ended == {"mode": "abort", "clear_cache": "false"}
+        await control.update_weights(other, "v1")
 
 
 async def test_nothing_resumes_a_server_in_the_middle_of_an_update(server, control, other):
-    updating, release = await held(server, RELOAD, control.update_weights_from_directory(other, "v1"))
+    updating, release = await held(server, RELOAD, control.update_weights(other, "v1"))
     calls = [
         control.resume(),
         control.wake_up(),
         control.sleep(),
-        control.reload_weights(other),
-        control.update_weights_from_directory(other, "v2"),
+        control.update_weights(other, "v2"),
     ]
     for call in calls:
         with pytest.raises(EngineError, match="is under way"):
@@ -291,7 +276,7 @@ async def test_nothing_resumes_a_server_in_the_middle_of_an_update(server, contr
 
 
 async def test_a_cancelled_update_is_completed(server, control, other):
-    updating, release = await held(server, RELOAD, control.update_weights_from_directory(other, "v1"))
+    updating, release = await held(server, RELOAD, control.update_weights(other, "v1"))
     updating.cancel()
     release.set()
     with pytest.raises(asyncio.CancelledError):

@@ -97,7 +97,7 @@ async def test_a_pause_that_waits_ends_queued_requests_before_it_empties_the_cac
 )
 async def test_the_pauses_that_an_update_sends(server, control, reloadable_model_dir, takes_media, in_flight, expected):
     server.pixel_dtype = "uint8" if takes_media else None
-    await control.update_weights_from_directory(reloadable_model_dir, "v1", in_flight)
+    await control.update_weights(reloadable_model_dir, "v1", in_flight)
     assert pauses(server) == expected
     assert not server.dead
 
@@ -116,8 +116,7 @@ CALLS = {
     "pause": lambda control, mode, clear, _: control.pause(mode, clear_cache=clear),
     "resume": lambda control, *_: control.resume(),
     "reset": lambda control, mode, clear, _: control.reset_prefix_cache(preempt=bool(clear)),
-    "reload": lambda control, mode, clear, directory: control.reload_weights(directory),
-    "update": lambda control, mode, clear, directory: control.update_weights_from_directory(directory, "v", mode),
+    "update": lambda control, mode, clear, directory: control.update_weights(directory, "v", mode),
 }
 STEPS = st.tuples(
     st.sampled_from(sorted(CALLS)), st.sampled_from(["abort", "wait", "keep"]), st.sampled_from([None, True, False])

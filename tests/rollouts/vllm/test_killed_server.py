@@ -72,7 +72,7 @@ def generating(*images):
 
 
 def updating(engine, directory):
-    return engine.control.update_weights_from_directory(directory, "v1")
+    return engine.control.update_weights(directory, "v1")
 
 
 @pytest.mark.slow
@@ -84,11 +84,11 @@ def updating(engine, directory):
         ("/version", generating(), ServerUnreachableError, "turn-7"),  # the first question to the server
         ("/metrics", generating(image()), ServerUnreachableError, "turn-7"),
         ("/pause", lambda engine, directory: engine.control.pause("wait"), ServerUnreachableError, "pause"),
-        ("/pause", updating, ServerUnreachableError, "update_weights_from_directory"),
+        ("/pause", updating, ServerUnreachableError, "update_weights"),
         (RELOAD, updating, WeightUpdateError, "start it again"),
         (MM, updating, WeightUpdateError, ""),
         (LABEL, updating, WeightUpdateError, ""),
-        ("/resume", updating, ServerUnreachableError, "update_weights_from_directory"),
+        ("/resume", updating, ServerUnreachableError, "update_weights"),
     ],
 )
 async def test_a_call_whose_server_is_killed_is_named_together_with_the_server(model_dir, path, call, error, name):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.server_state import ServerMetrics
+from rollouts.engines.vllm.metrics import ServerMetrics
 from rollouts.errors import CapabilityError, MalformedResultError
 
 TWO_ENGINES = """\

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.transfer import ExpectedTensors
+from rollouts.engines.vllm.checkpoint_files import ExpectedTensors
 from rollouts.errors import CapabilityError, EngineError, WeightUpdateError
 
 TRANSFER = INIT, START, UPDATE, FINISH, SHUTDOWN = (
@@ -56,15 +56,14 @@ def told(tensors):
     }
 
 
-async def transfer(control, tensors, version):
-    """The calls of a trainer at one server, with a bucket for each tensor, and what follows a failure."""
-    begun = await control.begin_transfer("abort")
-    try:
+def sender(tensors):
+    """What a trainer passes as weights: a function that sends a bucket for each tensor."""
+
+    async def send(receive):
         for name, tensor in tensors.items():
-            await control.receive_weights(begun, told({name: tensor}))
-        await control.finish_transfer(begun, version)
-    except WeightUpdateError as error:
-        await control.abandon_transfer(begun, error)
+            await receive(told({name: tensor}))
+
+    return send
 
 
 @pytest.fixture
@@ -112,19 +111,28 @@ async def test_tensors_that_are_not_those_of_the_checkpoint_leave_the_weights_of
 ):
     change, reason = WRONG[name]
     with pytest.raises(WeightUpdateError, match=f"were loaded again.*{reason}"):
-        await transfer(engine.control, change(tensors), "v1")
-    assert server.loaded == [server.root, str(checkpoint)]  # again
+        await engine.update_weights(sender(change(tensors)), "v1")
+    assert server.loaded == [server.root] * 2  # again
     assert engine.weight_version == "default"
     assert await generate_one(engine, request())
 
 
 async def test_a_tensor_that_comes_twice_is_refused(engine, tensors):
-    begun = await engine.control.begin_transfer("abort")
-    await engine.control.receive_weights(begun, told({"a": tensors["a"]}))
-    with pytest.raises(WeightUpdateError, match="a comes twice") as caught:
-        await engine.control.receive_weights(begun, told({"a": tensors["a"]}))
-    with pytest.raises(WeightUpdateError, match="were loaded again"):
-        await engine.control.abandon_transfer(begun, caught.value)
+    async def send(receive):
+        for _ in range(2):
+            await receive(told({"a": tensors["a"]}))
+
+    with pytest.raises(WeightUpdateError, match=r"were loaded again.*a comes twice"):
+        await engine.update_weights(send, "v1")
+
+
+async def test_an_error_of_the_trainer_leaves_the_weights_of_before(server, engine):
+    async def send(receive):
+        raise RuntimeError("NCCL timed out")
+
+    with pytest.raises(WeightUpdateError, match=r"were loaded again; the server runs.*RuntimeError: NCCL timed out"):
+        await engine.update_weights(send, "v1")
+    assert not server.paused
 
 
 def test_a_tied_output_layer_must_come_too(checkpoint, tensors):
@@ -141,8 +149,8 @@ def test_a_tied_output_layer_must_come_too(checkpoint, tensors):
 
 async def test_a_server_receives_every_bucket_and_serves_the_new_version(server, engine, tensors):
     await engine.control.init_weight_transfer({"rank_offset": 1, "world_size": 5})
-    await transfer(engine.control, tensors, "v1")
-    await transfer(engine.control, tensors, "v2")
+    await engine.update_weights(sender(tensors), "v1")
+    await engine.update_weights(sender(tensors), "v2")
     await engine.control.shutdown_weight_transfer()
     assert server.calls == [INIT, *[START, UPDATE, UPDATE, UPDATE, FINISH] * 2, SHUTDOWN]
     assert [info["names"] for info in server.received] == [["a"], ["b"], ["c"]] * 2
@@ -151,42 +159,58 @@ async def test_a_server_receives_every_bucket_and_serves_the_new_version(server,
     assert {span.version for span in completion.weight_spans} == {"v2"}
 
 
-async def test_the_members_of_a_fleet_stay_while_a_trainer_gives_them_weights_and_one_that_failed_is_ejected(
-    servers, tensors
-):
+@pytest.fixture
+async def fleet(servers):
     limits = FleetLimits(check_seconds=0.02, eject_after=1)
     urls = [server.base_url for server in servers]
     async with EngineFleet.from_urls(urls, limits=limits, http_limits=FAST_RETRIES) as fleet:
         await fleet.check()
-        with fleet.updating_weights():
-            for one in fleet.engines.values():
-                await transfer(one.control, tensors, "v1")
-            fleet.record_weights("v1", {})
-        assert fleet.weight_version == "v1"
-        await fleet.check()
-        assert [str(member.state) for member in fleet.members] == ["ready", "ready"]
-        servers[1].script[START] = [error_response()]
-        failed = {}
-        with fleet.updating_weights():
-            for name, one in fleet.engines.items():
-                try:
-                    await transfer(one.control, tensors, "v2")
-                except WeightUpdateError as error:
-                    failed[name] = error
-            fleet.record_weights("v2", failed)
-        assert [str(member.state) for member in fleet.members] == ["ready", "ejected"]
+        yield fleet
+
+
+def states(fleet):
+    return [str(member.state) for member in fleet.members]
+
+
+async def test_the_members_of_a_fleet_receive_together_what_a_trainer_sends_once(servers, fleet, tensors):
+    calls = []
+
+    async def send(receive):
+        calls.append("send")
+        await sender(tensors)(receive)
+
+    await fleet.update_weights(send, "v1")
+    assert calls == ["send"]
+    assert [[info["names"] for info in server.received] for server in servers] == [[["a"], ["b"], ["c"]]] * 2
+    await fleet.check()
+    assert (states(fleet), fleet.weight_version) == (["ready", "ready"], "v1")
+
+
+@pytest.mark.parametrize("path", ["/pause", START, UPDATE])
+async def test_a_member_that_fails_before_it_has_everything_ends_the_transfer_of_all(servers, fleet, tensors, path):
+    servers[1].script[path] = [error_response()]
+    with pytest.raises(WeightUpdateError, match="no member of the fleet has taken the weights 'v1'"):
+        await fleet.update_weights(sender(tensors), "v1")
+    assert (states(fleet), fleet.weight_version) == (["ready", "ready"], "default")
+    assert not any(server.paused for server in servers)
+
+
+async def test_a_member_that_fails_at_the_end_of_a_transfer_is_ejected(servers, fleet, tensors):
+    servers[1].script[FINISH] = [error_response()]
+    await fleet.update_weights(sender(tensors), "v2")
+    assert (states(fleet), fleet.weight_version) == (["ready", "ejected"], "v2")
 
 
 async def test_without_a_directory_of_the_weights_of_before_a_failure_leaves_the_server_paused_until_the_next_update(
     engine, tensors
 ):
-    await transfer(engine.control, tensors, "v1")
+    await engine.update_weights(sender(tensors), "v1")
     with pytest.raises(WeightUpdateError, match="left paused, with parameters that have no storage"):
-        await transfer(engine.control, {"x": tensors["a"]}, "v2")
+        await engine.update_weights(sender({"x": tensors["a"]}), "v2")
     assert await engine.control.is_paused()
     with pytest.raises(EngineError, match="a transfer of weights was begun and not seen to end"):
         await engine.control.resume()
-    await transfer(engine.control, tensors, "v3")
+    await engine.update_weights(sender(tensors), "v3")
     assert not await engine.control.is_paused()
     assert await generate_one(engine, request())
 
