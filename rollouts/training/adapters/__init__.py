@@ -4,16 +4,13 @@ Each module is for one trainer and imports its package only when called. What a 
 that names the sample and the part.
 """
 
-from rollouts.training.adapters.arguments import AdapterError
-from rollouts.training.adapters.datasets import dataset_row, record_dataset, row_features, sample_from_row
+from rollouts.training.adapters.checks import AdapterError
+from rollouts.training.adapters.datasets import dataset_row, row_features, sample_from_row
 from rollouts.training.adapters.prime_rl import prime_rl_micro_batch, prime_rl_sample
+from rollouts.training.adapters.record_dataset import record_dataset
 from rollouts.training.adapters.skyrl import skyrl_training_batch
-from rollouts.training.adapters.tinker import (
-    sample_from_tinker_datum,
-    tinker_datum,
-    tinker_model_input,
-    tokens_from_tinker,
-)
+from rollouts.training.adapters.tinker import tinker_datum, tinker_model_input
+from rollouts.training.adapters.tinker_samples import sample_from_tinker_datum, tokens_from_tinker
 from rollouts.training.adapters.trl import trl_grpo_inputs, trl_sft_batch, trl_sft_row
 from rollouts.training.adapters.verl import verl_data_proto
 

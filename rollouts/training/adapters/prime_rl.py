@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from rollouts.training.adapters.arguments import (
+from rollouts.training.adapters.arrays import token_arrays
+from rollouts.training.adapters.checks import (
     AdapterError,
     check_samples,
     media_arguments,
-    mm_token_type_ids,
-    refuse_parts,
-    trained_values,
     trainer_module,
+    without_parts,
 )
 from rollouts.training.samples import TrainingSample
 from rollouts.values import check_positive
 
-_MODULE = "prime_rl.transports.rollouts.types"
 _LACKING = ("weight_spans", "routed_experts", "top_logprobs")
-_TEMPERATURE_RULE = "pass the temperature of sampling, a number above 0"
 
 
 def prime_rl_sample(
@@ -46,18 +42,8 @@ def prime_rl_sample(
     `omit=("weight_spans", "routed_experts")` leaves them out. Raises `AdapterError` for what the struct cannot hold,
     `ArgumentError` for a temperature that is no positive number, and `ImportError` where prime-rl is not installed.
     """
-    target = "prime-rl TrainingSample"
-    structs = trainer_module(_MODULE, types)
-    (sample,) = check_samples(target, [sample], partial(refuse_parts, lacking=_LACKING, omit=omit))
-    return structs.TrainingSample(
-        token_ids=sample.token_ids.tolist(),
-        mask=sample.loss_mask.tolist(),
-        logprobs=trained_values(sample, "logprobs").tolist(),
-        advantages=trained_values(sample, "advantages").tolist(),
-        temperatures=[check_positive("temperature", temperature, _TEMPERATURE_RULE)] * len(sample),
-        env_name=env_name,
-        **_media(target, sample, structs),
-    )
+    structs, columns = _columns("prime-rl TrainingSample", [sample], temperature, omit, types)
+    return structs.TrainingSample(env_name=env_name, **columns)
 
 
 def prime_rl_micro_batch(
@@ -75,38 +61,45 @@ def prime_rl_micro_batch(
     `prime_rl_sample`.
     """
     target = "prime-rl MicroBatch"
-    samples = check_samples(target, samples, partial(refuse_parts, lacking=_LACKING, omit=omit))
+    structs, columns = _columns(target, samples, temperature, omit, types)
     with_media = [sample for sample in samples if sample.media]
     if with_media and len(samples) > 1:
-        raise AdapterError(
-            target,
-            with_media[0],
-            "media",
-            f"it is packed with {len(samples) - 1} other samples, and prime-rl packs text only. "
-            "Give each sample with media a micro batch of its own",
-        )
-    structs = trainer_module(_MODULE, types)
+        others = f"it is packed with {len(samples) - 1} other samples, and prime-rl packs text only"
+        reason = f"{others}. Give each sample with media a micro batch of its own"
+        raise AdapterError(target, with_media[0], "media", reason)
     lengths = [len(sample) for sample in samples]
+    renamed = {"token_ids": "input_ids", "mask": "loss_mask", "logprobs": "inference_logprobs"}
     return structs.MicroBatch(
-        input_ids=np.concatenate([sample.token_ids for sample in samples]).tolist(),
-        loss_mask=np.concatenate([sample.loss_mask for sample in samples]).tolist(),
-        advantages=np.concatenate([trained_values(sample, "advantages") for sample in samples]).tolist(),
-        inference_logprobs=np.concatenate([trained_values(sample, "logprobs") for sample in samples]).tolist(),
-        position_ids=np.concatenate([np.arange(length) for length in lengths]).tolist(),
+        position_ids=[position for length in lengths for position in range(length)],
         sequence_lengths=lengths,
         seq_lens=list(lengths),
-        temperatures=[check_positive("temperature", temperature, _TEMPERATURE_RULE)] * sum(lengths),
         env_names=[env_name] * sum(lengths),
-        **(_media(target, samples[0], structs) if with_media else {}),
+        **{renamed.get(name, name): values for name, values in columns.items()},
     )
 
 
-def _media(target: str, sample: TrainingSample, structs: Any) -> dict[str, Any]:
-    arguments = media_arguments(target, [sample], torch.float32)
-    if not arguments:
-        return {}
-    encoded = {}
-    for name, tensor in arguments.items():
-        array = np.ascontiguousarray(tensor.numpy())
-        encoded[name] = structs.EncodedTensor(dtype=str(array.dtype), shape=list(array.shape), data=array.tobytes())
-    return {"mm_kwargs": encoded, "mm_token_type_ids": mm_token_type_ids(sample).tolist()}
+def _columns(
+    target: str, samples: Sequence[TrainingSample], temperature: float, omit: Collection[str], types: ModuleType | None
+) -> tuple[Any, dict[str, Any]]:
+    """The module of the structs, and the fields of a `TrainingSample`: those of all samples, one after another."""
+    check_samples(target, samples, without_parts(_LACKING, omit))
+    rule = "pass the temperature of sampling, a number above 0"
+    temperature = check_positive("temperature", temperature, rule)
+    structs = trainer_module("prime_rl.transports.rollouts.types", types)
+    rows = token_arrays(samples)
+    of_tokens = {name: column[rows.is_token.bool()] for name, column in rows._asdict().items()}
+    columns = {
+        "token_ids": of_tokens["token_ids"].tolist(),
+        "mask": of_tokens["loss_mask"].bool().tolist(),
+        "logprobs": of_tokens["logprobs"].tolist(),
+        "advantages": of_tokens["advantages"].tolist(),
+        "temperatures": [temperature] * len(of_tokens["token_ids"]),
+    }
+    if arguments := media_arguments(target, samples, torch.float32):
+        arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in arguments.items()}
+        columns["mm_kwargs"] = {
+            name: structs.EncodedTensor(dtype=str(array.dtype), shape=list(array.shape), data=array.tobytes())
+            for name, array in arrays.items()
+        }
+        columns["mm_token_type_ids"] = of_tokens["media_types"].tolist()
+    return structs, columns

@@ -7,21 +7,15 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
-from rollouts.training.adapters.arguments import (
+from rollouts.training.adapters.arrays import other_columns, token_arrays
+from rollouts.training.adapters.checks import (
     AdapterError,
     check_samples,
-    first_trained,
+    fits_response_of_images,
     media_arguments,
-    optional_columns,
-    padded,
-    presence,
-    refuse_other_arguments,
-    trained_values,
     trainer_module,
-    weight_spans,
 )
 from rollouts.training.samples import TrainingSample
 
@@ -48,45 +42,35 @@ def skyrl_training_batch(
     than the patches and grids of Qwen-VL images and a sampled placeholder token. `types` is the module with the two
     classes; raises `ImportError` where skyrl is not installed.
     """
-    samples = check_samples(_TARGET, samples, first_trained, partial(refuse_other_arguments, supported=_MEDIA))
+    check_samples(_TARGET, samples, partial(fits_response_of_images, tensors=_MEDIA))
     structs = trainer_module("skyrl.backends.skyrl_train.training_batch", types)
-    starts = [first_trained(_TARGET, sample) for sample in samples]
-
-    def responses(columns: list[np.ndarray], kind: type) -> torch.Tensor:
-        return padded([column[start:] for column, start in zip(columns, starts, strict=True)], 0, kind, "left")
-
-    lengths = [len(sample) - start for sample, start in zip(samples, starts, strict=True)]
+    rows, responses = (token_arrays(samples, pad_id=pad_id, side="left", part=part) for part in ("all", "response"))
     batch = structs.TrainingInputBatch(
         {
-            "sequences": padded([sample.token_ids for sample in samples], pad_id, np.int64, "left"),
-            "attention_mask": presence([len(sample) for sample in samples], "left"),
-            "response_mask": presence(lengths, "left"),
-            "loss_mask": responses([sample.loss_mask for sample in samples], np.int64),
-            "rollout_logprobs": responses([trained_values(sample, "logprobs") for sample in samples], np.float32),
-            "advantages": responses([trained_values(sample, "advantages") for sample in samples], np.float32),
+            "sequences": rows.token_ids,
+            "attention_mask": rows.is_token,
+            "response_mask": responses.is_token,
+            "loss_mask": responses.loss_mask,
+            "rollout_logprobs": responses.logprobs,
+            "advantages": responses.advantages,
             **_media(samples, dtype, structs),
         }
     )
     batch.metadata = {
         "uids": [sample.name for sample in samples],
-        "response_length": max(lengths),
-        "weight_spans": [weight_spans(sample) for sample in samples],
-        **optional_columns(samples),
+        "response_length": responses.is_token.shape[1],
+        **other_columns(samples),
     }
     return batch
 
 
 def _media(samples: Sequence[TrainingSample], dtype: torch.dtype, structs: Any) -> dict[str, Any]:
-    rows = [media_arguments(_TARGET, [sample], dtype) for sample in samples]
-    if not any(rows):
+    if not any(sample.media for sample in samples):
         return dict.fromkeys(_MEDIA)
+    rows = [media_arguments(_TARGET, [sample], dtype) for sample in samples]
     for sample, row in zip(samples, rows, strict=True):
         if missing := [name for name in _MEDIA if name not in row]:
-            raise AdapterError(
-                _TARGET,
-                sample,
-                "media",
-                f"it has no {missing[0]} and other rows of the batch have. "
-                "Make one batch of the samples with images and another of those without",
-            )
+            rule = "Make one batch of the samples with images and another of those without"
+            reason = f"it has no {missing[0]} and other rows of the batch have. {rule}"
+            raise AdapterError(_TARGET, sample, "media", reason)
     return {name: structs.TensorList([row[name] for row in rows]) for name in _MEDIA}

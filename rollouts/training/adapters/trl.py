@@ -6,23 +6,16 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from rollouts.training.adapters.arguments import (
+from rollouts.training.adapters.arrays import TokenArrays, other_columns, token_arrays
+from rollouts.training.adapters.checks import (
     AdapterError,
+    Violations,
     check_samples,
-    checked_samples,
-    first_trained,
+    fits_response_of_images,
     media_arguments,
-    mm_token_type_ids,
-    optional_columns,
-    padded,
-    presence,
-    refuse_other_arguments,
-    refuse_parts,
-    trained_values,
-    weight_spans,
+    without_parts,
 )
 from rollouts.training.samples import TrainingSample
 
@@ -54,32 +47,30 @@ def trl_grpo_inputs(
     `sampling_per_token_logps` under that name. Raises `AdapterError` for a sampled placeholder token and for media
     whose tensors TRL cannot divide among rows.
     """
-    samples = check_samples(
-        _GRPO,
-        samples,
-        first_trained,
-        partial(refuse_other_arguments, supported=("pixel_values", "image_grid_thw", "image_sizes")),
-    )
-    starts = [first_trained(_GRPO, sample) for sample in samples]
-    lengths = [len(sample) - start for sample, start in zip(samples, starts, strict=True)]
-
-    def completions(columns: list[np.ndarray], kind: type, fill: int = 0) -> torch.Tensor:
-        return padded([column[start:] for column, start in zip(columns, starts, strict=True)], fill, kind, "right")
-
-    prompts = [sample.token_ids[:start] for sample, start in zip(samples, starts, strict=True)]
-    return {
-        "prompt_ids": padded(prompts, pad_id, np.int64, "left"),
-        "prompt_mask": presence(starts, "left"),
-        "completion_ids": completions([sample.token_ids for sample in samples], np.int64, pad_id),
-        "completion_mask": presence(lengths, "right"),
-        "tool_mask": completions([sample.loss_mask for sample in samples], np.int64, 1),
-        "advantages": completions([trained_values(sample, "advantages") for sample in samples], np.float32),
-        "sampling_per_token_logps": completions([trained_values(sample, "logprobs") for sample in samples], np.float32),
-        "num_items_in_batch": torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples)),
-        "weight_spans": [weight_spans(sample) for sample in samples],
-        **optional_columns(samples),
-        **_grpo_media(samples, starts, dtype, type_ids),
+    tensors = ("pixel_values", "image_grid_thw", "image_sizes")
+    check_samples(_GRPO, samples, partial(fits_response_of_images, tensors=tensors))
+    prompts = token_arrays(samples, pad_id=pad_id, side="left", part="prompt")
+    completions = token_arrays(samples, pad_id=pad_id, part="response")
+    inputs = {
+        "prompt_ids": prompts.token_ids,
+        "prompt_mask": prompts.is_token,
+        "completion_ids": completions.token_ids,
+        "completion_mask": completions.is_token,
+        "tool_mask": completions.loss_mask + (1 - completions.is_token),
+        "advantages": completions.advantages,
+        "sampling_per_token_logps": completions.logprobs,
+        "num_items_in_batch": completions.loss_mask.sum(),
+        **other_columns(samples),
     }
+    if not any(sample.media for sample in samples):
+        return inputs
+    arguments = media_arguments(_GRPO, samples, dtype)
+    num_images, num_rows = [len(sample.media) for sample in samples], len(arguments["pixel_values"])
+    if "image_grid_thw" not in arguments and num_rows != sum(num_images):
+        found = f"pixel_values has {num_rows} rows for {sum(num_images)} images and there is no image_grid_thw"
+        reason = f"{found}, so TRL cannot divide them. Train these samples with token_logprobs"
+        raise AdapterError(_GRPO, f"{len(samples)} samples", "media", reason)
+    return {**inputs, **arguments, "num_images": num_images, **_types(type_ids, prompts, completions)}
 
 
 def trl_sft_row(sample: TrainingSample, *, omit: Collection[str] = ()) -> dict[str, list[int]]:
@@ -89,12 +80,9 @@ def trl_sft_row(sample: TrainingSample, *, omit: Collection[str] = ()) -> dict[s
     versions nor routed experts: `omit` names those of "advantages", "logprobs", "weight_spans" and "routed_experts" to
     leave out. Raises `AdapterError`.
     """
-    (checked,) = checked_samples([sample])
-    refuse_parts(_SFT, checked, _SFT_LACKING, omit)
-    if checked.media:
-        reason = "a row of ids and labels has no place for them. Use trl_sft_batch"
-        raise AdapterError(_SFT, checked, "media", reason)
-    return {"input_ids": checked.token_ids.tolist(), "labels": _labels(checked).tolist()}
+    check_samples(_SFT, [sample], without_parts(_SFT_LACKING, omit), _is_text, media_by_id=False)
+    rows = token_arrays([sample])
+    return {"input_ids": rows.token_ids[0].tolist(), "labels": _labels(rows)[0].tolist()}
 
 
 def trl_sft_batch(
@@ -112,44 +100,22 @@ def trl_sft_batch(
     `functools.partial(trl_sft_batch, pad_id=...)` is a `data_collator` for a list of samples. `omit` and errors are
     those of `trl_sft_row`.
     """
-    samples = check_samples(_SFT, samples, partial(refuse_parts, lacking=_SFT_LACKING, omit=omit))
-    batch = {
-        "input_ids": padded([sample.token_ids for sample in samples], pad_id, np.int64, "right"),
-        "attention_mask": presence([len(sample) for sample in samples], "right"),
-        "labels": padded([_labels(sample) for sample in samples], _NOT_TRAINED, np.int64, "right"),
-    }
+    check_samples(_SFT, samples, without_parts(_SFT_LACKING, omit))
+    rows = token_arrays(samples, pad_id=pad_id)
+    batch = {"input_ids": rows.token_ids, "attention_mask": rows.is_token, "labels": _labels(rows)}
     if any(sample.media for sample in samples):
-        types = padded([mm_token_type_ids(sample) for sample in samples], 0, np.int64, "right")
-        batch |= {**_named(type_ids, types), **media_arguments(_SFT, samples, dtype)}
+        batch |= {**_types(type_ids, rows), **media_arguments(_SFT, samples, dtype)}
     return batch
 
 
-def _labels(sample: TrainingSample) -> np.ndarray:
-    return np.where(sample.loss_mask, sample.token_ids, _NOT_TRAINED)
+def _is_text(sample: TrainingSample) -> Violations:
+    if sample.media:
+        yield "media", "a row of ids and labels has no place for them. Use trl_sft_batch"
 
 
-def _named(type_ids: TypeIds, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {} if type_ids is None else {type_ids: values}
+def _labels(rows: TokenArrays) -> torch.Tensor:
+    return rows.token_ids.where(rows.loss_mask.bool(), _NOT_TRAINED)
 
 
-def _grpo_media(
-    samples: Sequence[TrainingSample], starts: Sequence[int], dtype: torch.dtype, type_ids: TypeIds
-) -> dict[str, Any]:
-    if not any(sample.media for sample in samples):
-        return {}
-    arguments = media_arguments(_GRPO, samples, dtype)
-    num_images = [len(sample.media) for sample in samples]
-    if "image_grid_thw" not in arguments and len(arguments["pixel_values"]) != sum(num_images):
-        raise AdapterError(
-            _GRPO,
-            f"{len(samples)} samples",
-            "media",
-            f"pixel_values has {len(arguments['pixel_values'])} rows for {sum(num_images)} images and there is no "
-            "image_grid_thw, so TRL cannot divide them. "
-            "Train these samples with token_logprobs",
-        )
-    types = [mm_token_type_ids(sample) for sample in samples]
-    prompts = padded([row[:start] for row, start in zip(types, starts, strict=True)], 0, np.int64, "left")
-    completions = padded([row[start:] for row, start in zip(types, starts, strict=True)], 0, np.int64, "right")
-    all_types = torch.cat([prompts, completions], dim=1)
-    return {**arguments, "num_images": num_images, **_named(type_ids, all_types)}
+def _types(name: TypeIds, *rows: TokenArrays) -> dict[str, torch.Tensor]:
+    return {} if name is None else {name: torch.cat([part.media_types for part in rows], dim=1)}

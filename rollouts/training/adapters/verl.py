@@ -11,18 +11,8 @@ import numpy as np
 import torch
 
 from rollouts.models.positions import mrope_positions
-from rollouts.training.adapters.arguments import (
-    AdapterError,
-    check_samples,
-    first_trained,
-    media_arguments,
-    optional_columns,
-    padded,
-    presence,
-    trained_values,
-    trainer_module,
-    weight_spans,
-)
+from rollouts.training.adapters.arrays import other_columns, token_arrays
+from rollouts.training.adapters.checks import Violations, check_samples, has_response, media_arguments, trainer_module
 from rollouts.training.samples import TrainingSample
 
 _TARGET = "verl DataProto"
@@ -49,35 +39,28 @@ def verl_data_proto(
     token and for media without grids under `mrope`, and
     `ImportError` where verl is not installed.
     """
-    samples = check_samples(_TARGET, samples, first_trained, *([_refuse_unknown_positions] if mrope else []))
+    check_samples(_TARGET, samples, has_response, *([_unknown_positions] if mrope else []))
     module = trainer_module("verl.protocol", types)
-    starts = [first_trained(_TARGET, sample) for sample in samples]
-    prompts = [sample.token_ids[:start] for sample, start in zip(samples, starts, strict=True)]
-
-    def responses(columns: list[np.ndarray], kind: type, fill: int = 0) -> torch.Tensor:
-        return padded([column[start:] for column, start in zip(columns, starts, strict=True)], fill, kind, "right")
-
+    prompts = token_arrays(samples, pad_id=pad_id, side="left", part="prompt")
+    responses = token_arrays(samples, pad_id=pad_id, part="response")
+    attention_mask = torch.cat([prompts.is_token, responses.is_token], dim=1)
     tensors = {
-        "prompts": padded(prompts, pad_id, np.int64, "left"),
-        "responses": responses([sample.token_ids for sample in samples], np.int64, pad_id),
-    }
-    lengths = [len(sample) - start for sample, start in zip(samples, starts, strict=True)]
-    attention_mask = torch.cat([presence(starts, "left"), presence(lengths, "right")], dim=1)
-    tensors |= {
-        "input_ids": torch.cat([tensors["prompts"], tensors["responses"]], dim=1),
+        "prompts": prompts.token_ids,
+        "responses": responses.token_ids,
+        "input_ids": torch.cat([prompts.token_ids, responses.token_ids], dim=1),
         "attention_mask": attention_mask,
-        "response_mask": responses([sample.loss_mask for sample in samples], np.int64),
-        "rollout_log_probs": responses([trained_values(sample, "logprobs") for sample in samples], np.float32),
-        "advantages": responses([trained_values(sample, "advantages") for sample in samples], np.float32),
+        "response_mask": responses.loss_mask,
+        "rollout_log_probs": responses.logprobs,
+        "advantages": responses.advantages,
         "position_ids": _position_ids(samples, attention_mask.bool(), mrope),
     }
-    others = {
-        "multi_modal_inputs": _objects([_media(sample, dtype) for sample in samples]),
-        "weight_spans": _objects([weight_spans(sample) for sample in samples]),
-        "sample_name": _objects([sample.name for sample in samples]),
-        **{name: _objects(values) for name, values in optional_columns(samples).items()},
+    others: dict[str, list[Any]] = {
+        "multi_modal_inputs": [_media(sample, dtype) for sample in samples],
+        "sample_name": [sample.name for sample in samples],
+        **other_columns(samples),
     }
-    return module.DataProto.from_dict(tensors=tensors, non_tensors=others)
+    columns = {name: _objects(values) for name, values in others.items()}
+    return module.DataProto.from_dict(tensors=tensors, non_tensors=columns)
 
 
 def _objects(values: Sequence[object]) -> np.ndarray:
@@ -99,15 +82,13 @@ def _position_ids(samples: Sequence[TrainingSample], is_token: torch.Tensor, mro
     return torch.cat([text[:, None], vision], dim=1)
 
 
-def _refuse_unknown_positions(target: str, sample: TrainingSample) -> None:
-    """Raise `AdapterError` for media whose tensors do not tell their positions of M-RoPE."""
+def _unknown_positions(sample: TrainingSample) -> Violations:
+    """Media whose tensors do not tell their positions of M-RoPE."""
     for item, placeholder in sample.media:
         grid = item.get(f"{item.modality}_grid_thw")
         # The frames of a video are images of their own, as Qwen3-VL has them; other models count its time otherwise.
         if grid is None or grid[0] != len(placeholder.runs):
-            raise AdapterError(
-                target,
-                sample,
+            yield (
                 "position_ids",
                 f"{item.modality} {item.mm_hash[:12]} has the tensors {', '.join(item)} and "
                 f"{len(placeholder.runs)} runs of tokens; M-RoPE is computed from a grid with one run for each frame. "

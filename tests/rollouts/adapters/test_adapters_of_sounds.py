@@ -70,7 +70,7 @@ def test_rows_of_a_dataset_keep_sounds_as_files_that_datasets_can_decode(samples
             assert all(np.array_equal(item[name], original[name]) for name in original)
     decoded, rate = soundfile.read(io.BytesIO(rows[1]["sounds"][0]["bytes"]), dtype="float32")
     assert (rate, decoded.tolist()) == (RATE, tone(1).tolist())
-    with pytest.raises(AdapterError, match="1 ranges for 0 sounds"):
+    with pytest.raises(AdapterError, match=r"sounds: .* each of 1 ranges"):
         sample_from_row({**rows[1], "sounds": []}, hearing.processors)
 
 

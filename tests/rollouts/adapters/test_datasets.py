@@ -125,11 +125,11 @@ def test_another_processor_is_an_error_and_not_other_pixels(renderer, make_sampl
 
 def test_rows_that_lack_something_are_refused_by_the_column(renderer, make_sample):
     row = dataset_row(make_sample(1, images=1))
-    with pytest.raises(KeyError, match="logprobs"):
+    with pytest.raises(TypeError, match="logprobs"):
         sample_from_row({key: value for key, value in row.items() if key != "logprobs"}, renderer.processors)
-    with pytest.raises(AdapterError, match=r"images: .* is not a file with bytes\. Cast the column"):
+    with pytest.raises(AdapterError, match="images: it is not a file with bytes for each of 1 ranges"):
         sample_from_row({**row, "images": [Image.new("RGB", (4, 4))]}, renderer.processors)
-    with pytest.raises(AdapterError, match="placeholders: 0 ranges for 1 images"):
+    with pytest.raises(AdapterError, match="images: it is not a file with bytes for each of 0 ranges"):
         sample_from_row({**row, "placeholders": []}, renderer.processors)
 
 
@@ -146,5 +146,5 @@ def test_an_array_image_has_another_hash_after_a_row_and_the_same_pixels(rendere
 
 def test_without_datasets_the_error_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match=r"a dataset of records needs datasets.*\[trainers\]"):
+    with pytest.raises(ImportError, match=r"the module datasets cannot be imported.*\[trainers\]"):
         record_dataset(["episodes.mmr"])
