@@ -38,8 +38,9 @@ class FunctionParameters:
     """The parameters of a function: their JSON schema, and the conversion of a model's arguments to their types.
 
     Every parameter needs an annotation that pydantic knows, and a name (no `*args`, `**kwargs` or positional-only
-    ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; a `Field` there has constraints
-    and descriptions too. Raises `RolloutsError`.
+    ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; a `Field` there, or as the
+    default, may have constraints, a description, a default, and an alias, which the model gets as the name. Raises
+    `RolloutsError`.
     """
 
     def __init__(self, tool: str, function: Callable[..., Any]) -> None:
@@ -49,21 +50,20 @@ class FunctionParameters:
         self.schema = _schema(tool, self._arguments)
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the types of the annotations, without those that the call left out.
+        """The arguments as the types of the annotations, by the names of the parameters, with their defaults.
 
         Raises `ToolArgumentsError` with the name of each wrong argument, what is wrong with it, and its value.
         """
         from pydantic import ValidationError
 
         try:
-            values = self._validated(dict(arguments))
+            return self._validated(dict(arguments))
         except ValidationError as error:
             errors = validation_errors(error)
             problems = [_shortened(self._problem(each)) for each in errors[:_MAX_PROBLEMS]]
             if len(errors) > _MAX_PROBLEMS:  # a list of a thousand wrong items has a thousand
                 problems.append(f"{len(errors) - _MAX_PROBLEMS} more problems")
             raise ToolArgumentsError(self._tool, problems) from error
-        return {name: value for name, value in values.items() if name in arguments}
 
     def _validated(self, arguments: dict[str, Any]) -> dict[str, Any]:
         # As JSON, which the model wrote: there a date is a text for a strict type too.
@@ -93,29 +93,17 @@ def _shortened(problem: str) -> str:
 
 
 def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
-    from pydantic.fields import FieldInfo
-
-    names = []
-    for name, parameter in inspect.signature(function).parameters.items():
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             kind = "positional-only" if parameter.kind is parameter.POSITIONAL_ONLY else "variable"
-            raise RolloutsError(
-                f"tool {tool!r}: parameter {name!r} is {kind}; a model passes arguments by name, so give each "
-                "its own parameter"
-            )
-        if parameter.annotation is parameter.empty:
-            raise RolloutsError(
-                f"tool {tool!r}: parameter {name!r} has no annotation; write its type, such as {name}: str"
-            )
-        if isinstance(parameter.default, FieldInfo):
-            value = "" if parameter.default.is_required() else f" = {short_repr(parameter.default.get_default())}"
-            raise RolloutsError(
-                f"tool {tool!r}: the default of parameter {name!r} is a pydantic Field, which the function "
-                f"would get where a call leaves {name} out; write it into the annotation, {name}: "
-                f"Annotated[the type, Field(...)]{value}"
-            )
-        names.append(name)
-    return names
+            problem = f"is {kind}; a model passes arguments by name, so give each its own parameter"
+        elif parameter.annotation is parameter.empty:
+            problem = f"has no annotation; write its type, such as {name}: str"
+        else:
+            continue
+        raise RolloutsError(f"tool {tool!r}: parameter {name!r} {problem}")
+    return list(parameters)
 
 
 def _arguments(tool: str, function: Callable[..., Any], names: list[str]) -> TypeAdapter[dict[str, Any]]:
@@ -133,35 +121,22 @@ def _arguments(tool: str, function: Callable[..., Any], names: list[str]) -> Typ
         return values
 
     arguments.__signature__ = signature  # type: ignore[attr-defined]
-    arguments.__annotations__ = {name: _described(tool, signature.parameters[name], hints[name]) for name in names}
+    arguments.__annotations__ = {name: _described(hints[name]) for name in names}
     try:
-        # The configuration is that of dataclasses among the annotations.
-        return TypeAdapter(cast(Any, arguments), config=ConfigDict(extra="forbid"))
+        # The configuration is that of dataclasses among the annotations, too. The schema has no `AliasChoices`: the
+        # model gets the name of such a parameter.
+        return TypeAdapter(cast(Any, arguments), config=ConfigDict(extra="forbid", validate_by_name=True))
     except (PydanticUserError, TypeError) as error:
         reason = f"pydantic cannot read an annotation: {describe_exception(error).splitlines()[0]}"
         raise RolloutsError(f"tool {tool!r}: {reason}") from error
 
 
-def _described(tool: str, parameter: inspect.Parameter, annotation: Any) -> Any:
-    """The annotation of a parameter with a text in `Annotated` as its description.
-
-    Raises `RolloutsError` for a name or a default that the function does not have.
-    """
+def _described(annotation: Any) -> Any:
+    """The annotation of a parameter with a text in `Annotated` as its description."""
     from pydantic import Field
-    from pydantic.fields import FieldInfo
 
-    name = parameter.name
     kind, *metadata = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Annotated else [annotation]
     for each in metadata:
-        aliases = [each.alias, each.validation_alias] if isinstance(each, FieldInfo) else []
-        if found := [alias for alias in aliases if alias not in (None, name)]:
-            reason = f"the Field of parameter {name!r} has the alias {found[0]!r}; give the parameter this name"
-            raise RolloutsError(f"tool {tool!r}: {reason}")
-        if isinstance(each, FieldInfo) and not each.is_required() and parameter.default is parameter.empty:
-            reason = f"the Field of parameter {name!r} has a default, and the function has none; write it in the"
-            raise RolloutsError(
-                f"tool {tool!r}: {reason} function, {name}: Annotated[the type, Field(...)] = the default"
-            )
         # Annotations are evaluated one by one, so that each keeps its place among the constraints.
         kind = typing.Annotated[kind, Field(description=each) if isinstance(each, str) else each]
     return kind

@@ -207,28 +207,30 @@ def positional(a: int, /) -> None: ...
 def unknown(a: "Missing") -> None: ...  # noqa: F821
 
 
+def in_field(
+    first: int = Field(gt=1),
+    second: Annotated[int, Field(5, gt=1)] = 6,
+    third: int = Field(7, gt=1),
+    fourth: Annotated[int, Field(alias="number")] = 8,
+    fifth: Annotated[int, Field(validation_alias=AliasChoices("count", "amount"))] = 9,
+) -> Any:
+    return first, second, third, fourth, fifth
+
+
+def test_defaults_and_aliases_in_a_field_are_those_of_the_parameter():
+    schema = Tool.from_function(in_field).parameters
+    assert schema["required"] == ["first"]
+    assert list(schema["properties"]) == ["first", "second", "third", "number", "fifth"]
+    assert called(in_field, {"first": 2}) == (2, 6, 7, 8, 9)
+    assert called(in_field, {"first": 2, "third": 3, "number": 4, "fifth": 5}) == (2, 6, 3, 4, 5)
+    with pytest.raises(ToolArgumentsError, match="first is missing"):
+        called(in_field, {"number": 4})
+
+
 class Opaque: ...
 
 
 def opaque(a: Opaque) -> None: ...
-
-
-def field_default(n: int = Field(5, gt=1)) -> None: ...
-
-
-def required_field(n: int = Field(gt=1)) -> None: ...
-
-
-def default_of_field(n: Annotated[int, Field(5, gt=1)]) -> None: ...
-
-
-def alias(n: Annotated[int, Field(alias="number")] = 1) -> None: ...
-
-
-def validation_alias(n: Annotated[int, Field(validation_alias="number")] = 1) -> None: ...
-
-
-def alias_choices(n: Annotated[int, Field(validation_alias=AliasChoices("number", "count"))] = 1) -> None: ...
 
 
 def class_variable(n: Annotated[ClassVar[int], "how many"] = 1) -> None: ...
@@ -258,12 +260,6 @@ def recursive(tree: Tree) -> None: ...
         (positional, "parameter 'a' is positional-only"),
         (unknown, "its annotations cannot be read: NameError: name 'Missing' is not defined"),
         (opaque, "pydantic cannot read an annotation"),
-        (field_default, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\] = 5$"),
-        (required_field, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\]$"),
-        (default_of_field, "the Field of parameter 'n' has a default, and the function has none"),
-        (alias, "the Field of parameter 'n' has the alias 'number'; give the parameter this name"),
-        (validation_alias, "the Field of parameter 'n' has the alias 'number'; give the parameter this name"),
-        (alias_choices, r"has the alias AliasChoices\(choices=\['number', 'count'\]\); give the parameter this name"),
         (class_variable, "pydantic cannot read an annotation"),
         (recursive, "the type Tree contains itself"),
         (generator, "'generator': is a generator; return a list"),
