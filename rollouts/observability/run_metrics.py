@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -151,23 +151,39 @@ class RunMetrics:
         self._staleness: deque[int] = deque(maxlen=RECENT_GROUPS)
         #: The version of the last update of the weights; empty before the first.
         self.weight_version = ""
-        self._on_event: dict[type[RunnerEvent], Callable[[Any], None]] = {
-            EpisodeStarted: self._episode_started,
-            EpisodeWaiting: self._episode_waiting,
-            TurnFinished: self._turn_finished,
-            EpisodeEnded: self._episode_ended,
-            EpisodeRetried: self._episode_retried,
-            GroupFinished: self._group_finished,
-            GroupDelivered: self._group_delivered,
-            GroupSkipped: self._group_skipped,
-            GroupStale: self._group_stale,
-            WeightsUpdated: self._weights_updated,
-        }
 
     def __call__(self, event: RunnerEvent) -> None:
+        now = self._clock()
         count_event(event, self._counts)
-        if handle := self._on_event.get(type(event)):
-            handle(event)
+        match event:
+            case EpisodeStarted():
+                self._running[event.episode_id] = ("", now)
+            case EpisodeWaiting() if event.episode_id in self._running:
+                self._running[event.episode_id] = (event.waiting_for, now)
+            case TurnFinished():
+                for part in ("engine", "renderer", "environment"):
+                    self.histograms[f"turn_seconds/{part}"].add(getattr(event, f"{part}_seconds"))
+                self._turn_rate.add(1, now)
+                self._token_rate.add(event.completion_tokens, now)
+            case EpisodeEnded():
+                self._running.pop(event.episode_id, None)
+                self.histograms["episode_seconds"].add(event.seconds)
+            case EpisodeRetried():
+                while self._retries and self._retries[0] <= now:
+                    heapq.heappop(self._retries)
+                heapq.heappush(self._retries, now + event.delay_seconds)
+            case GroupFinished():
+                self.histograms["group_seconds"].add(event.seconds)
+                self._queued.add(event.task_id)
+                self._finished.append(event)
+            case GroupDelivered():
+                self._queued.discard(event.task_id)
+                self._staleness.append(event.staleness)
+            case GroupSkipped() | GroupStale(action="drop"):
+                self._queued.discard(event.task_id)
+            case WeightsUpdated():
+                self.histograms["weight_update_seconds"].add(event.seconds)
+                self.weight_version = event.version
 
     def metrics(self) -> dict[str, float]:
         """Every metric that has a value now. A histogram has two keys, `NAME_count` and `NAME_sum`."""
@@ -231,51 +247,6 @@ class RunMetrics:
             values["staleness_mean"] = sum(staleness) / len(staleness)
             values["staleness_max"] = max(staleness)
         return values
-
-    def _episode_started(self, event: EpisodeStarted) -> None:
-        self._running[event.episode_id] = ("", self._clock())
-
-    def _episode_waiting(self, event: EpisodeWaiting) -> None:
-        if event.episode_id in self._running:
-            self._running[event.episode_id] = (event.waiting_for, self._clock())
-
-    def _turn_finished(self, event: TurnFinished) -> None:
-        now = self._clock()
-        self.histograms["turn_seconds/engine"].add(event.engine_seconds)
-        self.histograms["turn_seconds/renderer"].add(event.renderer_seconds)
-        self.histograms["turn_seconds/environment"].add(event.environment_seconds)
-        self._turn_rate.add(1, now)
-        self._token_rate.add(event.completion_tokens, now)
-
-    def _episode_ended(self, event: EpisodeEnded) -> None:
-        self._running.pop(event.episode_id, None)
-        self.histograms["episode_seconds"].add(event.seconds)
-
-    def _episode_retried(self, event: EpisodeRetried) -> None:
-        now = self._clock()
-        while self._retries and self._retries[0] <= now:
-            heapq.heappop(self._retries)
-        heapq.heappush(self._retries, now + event.delay_seconds)
-
-    def _group_finished(self, event: GroupFinished) -> None:
-        self.histograms["group_seconds"].add(event.seconds)
-        self._queued.add(event.task_id)
-        self._finished.append(event)
-
-    def _group_delivered(self, event: GroupDelivered) -> None:
-        self._queued.discard(event.task_id)
-        self._staleness.append(event.staleness)
-
-    def _group_skipped(self, event: GroupSkipped) -> None:
-        self._queued.discard(event.task_id)
-
-    def _group_stale(self, event: GroupStale) -> None:
-        if event.action == "drop":
-            self._queued.discard(event.task_id)
-
-    def _weights_updated(self, event: WeightsUpdated) -> None:
-        self.histograms["weight_update_seconds"].add(event.seconds)
-        self.weight_version = event.version
 
 
 def _mean(arrays: Iterable[np.ndarray]) -> float | None:
