@@ -114,32 +114,27 @@ class _Routes:
 
     def routes(self) -> list[Route]:
         service = self._service
+        models, sampling = service.requests, service.sampling
+        of_bodies: dict[type[BaseModel], Callable[[Any], Any]] = {
+            types.CreateSessionRequest: service.create_session,
+            types.SessionHeartbeatRequest: service.heartbeat,
+            types.CreateModelRequest: service.create_model,
+            types.GetInfoRequest: service.info,
+            types.UnloadModelRequest: service.unload,
+            types.OptimStepRequest: models.optim_step,
+            types.SaveWeightsRequest: models.save_weights,
+            types.SaveWeightsExternalRequest: models.save_external,
+            types.LoadWeightsRequest: models.load_weights,
+            types.SaveWeightsForSamplerRequest: models.save_for_sampler,
+            types.CreateSamplingSessionRequest: sampling.create_session,
+        }
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "client/config": self._answers({}),
             "client/dynamic_config": self._answers({"sample_cancel_enabled": True}),
             "telemetry": self._answers({"status": "accepted"}),
-            "create_session": self._with(
-                types.CreateSessionRequest, lambda body: service.create_session(body.user_metadata, body.display_name)
-            ),
-            "session_heartbeat": self._with(
-                types.SessionHeartbeatRequest, lambda body: service.heartbeat(body.session_id)
-            ),
-            "create_model": self._with(types.CreateModelRequest, self._create_model),
-            "get_info": self._with(types.GetInfoRequest, lambda body: service.info(body.model_id)),
-            "unload_model": self._with(types.UnloadModelRequest, lambda body: service.unload(body.model_id)),
+            **{kind.model_fields["type"].default: self._with(kind, call) for kind, call in of_bodies.items()},
             "forward_backward": self._train,
-            "optim_step": self._with(types.OptimStepRequest, self._optim_step),
-            "save_weights": self._with(types.SaveWeightsRequest, self._save_weights),
-            "save_weights_external": self._with(types.SaveWeightsExternalRequest, self._save_external),
-            "load_weights": self._with(types.LoadWeightsRequest, self._load_weights),
-            "save_weights_for_sampler": self._with(types.SaveWeightsForSamplerRequest, self._save_for_sampler),
-            "create_sampling_session": self._with(
-                types.CreateSamplingSessionRequest,
-                lambda body: service.sampling.create_session(
-                    body.session_id, body.sampling_session_seq_id, body.base_model, body.model_path
-                ),
-            ),
-            "asample": self._with(types.SampleRequest, service.sampling.sample),
+            "asample": self._with(types.SampleRequest, sampling.sample),
             "retrieve_future": self._retrieve,
             "cancel_future": self._cancel,
         }
@@ -193,17 +188,6 @@ class _Routes:
             }
         )
 
-    # Sessions and models.
-
-    def _create_model(self, body: types.CreateModelRequest) -> Any:
-        lora = None if body.lora_config is None else body.lora_config.model_dump()
-        return self._service.create_model(
-            body.session_id, body.model_seq_id, body.base_model, lora,
-            optimizer=body.optimizer_config.type, metadata=body.user_metadata,
-        )  # fmt: skip
-
-    # Training.
-
     async def _train(self, request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0] != PROTOBUF:
             raise RequestError(415, f"forward_backward takes {PROTOBUF}, as clients from 0.38 on send it")
@@ -216,54 +200,6 @@ class _Routes:
         if message.problem is not None:
             return JSONResponse(self._refused(message, message.problem))
         return JSONResponse(self._service.requests.train(message))
-
-    def _optim_step(self, body: types.OptimStepRequest) -> Any:
-        if not isinstance(body.optim_params, types.AdamParams):
-            raise RequestError(400, "optim_params are not those of AdamW, which this server has")
-        return self._service.requests.optim_step(body.model_id, body.seq_id, body.optim_params.model_dump())
-
-    # Checkpoints.
-
-    def _save_weights(self, body: types.SaveWeightsRequest) -> Any:
-        return self._service.requests.save_weights(
-            body.model_id, body.seq_id, body.path, overwrite=body.overwrite,
-            ttl_seconds=body.ttl_seconds, user_metadata=body.user_metadata,
-        )  # fmt: skip
-
-    def _save_external(self, body: types.SaveWeightsExternalRequest) -> Any:
-        if body.age_encryption_recipients:
-            raise RequestError(400, "age_encryption_recipients: this server does not encrypt; leave them out")
-        return self._service.requests.save_named(
-            body.model_id, body.seq_id, "external_weights", body.path, ttl_seconds=body.ttl_seconds
-        )
-
-    def _load_weights(self, body: types.LoadWeightsRequest) -> Any:
-        if body.weights_access_token is not None:
-            raise RequestError(400, "weights_access_token is not supported by this server")
-        if body.model_id is not None:
-            return self._service.requests.load_weights(
-                body.model_id, body.seq_id, body.path, with_optimizer=body.optimizer
-            )
-        if body.session_id is None or body.model_seq_id is None:
-            raise RequestError(400, "load_weights needs a model_id, or a session_id and a model_seq_id")
-        return self._service.create_model_from(
-            body.session_id, body.model_seq_id, body.path, base_model=body.base_model,
-            with_optimizer=body.optimizer, metadata=body.user_metadata,
-            optimizer=None if body.optimizer_config is None else body.optimizer_config.type,
-        )  # fmt: skip
-
-    def _save_for_sampler(self, body: types.SaveWeightsForSamplerRequest) -> Any:
-        if body.kind != "snapshot":
-            rule = "samplers of this server keep the weights that they began with; leave kind out, and save after steps"
-            raise RequestError(400, f"kind is {body.kind!r}, and {rule}")
-        if body.path is not None:
-            return self._service.requests.save_named(
-                body.model_id, body.seq_id, "sampler_weights", body.path,
-                ttl_seconds=body.ttl_seconds, user_metadata=body.user_metadata,
-            )  # fmt: skip
-        if body.sampling_session_seq_id is None:
-            raise RequestError(400, "save_weights_for_sampler needs a path, or a sampling_session_seq_id")
-        return self._service.requests.save_for_session(body.model_id, body.seq_id, body.sampling_session_seq_id)
 
     # Sampling and results.
 

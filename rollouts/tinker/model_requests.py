@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tinker.types as types
 
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.downloads import save_for_download
 from rollouts.tinker.mismatch import mismatch
-from rollouts.tinker.run_directory import uri_of
+from rollouts.tinker.run_directory import Kind, uri_of
 from rollouts.tinker.sessions import Json, Model, metadata_texts
 from rollouts.tinker.training_records import TrainingRecords
 from rollouts.tinker.turns import GAP_SECONDS
@@ -25,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class ModelRequests:
-    """Each method accepts a request, and returns `{"request_id": ..., "model_id": ...}` while it waits for its turn.
+    """Each method accepts a request, by its body, and returns `{"request_id": ..., "model_id": ...}`.
 
-    They raise `RequestError`.
+    The request waits for its turn then. They raise `RequestError`.
     """
 
     def __init__(self, service: Service, records: TrainingRecords) -> None:
@@ -60,29 +63,31 @@ class ModelRequests:
 
         return self._in_turn(model, request.seq_id, work)
 
-    def optim_step(self, model_id: str, seq_id: int | None, params: Mapping[str, float]) -> Json:
-        model = self._service.model(model_id)
+    def optim_step(self, body: types.OptimStepRequest) -> Json:
+        model = self._service.model(body.model_id)
         try:
-            adam = AdamParams(**params)
+            if not isinstance(body.optim_params, types.AdamParams):
+                raise TypeError("they are not those of AdamW, which this server has")
+            adam = AdamParams(**body.optim_params.model_dump())
         except (ArgumentError, TypeError) as error:
-            raise RequestError(400, f"adam_params: {error}") from error
+            raise RequestError(400, f"optim_params: {error}") from error
 
         def step() -> dict[str, float]:
             started = time.monotonic()
             try:
-                metrics = self._trainer.optim_step(model_id, adam)
+                metrics = self._trainer.optim_step(model.model_id, adam)
             except ArgumentError:
-                self._records.forgotten(model_id)
+                self._records.forgotten(model.model_id)
                 raise
             model.steps += 1
             figures = {"learning_rate": adam.learning_rate, "grad_norm": metrics["grad_norm"]}
-            self._records.stepped(model_id, model.steps, **figures, seconds=time.monotonic() - started)
+            self._records.stepped(model.model_id, model.steps, **figures, seconds=time.monotonic() - started)
             return metrics
 
         async def work() -> Json:
-            return {"type": "optim_step", "metrics": await self._backend.train(step)}
+            return {"type": body.type, "metrics": await self._backend.train(step)}
 
-        return self._in_turn(model, seq_id, work)
+        return self._in_turn(model, body.seq_id, work)
 
     def _data(self, rows: Sequence[Row]) -> list[Datum]:
         places = [f"data[{number}]" for number in range(len(rows))]
@@ -98,60 +103,67 @@ class ModelRequests:
             data.append(Datum(token_ids, row.inputs["target_tokens"], others, media))
         return data
 
-    def save_weights(
-        self, model_id: str, seq_id: int | None, name: str | None, *, overwrite: bool, **options: Any
-    ) -> Json:
-        """Save what training goes on from. `options` are those of `RunDirectory.saving`."""
-        model = self._service.model(model_id)
+    def save_weights(self, body: types.SaveWeightsRequest) -> Json:
+        """Save what training goes on from."""
+        return self._save(body, "weights", self._trainer.save, overwrite=body.overwrite)
+
+    def save_external(self, body: types.SaveWeightsExternalRequest) -> Json:
+        """Save what can be downloaded."""
+        if body.age_encryption_recipients:
+            raise RequestError(400, "age_encryption_recipients: this server does not encrypt; leave them out")
+        return self._save(body, "external_weights", partial(save_for_download, self._trainer))
+
+    def save_for_sampler(self, body: types.SaveWeightsForSamplerRequest) -> Json:
+        """Save what can be sampled from; without a path, begin a sampling session of weights without a name."""
+        model, sampling_seq_id = self._service.model(body.model_id), body.sampling_session_seq_id
+        if body.kind != "snapshot":
+            rule = "samplers of this server keep the weights that they began with; leave kind out, and save after steps"
+            raise RequestError(400, f"kind is {body.kind!r}, and {rule}")
+        if body.path is not None:
+            return self._save(body, "sampler_weights", self._trainer.save_for_sampler)
+        if sampling_seq_id is None:
+            raise RequestError(400, "save_weights_for_sampler needs a path, or a sampling_session_seq_id")
 
         async def work() -> Json:
-            named = name or f"step-{model.steps:06}"
-            with self._directory.saving(model_id, "weights", named, overwrite=overwrite, **_checked(options)) as path:
-                await self._backend.train(self._trainer.save, model_id, path)
-            return {"type": "save_weights", "path": uri_of(model_id, "weights", named)}
-
-        return self._in_turn(model, seq_id, work)
-
-    def load_weights(self, model_id: str, seq_id: int | None, uri: str, *, with_optimizer: bool) -> Json:
-        model = self._service.model(model_id)
-
-        async def work() -> Json:
-            path = self._directory.weights(uri, "weights")
-            await self._backend.train(self._trainer.load, model_id, path, with_optimizer=with_optimizer)
-            self._records.forgotten(model_id)
-            return {"type": "load_weights", "path": uri}
-
-        return self._in_turn(model, seq_id, work)
-
-    def save_named(
-        self, model_id: str, seq_id: int | None, kind: Literal["sampler_weights", "external_weights"], name: str,
-        **options: Any,
-    ) -> Json:  # fmt: skip
-        """Save what can be sampled from, or downloaded, as a checkpoint."""
-        model = self._service.model(model_id)
-        request, save = "save_weights_for_sampler", self._trainer.save_for_sampler
-        if kind == "external_weights":
-            request, save = "save_weights_external", partial(save_for_download, self._trainer)
-
-        async def work() -> Json:
-            with self._directory.saving(model_id, kind, name, **_checked(options)) as path:
-                await self._backend.train(save, model_id, path)
-            return {"type": request, "path": uri_of(model_id, kind, name)}
-
-        return self._in_turn(model, seq_id, work)
-
-    def save_for_session(self, model_id: str, seq_id: int | None, sampling_seq_id: int) -> Json:
-        """Begin a sampling session from the weights as they are, which nothing else can name."""
-        model = self._service.model(model_id)
-
-        async def work() -> Json:
-            path = self._directory.unlisted(model_id, f"session-{sampling_seq_id}")
-            await self._backend.train(self._trainer.save_for_sampler, model_id, path)
-            uri = uri_of(model_id, "unlisted", path.name)
+            path = self._directory.unlisted(model.model_id, f"session-{sampling_seq_id}")
+            await self._backend.train(self._trainer.save_for_sampler, model.model_id, path)
+            uri = uri_of(model.model_id, "unlisted", path.name)
             sampling = model.session.add_sampling(sampling_seq_id, model.base_model, uri, path)
-            return {"type": "save_weights_for_sampler", "path": None, "sampling_session_id": sampling}
+            return {"type": body.type, "path": None, "sampling_session_id": sampling}
 
-        return self._in_turn(model, seq_id, work)
+        return self._in_turn(model, body.seq_id, work)
+
+    def _save(self, body: Any, kind: Kind, save: Callable[[str, Path], object], *, overwrite: bool = False) -> Json:
+        model = self._service.model(body.model_id)
+        options = {
+            "overwrite": overwrite,
+            "ttl_seconds": body.ttl_seconds,
+            "user_metadata": metadata_texts(getattr(body, "user_metadata", None)) or None,
+        }
+
+        async def work() -> Json:
+            name = body.path or f"step-{model.steps:06}"
+            with self._directory.saving(model.model_id, kind, name, **options) as path:
+                await self._backend.train(save, model.model_id, path)
+            return {"type": body.type, "path": uri_of(model.model_id, kind, name)}
+
+        return self._in_turn(model, body.seq_id, work)
+
+    def load_weights(self, body: types.LoadWeightsRequest) -> Json:
+        """Go on from a checkpoint; without a model, begin one with its weights."""
+        if body.weights_access_token is not None:
+            raise RequestError(400, "weights_access_token is not supported by this server")
+        if body.model_id is None:
+            return self._service.create_model_from(body)
+        model = self._service.model(body.model_id)
+
+        async def work() -> Json:
+            path = self._directory.weights(body.path, "weights")
+            await self._backend.train(self._trainer.load, model.model_id, path, with_optimizer=body.optimizer)
+            self._records.forgotten(model.model_id)
+            return {"type": body.type, "path": body.path}
+
+        return self._in_turn(model, body.seq_id, work)
 
     def refuse(self, model_id: str, seq_id: int, error: RequestError) -> Json:
         """Accept a request of a model that fails with this error in its turn."""
@@ -185,10 +197,6 @@ class ModelRequests:
 
         self._futures.submit(request_id, in_turn)
         return answer
-
-
-def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {**options, "user_metadata": metadata_texts(options.get("user_metadata")) or None}
 
 
 def _number(name: str, value: float | str) -> float:

@@ -65,31 +65,40 @@ def rest_routes(directory: RunDirectory, service: Service) -> list[Route]:
     Files of checkpoints are fetched from signed URLs below `FILES_PATH`, without a key, for an hour and while this
     server runs.
     """
-    runs, sessions, files = _Runs(directory), _Sessions(directory, service), _Files(directory)
+    rest = _Rest(directory, service)
     routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
-        ("GET", "/training_runs"): runs.page,
-        ("GET", "/training_runs/{model_id}"): runs.get,
-        ("GET", "/training_runs/{model_id}/checkpoints"): runs.checkpoints,
-        ("GET", "/checkpoints"): runs.all_checkpoints,
-        ("POST", "/weights_info"): runs.weights_info,
-        ("DELETE", _CHECKPOINT): runs.delete,
-        ("PUT", f"{_CHECKPOINT}/ttl"): runs.set_ttl,
-        ("GET", f"{_CHECKPOINT}/external_weights_urls"): files.urls,
-        ("GET", "/checkpoint_files/{model_id}/{kind}/{name}/{file:path}"): files.get,
-        ("GET", "/sessions"): sessions.page,
-        ("GET", "/sessions/{session_id}"): sessions.get,
-        ("POST", "/sessions/{session_id}/finish"): sessions.finish,
-        ("GET", "/samplers/{sampler_id}"): sessions.sampler,
+        ("GET", "/training_runs"): rest.runs,
+        ("GET", "/training_runs/{model_id}"): rest.run,
+        ("GET", "/training_runs/{model_id}/checkpoints"): rest.checkpoints,
+        ("GET", "/checkpoints"): rest.all_checkpoints,
+        ("POST", "/weights_info"): rest.weights_info,
+        ("DELETE", _CHECKPOINT): rest.delete,
+        ("PUT", f"{_CHECKPOINT}/ttl"): rest.set_ttl,
+        ("GET", f"{_CHECKPOINT}/external_weights_urls"): rest.urls,
+        ("GET", "/checkpoint_files/{model_id}/{kind}/{name}/{file:path}"): rest.file,
+        ("GET", "/sessions"): rest.sessions,
+        ("GET", "/sessions/{session_id}"): rest.session,
+        ("POST", "/sessions/{session_id}/finish"): rest.finish,
+        ("GET", "/samplers/{sampler_id}"): rest.sampler,
         **{route: _refusing(reason) for route, reason in _REFUSED.items()},
     }
     return [Route(f"{_API}{path}", handler, methods=[method]) for (method, path), handler in routes.items()]
 
 
-class _Runs:
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
+class _Rest:
+    """Sessions are those of the running server, and those of earlier ones that have training runs.
 
-    async def page(self, request: Request) -> Response:
+    Files have signed URLs: a program that has no key can fetch them.
+    """
+
+    def __init__(self, directory: RunDirectory, service: Service) -> None:
+        self._directory = directory
+        self._service = service
+        self._secret = secrets.token_bytes(32)
+
+    # Runs and their checkpoints.
+
+    async def runs(self, request: Request) -> Response:
         limit, offset = _page(request, limit=20)
 
         def listed() -> dict[str, Any]:
@@ -99,7 +108,7 @@ class _Runs:
 
         return JSONResponse(await run_in_threadpool(listed))
 
-    async def get(self, request: Request) -> Response:
+    async def run(self, request: Request) -> Response:
         model_id = request.path_params["model_id"]
         return JSONResponse(await run_in_threadpool(lambda: self._fields(self._directory.training_run(model_id))))
 
@@ -157,13 +166,7 @@ class _Runs:
             "user_metadata": run.user_metadata,
         }
 
-
-class _Files:
-    """Signed URLs of the files of checkpoints: a program that has no key can fetch them."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._secret = secrets.token_bytes(32)
+    # Files of checkpoints.
 
     async def urls(self, request: Request) -> Response:
         def signed() -> dict[str, str]:
@@ -174,7 +177,7 @@ class _Files:
         expires = str(int(until.timestamp()))
         return JSONResponse({"urls": await run_in_threadpool(signed), "expires": until.isoformat()})
 
-    async def get(self, request: Request) -> Response:
+    async def file(self, request: Request) -> Response:
         file = request.path_params.pop("file")
         expires = request.query_params.get("expires", "")
 
@@ -201,22 +204,16 @@ class _Files:
         signed = json.dumps([uri, file, expires]).encode()
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
 
+    # Sessions.
 
-class _Sessions:
-    """Those of the running server, and those of earlier ones that have training runs."""
-
-    def __init__(self, directory: RunDirectory, service: Service) -> None:
-        self._directory = directory
-        self._service = service
-
-    async def page(self, request: Request) -> Response:
+    async def sessions(self, request: Request) -> Response:
         limit, offset = _page(request, limit=20)
         runs = await run_in_threadpool(self._directory.training_runs)
         running = [each.session_id for each in self._service.sessions()]
         found = list(dict.fromkeys([*reversed(running), *(run.session_id for run in runs)]))
         return JSONResponse({"sessions": found[offset : offset + limit]})
 
-    async def get(self, request: Request) -> Response:
+    async def session(self, request: Request) -> Response:
         session, run_ids = await self._find(request)
         fields: dict[str, Any] = {"training_run_ids": run_ids, "sampler_ids": []}
         if session is not None:

@@ -20,12 +20,15 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast, get_args
+
+from pydantic import AwareDatetime
+from pydantic.dataclasses import dataclass
 
 from rollouts.errors import ArgumentError
 from rollouts.files import replaced_file
@@ -36,7 +39,7 @@ from transport.records.file_lock import open_locked, unlock
 
 log = logging.getLogger("rollouts.tinker")
 
-Record = TypeVar("Record")
+Record = TypeVar("Record", "TrainingRun", "Checkpoint")
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 
 #: How long a server runs after it has found that a checkpoint has expired, before it deletes it: a machine may start
@@ -57,9 +60,9 @@ class TrainingRun:
     model_id: str
     base_model: str
     session_id: str
-    lora: Mapping[str, Any] | None
-    created: datetime
-    user_metadata: Mapping[str, str] | None = None
+    lora: dict[str, Any] | None
+    created: AwareDatetime
+    user_metadata: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,10 @@ class Checkpoint:
     model_id: str
     kind: Kind
     name: str
-    created: datetime
+    created: AwareDatetime
     size_bytes: int
-    user_metadata: Mapping[str, str] | None = None
-    expires_at: datetime | None = None
+    user_metadata: dict[str, str] | None = None
+    expires_at: AwareDatetime | None = None
 
     @property
     def uri(self) -> str:
@@ -172,7 +175,7 @@ class RunDirectory:
         *,
         overwrite: bool = False,
         ttl_seconds: int | None = None,
-        user_metadata: Mapping[str, str] | None = None,
+        user_metadata: dict[str, str] | None = None,
     ) -> Iterator[Path]:
         """The path of a directory that the block writes: a checkpoint when the block has ended without an error.
 
@@ -322,19 +325,8 @@ class RunDirectory:
         return self._now() + timedelta(seconds=seconds)
 
     def _read_run(self, model_id: str) -> TrainingRun | None:
-        if (path := self._path_to_read(model_id)) is None:
-            return None
-        return _read_record(
-            path / "run.json",
-            lambda fields: TrainingRun(
-                model_id,
-                fields["base_model"],
-                fields["session_id"],
-                fields["lora"],
-                _time(fields["created"]),
-                fields["user_metadata"],
-            ),
-        )
+        path = self._path_to_read(model_id)
+        return None if path is None else _read_record(path / "run.json", TrainingRun, model_id=model_id)
 
     def _checkpoints(self, model_id: str) -> Iterator[Checkpoint]:
         for kind in get_args(Kind):
@@ -348,13 +340,8 @@ class RunDirectory:
         if (path := self._path_to_read(model_id, kind, name)) is None:
             return None
 
-        def checkpoint(fields: Mapping[str, Any]) -> Checkpoint:
-            created, expires_at = _time(fields["created"]), fields["expires_at"]
-            expires_at = None if expires_at is None else _time(expires_at)
-            return Checkpoint(model_id, kind, name, created, fields["size_bytes"], fields["user_metadata"], expires_at)
-
         with self._lock:
-            found = _read_record(_about(path), checkpoint)
+            found = _read_record(_about(path), Checkpoint, model_id=model_id, kind=kind, name=name)
             if found is None or not path.is_dir():
                 return None
             is_kept = path in self._being_saved or self._clock() < self._kept.get(path, -math.inf)
@@ -393,24 +380,20 @@ def _newest_first(checkpoints: Iterator[Checkpoint]) -> list[Checkpoint]:
 
 
 def _write(path: Path, record: TrainingRun | Checkpoint) -> None:
-    fields = {key: value.isoformat() if isinstance(value, datetime) else value for key, value in asdict(record).items()}
     with replaced_file(path) as file:
-        file.write(json.dumps(fields, indent=1).encode())
+        file.write(json.dumps(asdict(record), indent=1, default=datetime.isoformat).encode())
 
 
-def _time(text: str) -> datetime:
-    if (found := datetime.fromisoformat(text)).tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone, and cannot be compared with other times")
-    return found
+def _read_record(path: Path, record: type[Record], /, **known: str) -> Record | None:
+    """The record of a file at the place that `known` names; None where there is no such file, or another content.
 
-
-def _read_record(path: Path, record: Callable[[Mapping[str, Any]], Record]) -> Record | None:
-    """What `record` makes of the JSON object of a file; None where there is no such file, or another content."""
+    A time without a zone, which cannot be compared with others, is another content.
+    """
     try:
-        return record(json.loads(path.read_bytes()))
+        return record(**{**json.loads(path.read_bytes()), **known})
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         log.warning("%s is not as it was written, and is passed over: %r", path, error)
         return None
 

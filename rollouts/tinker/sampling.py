@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import tinker.types as types
 
 from rollouts.engines.protocol import TopLogprobs
 from rollouts.errors import ArgumentError, short_repr
@@ -35,18 +36,17 @@ class Sampling:
         self._futures = service.futures
         self._samples = records
 
-    def create_session(self, session_id: str, sampling_seq_id: int, base_model: str | None, uri: str | None) -> Json:
-        session = self._service.session(session_id)
-        name, weights = self._weights(base_model, uri)
-        sampling = session.add_sampling(sampling_seq_id, name, uri, weights)
-        return {"type": "create_sampling_session", "sampling_session_id": sampling}
+    def create_session(self, body: types.CreateSamplingSessionRequest) -> Json:
+        session = self._service.session(body.session_id)
+        name, weights = self._weights(body.base_model, body.model_path)
+        sampling = session.add_sampling(body.sampling_session_seq_id, name, body.model_path, weights)
+        return {"type": body.type, "sampling_session_id": sampling}
 
     def session(self, sampling_session_id: str) -> SamplingSession | None:
         session = self._service.session_of(sampling_session_id)
         return None if session is None else session.samplers.get(sampling_session_id)
 
-    def sample(self, body: Any) -> Json:
-        """`asample`: `body` is a `tinker.types.SampleRequest`."""
+    def sample(self, body: types.SampleRequest) -> Json:
         if body.record_stability_info:  # what tinker-cookbook asks for by default
             rule = "train with another loss than stable_reinforce, such as loss_fn=ppo"
             raise RequestError(400, f"record_stability_info is not supported by this server; {rule}")
@@ -112,11 +112,9 @@ def _of_last(result: SampleResult, count: int) -> SampleResult:
     return replace(result, prompt_logprobs=logprobs, topk_prompt=topk)
 
 
-def _sample_request(body: Any, prompt: ModelInput, targets: PromptTargets | None) -> SampleRequest:
+def _sample_request(body: types.SampleRequest, prompt: ModelInput, targets: PromptTargets | None) -> SampleRequest:
     params = body.sampling_params
-    stop = params.stop
-    if stop is not None:
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop: Any = (params.stop,) if isinstance(params.stop, str) else params.stop
     return SampleRequest(
         prompt,
         num_samples=body.num_samples,
@@ -125,7 +123,7 @@ def _sample_request(body: Any, prompt: ModelInput, targets: PromptTargets | None
         top_p=params.top_p,
         top_k=min(max(params.top_k, 0), 2**31 - 1),  # no vocabulary is larger
         seed=params.seed,
-        stop=stop,
+        stop=None if stop is None else tuple(stop),
         prompt_logprobs=bool(body.prompt_logprobs),
         topk_prompt=body.topk_prompt_logprobs,
         topk_sample=body.topk_sample_logprobs,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
+
+import tinker.types as types
 
 from rollouts.errors import ArgumentError, short_repr
 from rollouts.models.lora_modules import LoraOptions
@@ -22,11 +25,14 @@ from rollouts.tinker.sampling import Sampling
 from rollouts.tinker.sessions import Json, Model, Session, metadata_texts
 from rollouts.tinker.training_records import TrainingRecords
 
+#: Makes a model with these options of an adapter; None: all parameters are trained.
+Begin = Callable[[LoraOptions | None], Awaitable[Model]]
+
 
 class Service:
     """The state of one user: sessions and models; `requests` are those of its models, `sampling` those of sampling.
 
-    Its methods are routes: each returns the answer, as JSON. Those that take long return
+    Its methods are routes: each takes a body, and returns the answer, as JSON. Those that take long return
     `{"request_id": ..., "model_id": ...}` and go on; `futures` has their results. They raise `RequestError`.
     """
 
@@ -65,18 +71,18 @@ class Service:
     def sessions(self) -> list[Session]:
         return list(self._sessions.values())
 
-    async def create_session(self, metadata: Mapping[str, Any] | None, display_name: str | None) -> Json:
-        texts, named = metadata_texts(metadata), metadata_texts({"display_name": display_name or ""})
+    async def create_session(self, body: types.CreateSessionRequest) -> Json:
+        texts, named = metadata_texts(body.user_metadata), metadata_texts({"display_name": body.display_name or ""})
         await self.tidy()
         if len(self._sessions) >= self.limits.sessions:
             raise RequestError(429, f"{self.limits.sessions} sessions are open; {self._cure('--max-sessions')}")
         session = Session(uuid.uuid4().hex, texts, named["display_name"] or None)
         self._sessions[session.session_id] = session
-        return {"type": "create_session", "session_id": session.session_id}
+        return {"type": body.type, "session_id": session.session_id}
 
-    def heartbeat(self, session_id: str) -> Json:
-        self.session(session_id)
-        return {"type": "session_heartbeat"}
+    def heartbeat(self, body: types.SessionHeartbeatRequest) -> Json:
+        self.session(body.session_id)
+        return {"type": body.type}
 
     def session(self, session_id: str) -> Session:
         """A session, which is alive. Raises `RequestError` 404."""
@@ -122,52 +128,45 @@ class Service:
 
     # Models.
 
-    def create_model(
-        self, session_id: str, model_seq_id: int, base_model: str, lora: Mapping[str, Any] | None,
-        optimizer: str, metadata: Mapping[str, Any] | None,
-    ) -> Json:  # fmt: skip
-        """Begin an adapter, or without `lora` the training of all parameters."""
-        session = self.session(session_id)
-        self.backend.check_name(base_model)
-        _check_optimizer(optimizer)
-        options = None if lora is None else self._lora_options(**lora)
-        texts = metadata_texts(metadata)
+    def create_model(self, body: types.CreateModelRequest) -> Json:
+        """Begin an adapter, or without `lora_config` the training of all parameters."""
+        lora = None if body.lora_config is None else self._lora_options(**body.lora_config.model_dump())
 
-        async def work(model_id: str) -> Json:
-            await self._begin(session, model_id, base_model, options, texts)
-            return {"type": "create_model", "model_id": model_id}
+        async def work(model_id: str, begin: Begin) -> Json:
+            await begin(lora)
+            return {"type": body.type, "model_id": model_id}
 
-        return self._begin_once(session, model_seq_id, work)
+        return self._begin_once(body, body.base_model, work)
 
-    def create_model_from(
-        self, session_id: str, model_seq_id: int, uri: str, *, base_model: str | None,
-        with_optimizer: bool, optimizer: str | None, metadata: Mapping[str, Any] | None,
-    ) -> Json:  # fmt: skip
+    def create_model_from(self, body: types.LoadWeightsRequest) -> Json:
         """Begin a model with the weights of a checkpoint, and its options."""
-        session = self.session(session_id)
-        _check_optimizer(optimizer)
-        name = base_model or self.backend.names[0]
-        self.backend.check_name(name)
-        texts = metadata_texts(metadata)
+        if body.session_id is None or body.model_seq_id is None:
+            raise RequestError(400, "load_weights needs a model_id, or a session_id and a model_seq_id")
 
-        async def work(model_id: str) -> Json:
-            path = self.directory.weights(uri, "weights")
-            options = self.directory.training_run(self.directory.find(uri).model_id).lora
-            lora = None if options is None else LoraOptions(**options)
-            model = await self._begin(session, model_id, name, lora, texts)
+        async def work(model_id: str, begin: Begin) -> Json:
+            path = self.directory.weights(body.path, "weights")
+            options = self.directory.training_run(self.directory.find(body.path).model_id).lora
+            model = await begin(None if options is None else LoraOptions(**options))
             try:
-                await self.backend.train(self.trainer.load, model_id, path, with_optimizer=with_optimizer)
+                await self.backend.train(self.trainer.load, model_id, path, with_optimizer=body.optimizer)
             except BaseException:
                 await self._unload(model)
                 raise
-            return {"type": "load_weights", "path": uri, "model_id": model_id}
+            return {"type": body.type, "path": body.path, "model_id": model_id}
 
-        return self._begin_once(session, model_seq_id, work)
+        return self._begin_once(body, body.base_model or self.backend.names[0], work)
 
-    def _begin_once(self, session: Session, model_seq_id: int, work: Callable[[str], Awaitable[Json]]) -> Json:
-        model_id = f"{session.session_id}:train:{model_seq_id}"  # the client makes the same
+    def _begin_once(self, body: Any, name: str, work: Callable[[str, Begin], Awaitable[Json]]) -> Json:
+        """Accept a request that begins the model of a session and a number. `work` gets its id, and what begins it."""
+        session = self.session(body.session_id)
+        self.backend.check_name(name)
+        if body.optimizer_config is not None and body.optimizer_config.type != "adamw":
+            found = short_repr(body.optimizer_config.type)
+            raise RequestError(400, f"optimizer_config.type is {found}; this server has adamw")
+        model_id = f"{session.session_id}:train:{body.model_seq_id}"  # the client makes the same
+        begin = partial(self._begin, session, model_id, name, metadata_texts(body.user_metadata))
         request_id = f"{model_id}-begin"
-        self.futures.submit(request_id, lambda: work(model_id))
+        self.futures.submit(request_id, lambda: work(model_id, begin))
         return {"request_id": request_id, "model_id": model_id}
 
     async def _begin(
@@ -175,8 +174,8 @@ class Service:
         session: Session,
         model_id: str,
         base_model: str,
+        metadata: dict[str, str],
         lora: LoraOptions | None,
-        metadata: Mapping[str, str] | None,
     ) -> Model:
         def begin() -> None:  # one at a time, so that those that begin together are counted
             if len(self.trainer.models()) >= self.limits.models:
@@ -222,11 +221,11 @@ class Service:
         text = f"no model {short_repr(model_id)} is being trained; create one, or load one from a checkpoint"
         raise RequestError(404, text)
 
-    def info(self, model_id: str) -> Json:
-        model = self.model(model_id)
+    def info(self, body: types.GetInfoRequest) -> Json:
+        model = self.model(body.model_id)
         return {
-            "type": "get_info",
-            "model_id": model_id,
+            "type": body.type,
+            "model_id": model.model_id,
             "is_lora": model.lora is not None,
             "lora_rank": None if model.lora is None else model.lora.rank,
             "model_name": model.base_model,
@@ -237,23 +236,18 @@ class Service:
             },
         }
 
-    def unload(self, model_id: str) -> Json:
-        model = self.model(model_id)
+    def unload(self, body: types.UnloadModelRequest) -> Json:
+        model = self.model(body.model_id)
 
         async def work() -> Json:
             await self._unload(model)
-            return {"type": "unload_model", "model_id": model_id}
+            return {"type": body.type, "model_id": model.model_id}
 
-        self.futures.submit(f"{model_id}-unload", work)
-        return {"request_id": f"{model_id}-unload", "model_id": model_id}
+        self.futures.submit(f"{model.model_id}-unload", work)
+        return {"request_id": f"{model.model_id}-unload", "model_id": model.model_id}
 
     async def _unload(self, model: Model) -> None:
         if model.session.models.pop(model.model_id, None) is not None:
             self.futures.forget(f"{model.model_id}/")  # first: what waits must not begin
             await self.backend.train(self.trainer.unload, model.model_id)
             self._records.unloaded(model.model_id)
-
-
-def _check_optimizer(optimizer: str | None) -> None:
-    if optimizer not in (None, "adamw"):
-        raise RequestError(400, f"optimizer_config.type is {short_repr(optimizer)}; this server has adamw")
