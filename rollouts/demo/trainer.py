@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText
 from renderers import Message, build_training_sample, load_renderer
 from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.demo.task import DigitsEnvironment, Learn, Learned, WarmStart, load_digit_sets
-from rollouts.engines.protocol import InFlight
+from rollouts.engines.protocol import InFlight, SendTensors
 from rollouts.engines.vllm import VLLMEngine, write_tied_head
 from rollouts.models.loading import without_progress_bars
 from rollouts.training import (
@@ -183,7 +183,11 @@ class ServerPolicy(VLLMEngine):
         self._loaded, self._spare = directory / "a", directory / "b"
 
     async def update_weights(
-        self, weights: Mapping[str, np.ndarray] | str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
+        self,
+        weights: Mapping[str, np.ndarray] | str | os.PathLike[str] | SendTensors,
+        version: str,
+        *,
+        in_flight: InFlight = "abort",
     ) -> None:
         """Make the server load float32 weights by parameter name, which are written first, or a directory."""
         if not isinstance(weights, Mapping):

@@ -26,13 +26,13 @@ from verifiers.v1.trace import Trace
 from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, SamplingMask, ToolCall, TurnTokens, Usage
 
 from renderers import Message, Renderer, RendererError, RendererPool, is_multimodal
-from rollouts.engines.protocol import ChatEngine, Completion, Engine, FinishReason, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Completion, Engine, FinishReason, SamplingParams, check_engine
 from rollouts.environments.verifiers.outcome import record_outcome
 from rollouts.episodes.activity import EpisodeActivity
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.chat_turns import ChatRecorder
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
-from rollouts.episodes.episode import check_engine, check_renderer
+from rollouts.episodes.episode import check_renderer
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, Prompt, SampledTurn, TurnRecorder

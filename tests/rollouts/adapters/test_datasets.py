@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from renderers.errors import MissingExtraError
 from rollouts import Completion, TopLogprobs, Trajectory, WeightSpan
 from rollouts.engines.protocol import FinishReason
 from rollouts.errors import ArgumentError, PixelMismatchError
