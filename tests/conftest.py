@@ -50,9 +50,12 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # The programs that tests start import the packages: compiled once, not again by each of some hundred processes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A shell starts its background jobs with Ctrl-C ignored, and what tests start to interrupt it would inherit that.
+# A shell starts its background jobs with Ctrl-C ignored, and nohup all with SIGHUP: what tests start to interrupt it
+# would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Its `CliRunner` would build the whole command for each call, in 20 ms.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
