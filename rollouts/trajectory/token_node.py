@@ -60,30 +60,34 @@ class TokenNode:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ids, sampled, logprobs = self.token_ids, self.sampled, self.logprobs
-        error: str | None = None
-        if type(self.parent) is not int or not -1 <= self.parent < 2**63:
-            error = "its parent is neither the index of a node nor -1"
-        elif not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
-            error = f"token ids are {_kind(ids)}, not one row of integers"
-        elif not isinstance(sampled, np.ndarray) or sampled.shape != ids.shape or sampled.dtype != np.bool_:
-            error = f"sampled is {_kind(sampled)}, not bool ({len(ids)},)"
-        elif not isinstance(logprobs, np.ndarray) or logprobs.dtype.kind != "f":
-            error = f"log-probabilities are {_kind(logprobs)}, not one row of float32"
-        elif logprobs.shape != (count := _num_sampled(sampled),):
-            error = f"{count} tokens and {logprobs.size} log-probabilities of shape {logprobs.shape}"
-        elif self.content is not None and not _is_mask(self.content, len(ids)):
-            error = f"content is {_kind(self.content)}, not bool ({len(ids)},)"
-        elif not _are_messages(self.messages):
-            error = "its messages are not a list of dicts"
-        else:
-            error = (
-                _extras_error(self.extras, len(ids))
-                or weight_span_error(self.weight_spans, len(logprobs))
-                or _media_error(self.media, len(ids))
-            )
+        error = self._error()
         if error is not None:
             raise TrajectoryError(f"a node after node {quoted(self.parent)}: {error}")
+
+    def _error(self) -> str | None:
+        """The first value that is wrong, in a sentence."""
+        ids, sampled, logprobs = self.token_ids, self.sampled, self.logprobs
+        if type(self.parent) is not int or not -1 <= self.parent < 2**63:
+            return "its parent is neither the index of a node nor -1"
+        if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+            return f"token ids are {_kind(ids)}, not one row of integers"
+        count = len(ids)
+        if not _is_mask(sampled, count):
+            return f"sampled is {_kind(sampled)}, not bool ({count},)"
+        if not isinstance(logprobs, np.ndarray) or logprobs.dtype.kind != "f":
+            return f"log-probabilities are {_kind(logprobs)}, not one row of float32"
+        # Counted with the interpreter's lock, which `np.count_nonzero` gives up.
+        num_sampled = count - sampled.tobytes().count(0)
+        if logprobs.ndim != 1 or len(logprobs) != num_sampled:
+            return f"{num_sampled} tokens and {logprobs.size} log-probabilities of shape {logprobs.shape}"
+        if self.content is not None and not _is_mask(self.content, count):
+            return f"content is {_kind(self.content)}, not bool ({count},)"
+        return (
+            _messages_error(self.messages)
+            or _extras_error(self.extras, count)
+            or weight_span_error(self.weight_spans, num_sampled)
+            or _media_error(self.media, count)
+        )
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -103,33 +107,34 @@ def extra_error(name: object, rows: object, count: int) -> str | None:
     return None
 
 
-def _num_sampled(sampled: np.ndarray) -> int:
-    """How many of a mask's values are True: counted with the interpreter's lock, which `np.count_nonzero` gives up."""
-    return sampled.size - sampled.tobytes().count(0)
-
-
 def _kind(value: object) -> str:
     return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def _is_mask(array: object, count: int) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.kind == "b" and array.shape == (count,)
+    return isinstance(array, np.ndarray) and array.ndim == 1 and len(array) == count and array.dtype.kind == "b"
 
 
-def _are_messages(messages: object) -> bool:
-    return isinstance(messages, _SEQUENCES) and all(isinstance(message, dict) for message in messages)
+def _messages_error(messages: object) -> str | None:
+    if not isinstance(messages, _SEQUENCES) or (messages and not all(isinstance(one, dict) for one in messages)):
+        return "its messages are not a list of dicts"
+    return None
 
 
 def _extras_error(extras: object, count: int) -> str | None:
-    if not isinstance(extras, Mapping):
+    if type(extras) is not dict and not isinstance(extras, Mapping):
         return "its extras are not a mapping of names to arrays"
-    errors = (extra_error(name, rows, count) for name, rows in extras.items())
-    return next((error for error in errors if error is not None), None)
+    for name, rows in extras.items():
+        if (error := extra_error(name, rows, count)) is not None:
+            return error
+    return None
 
 
 def _media_error(media: object, count: int) -> str | None:
-    if not isinstance(media, _SEQUENCES) or not all(map(_is_reference, media)):
+    if not isinstance(media, _SEQUENCES) or (media and not all(map(_is_reference, media))):
         return "media are not references with a source and a range"
+    if not media:
+        return None
     placeholders = [reference.placeholder for reference in media]
     if not count and all(one.offset == one.length == 0 for one in placeholders):  # of a prompt without tokens
         return None
