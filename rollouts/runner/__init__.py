@@ -22,7 +22,6 @@ __all__ = [
     "GroupStream",
     "Journal",
     "JournalError",
-    "JournalInUseError",
     "JournalOfAnotherRunError",
     "OneStepOffPolicy",
     "RetryPolicy",

@@ -25,7 +25,7 @@ from rollouts.runner.errors import GroupFailedError
 from rollouts.runner.events import EpisodeEnded, EpisodeRetried, EpisodeStarted, EpisodeWaiting, Outcome
 from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal
-from rollouts.runner.journal_database import RecordedAttempt
+from rollouts.runner.journal_file import RecordedAttempt
 from rollouts.runner.reporting import EpisodeReporter, Reporter
 from rollouts.runner.retries import FailedAttempts, RetryPolicy
 from rollouts.runner.version_history import VersionHistory, oldest_place

@@ -6,8 +6,8 @@ run its episodes again. Of an unfinished group, the next process runs only those
 What is delivered is the consumer's: of it the journal keeps the id of the task alone.
 
 What a call has recorded when it returns survives the end of the process in every form, `kill -9` included. After a
-power cut the journal is as it was after one of its calls: with `fsync=True` after the last group or a later one,
-without it one of the last seconds. What came later is run or delivered again.
+power cut the journal has, with `fsync=True`, everything up to the last group or delivery; without it, what the system
+had written of the last seconds. What it has lost is run or delivered again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from rollouts.errors import ArgumentError
 from rollouts.runner.errors import JournalError
 from rollouts.runner.group import Group
-from rollouts.runner.journal_database import RecordedAttempt, Recorder, ResumedRun
+from rollouts.runner.journal_file import RecordedAttempt, Recorder, ResumedRun
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport.wire.codec import is_plain
@@ -122,7 +122,7 @@ class Journal:
         return await self._on_thread(self._recorder.resume, {**configuration, "configuration": self._configuration})
 
     def __contains__(self, task_id: object) -> bool:
-        return task_id in self._recorder.known
+        return task_id in self._recorder
 
     async def started(self, task: Task) -> None:
         """Record that a task is run. Does nothing if that is recorded already.

@@ -21,7 +21,7 @@ from rollouts.runner.events import Listener
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings, ScoreEpisode
 from rollouts.runner.journal import Journal
-from rollouts.runner.journal_database import ResumedRun
+from rollouts.runner.journal_file import ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
 from rollouts.runner.reporting import Reporter
 from rollouts.runner.retries import RetryPolicy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +17,11 @@ from transport import (
     FileChangedError,
     LimitError,
     RecordReader,
+    RecordWriter,
     encode,
     read_records,
     wire_type,
 )
-from transport.records import rewriting as module
 from transport.records.rewriting import merge_record_files, repair_record_file
 from transport.wire import registry
 
@@ -96,15 +95,15 @@ def test_what_appends_during_repair_without_asking_for_the_lock_is_noticed_and_l
     late = path.read_bytes()[size:]
     os.truncate(path, size)
     flip(path, path.read_bytes().index(b"damaged"))
-    copy = module._RecordCopier.copy
+    copy = RecordWriter.copy
 
-    def append_meanwhile(copier: Any, reader: RecordReader, index: int) -> None:
+    def append_meanwhile(writer: RecordWriter, reader: RecordReader, index: int) -> int:
         if index == 2:
             with path.open("ab") as file:
                 file.write(late)
-        copy(copier, reader, index)
+        return copy(writer, reader, index)
 
-    monkeypatch.setattr(module._RecordCopier, "copy", append_meanwhile)
+    monkeypatch.setattr(RecordWriter, "copy", append_meanwhile)
     with pytest.raises(FileChangedError):
         repair_record_file(path)
     assert os.listdir(path.parent) == [path.name]

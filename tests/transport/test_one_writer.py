@@ -140,16 +140,15 @@ def test_merging_does_not_keep_a_writer_from_its_file_and_notices_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transport import FileChangedError
-    from transport.records import rewriting as repair_module
 
     write(path, 1)
-    copy = repair_module._RecordCopier.copy
+    copy = RecordWriter.copy
 
-    def append_meanwhile(copier: Any, reader: RecordReader, index: int) -> None:
+    def append_meanwhile(writer: RecordWriter, reader: RecordReader, index: int) -> int:
         write(path, 2)
-        copy(copier, reader, index)
+        return copy(writer, reader, index)
 
-    monkeypatch.setattr(repair_module._RecordCopier, "copy", append_meanwhile)
+    monkeypatch.setattr(RecordWriter, "copy", append_meanwhile)
     with pytest.raises(FileChangedError):
         merge_record_files([path], path.with_name("out.mmr"))
     assert os.listdir(path.parent) == [path.name]

@@ -9,12 +9,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from transport.errors import ChecksumError, DecodeError, FileChangedError, MalformedError
 from transport.records.file_lock import check_unlocked, locked
-from transport.records.layout import file_header, frame_record
 from transport.records.reader import RecordReader
+from transport.records.writer import RecordWriter
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
 
 
@@ -61,13 +60,14 @@ def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = D
         if not dropped and not report.truncated_bytes:
             return report
         lost = {drop.index for drop in dropped}
-        with _complete_file(path, replace=True) as file:
-            copier = _RecordCopier(file)
+        with _writer_beside(path) as writer:
             for index in range(len(reader)):
                 if index not in lost:
-                    copier.copy(reader, index)
+                    writer.copy(reader, index)
             if (now := path.stat().st_size) != size:
                 raise FileChangedError(str(path), size, now)
+            shutil.copymode(path, writer.path)
+            writer.replace(path)
     return report
 
 
@@ -80,17 +80,21 @@ def merge_record_files(
     if a writer changed one of them during the merge, and the reader's `DecodeError` for a damaged record: call
     `repair_record_file` on that file first. After an error nothing is left at `out`.
     """
-    with _complete_file(Path(out), replace=False) as file:
-        copier = _RecordCopier(file)
+    out, copied = Path(out), 0
+    if out.exists():
+        raise FileExistsError(f"{out} exists. Name a file that does not.")
+    with _writer_beside(out) as writer:
         for path in paths:
             check_unlocked(path)  # not locked: merging must not keep a writer from the file
             size = os.stat(path).st_size
             with _add_path_to_errors(path), RecordReader(path, limits=limits) as reader:
                 for index in range(len(reader)):
-                    copier.copy(reader, index)
+                    copied = writer.copy(reader, index) + 1
             if (now := os.stat(path).st_size) != size:
                 raise FileChangedError(os.fspath(path), size, now)
-    return copier.objects
+        writer.flush()
+        os.link(writer.path, out)  # unlike a rename, this never replaces a file
+    return copied
 
 
 @contextlib.contextmanager
@@ -102,48 +106,20 @@ def _add_path_to_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
-class _RecordCopier:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._stored: set[str] = set()
-        self.objects = 0
-        file.write(file_header())
-
-    def copy(self, reader: RecordReader, index: int) -> None:
-        record = reader.stored(index)
-        for digest in record.digests:
-            if digest not in self._stored:
-                payload, compressed = reader.stored_media(digest)
-                self._file.writelines(frame_record(payload, self.objects, digest, compressed=compressed))
-                self._stored.add(digest)
-        self._file.writelines(frame_record(record.payload, self.objects, compressed=record.compressed))
-        self.objects += 1
-
-
 @contextlib.contextmanager
-def _complete_file(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
-    """A temporary file beside `path`, which is moved to `path` when it is complete."""
-    if not replace and path.exists():
-        raise FileExistsError(f"{path} exists. Name a file that does not.")
+def _writer_beside(path: Path) -> Iterator[RecordWriter]:
+    """A writer of a temporary file beside `path`, which is removed at the end. Errors of the system name `path`."""
+    name = ""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(descriptor)
+        with RecordWriter(name) as writer:
+            yield writer
     except OSError as error:
-        error.filename = str(path)  # not the name of the temporary file, which the caller does not know
-        raise
-    temporary = Path(name)
-    try:
-        with open(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            shutil.copymode(path, temporary)
-            temporary.replace(path)
-        else:
-            os.link(temporary, path)  # unlike a rename, this never replaces a file
-    except OSError as error:
-        if error.filename in (None, name):  # as when the disk is full
+        # The caller does not know the name of the temporary file; a full disk names none.
+        if error.filename is None or not name or error.filename == name:
             error.filename = str(path)
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if name:
+            Path(name).unlink(missing_ok=True)

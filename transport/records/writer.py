@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from renderers.media.item import MediaSource
@@ -21,6 +22,7 @@ from transport.records.layout import (
     frame_record,
     scan,
 )
+from transport.records.reader import RecordReader
 from transport.wire import codec
 from transport.wire.wire_format import Buffer
 
@@ -44,10 +46,10 @@ class RecordWriter:
 
     def __init__(self, path: str | os.PathLike[str], *, compression: Literal["zstd"] | None = None) -> None:
         self._compress = find_compressor(compression)
-        self._path = os.path.abspath(path)
+        self.path = os.path.abspath(path)
         self._lock = threading.RLock()  # reentrant: a signal handler may close a writer that is appending
         self._appending = False
-        self._file = open_locked(self._path, "a+")
+        self._file = open_locked(self.path, "a+")
         try:
             source = FileBytes(self._file)
             index = scan(source)
@@ -86,23 +88,62 @@ class RecordWriter:
         and the next `append` continues there. Raises `EncodeError`, `OSError`, `TransportError`,
         `FileChangedError` if another program wrote to the file.
         """
-        with self._lock:
-            self._check_open()
-            if self._appending:
-                raise TransportError(
-                    f"the writer of {self._path} is appending already. Set a flag in the signal handler, and "
-                    "append after the interrupted call."
-                )
-            self._appending = True
-            try:
-                return self._append(obj)
-            finally:
-                self._appending = False
+        new: dict[str, MediaSource] = {}
+
+        def omit(source: MediaSource) -> bool:
+            if not self._has_media(source.digest):
+                new[source.digest] = source
+            return True
+
+        with self._appends():
+            index = self._tail[1]
+            payload = codec.encode(obj, omit_media=omit)
+            parts: list[Buffer] = []
+            for digest, source in new.items():
+                parts += self._frame(source.data, index, digest)
+            parts += self._frame(payload, index)
+            self._write(parts, index + 1)
+            self._stored.update(new)
+            return index
+
+    def copy(self, reader: RecordReader, index: int) -> int:
+        """Append record `index` of another file as it is stored there, with its media; returns its index here.
+
+        It is checked and not decoded: its types are not needed. Raises the errors of reading it, and as `append`.
+        """
+        record = reader.stored(index)
+        with self._appends():
+            index = self._tail[1]
+            new = [digest for digest in record.digests if not self._has_media(digest)]
+            parts: list[Buffer] = []
+            for digest in new:
+                payload, compressed = reader.stored_media(digest)
+                parts += frame_record(payload, index, digest, compressed=compressed)
+            parts += frame_record(record.payload, index, compressed=record.compressed)
+            self._write(parts, index + 1)
+            self._stored.update(new)
+            return index
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file, up to the end of its last record."""
+        return self._tail[0]
 
     def flush(self) -> None:
         """Wait until all records are on the disk, so that they survive a crash of the machine."""
         self._check_open()
         os.fsync(self._file.fileno())
+
+    def replace(self, path: str | os.PathLike[str]) -> None:
+        """Wait as `flush`, and let the file take the place of the one at `path`; this writer goes on with it there."""
+        self.flush()
+        os.replace(self.path, path)
+        self.path = os.path.abspath(path)
+        directory = os.open(os.path.dirname(self.path), os.O_RDONLY)
+        try:
+            os.fsync(directory)  # otherwise a power cut could bring the replaced file back
+        finally:
+            os.close(directory)
 
     def close(self) -> None:
         """Close the file and release its lock. Closing twice is allowed."""
@@ -123,29 +164,27 @@ class RecordWriter:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _append(self, obj: object) -> int:
-        self._cut_incomplete_record()
-        index = self._tail[1]
-        new: dict[str, MediaSource] = {}
-
-        def omit(source: MediaSource) -> bool:
-            if not self._has_media(source.digest):
-                new[source.digest] = source
-            return True
-
-        payload = codec.encode(obj, omit_media=omit)
-        parts: list[Buffer] = []
-        for digest, source in new.items():
-            parts += self._frame(source.data, index, digest)
-        parts += self._frame(payload, index)
-        self._write(parts, index + 1)
-        self._stored.update(new)
-        return index
+    @contextlib.contextmanager
+    def _appends(self) -> Iterator[None]:
+        """The block appends a record: one thread at a time, after what an interrupted call has left is cut off."""
+        with self._lock:
+            self._check_open()
+            if self._appending:
+                raise TransportError(
+                    f"the writer of {self.path} is appending already. Set a flag in the signal handler, and "
+                    "append after the interrupted call."
+                )
+            self._appending = True
+            try:
+                self._cut_incomplete_record()
+                yield
+            finally:
+                self._appending = False
 
     def _check_open(self) -> None:
         if self._file.closed:
             raise TransportError(
-                f"the writer of {self._path} is closed, or belongs to the process that this one was forked "
+                f"the writer of {self.path} is closed, or belongs to the process that this one was forked "
                 "from. Open a writer on a file of its own."
             )
 
@@ -184,10 +223,10 @@ class RecordWriter:
         status = os.fstat(self._file.fileno())
         if status.st_nlink == 0:
             reason = "it was deleted while it was being written; open a new writer"
-            raise FileNotFoundError(errno.ENOENT, reason, self._path)
+            raise FileNotFoundError(errno.ENOENT, reason, self.path)
         end, count = self._tail
         if not end <= status.st_size <= (self._largest_size if self._incomplete else end):
-            raise FileChangedError(self._path, end, status.st_size)
+            raise FileChangedError(self.path, end, status.st_size)
         if self._incomplete:
             # A file without a file header has no record.
             records = find_complete(FileBytes(self._file), end, count)[0] if end else []
@@ -200,7 +239,7 @@ class RecordWriter:
 
     def _write_header(self, header: bytes) -> None:
         """Replace the file header, through another descriptor: the writer's own can only append."""
-        with open(self._path, "r+b", buffering=0) as file:
+        with open(self.path, "r+b", buffering=0) as file:
             if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._file.fileno())):
-                raise FileChangedError(self._path, self._tail[0], os.fstat(file.fileno()).st_size)
+                raise FileChangedError(self.path, self._tail[0], os.fstat(file.fileno()).st_size)
             file.write(header)

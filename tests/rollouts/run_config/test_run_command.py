@@ -13,8 +13,6 @@ import pytest
 from run_config_files import CONFIG, FOURS, changed, groups_of, rows_of, run, summary_of, write_run
 
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.runner.journal_database import Recorder
-from rollouts.task import Task
 from transport import RecordWriter
 
 
@@ -134,7 +132,7 @@ def test_a_directory_without_a_journal_is_not_continued(tmp_path: Path) -> None:
     "name",
     [
         *("trajectories.mmr", "metrics.jsonl", "runner_metrics.jsonl", "summary.json", "results.json", "tensorboard"),
-        *("journal", "journal/journal.sqlite", "journal/lock"),
+        *("journal", "journal/journal.mmr"),
     ],
 )
 def test_a_run_does_not_continue_through_a_symbolic_link(tmp_path: Path, name: str) -> None:
@@ -233,20 +231,14 @@ def test_a_full_disk_leaves_a_summary_and_names_the_file(
     path = write_run(tmp_path, FOURS)
     rows = [{"name": name, "number": number, "text": "x" * 10_000} for name, number in (("four", 4), ("seven", 7))]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    write, start = RecordWriter._write, Recorder.start
+    write = RecordWriter._write
 
-    def fill(writer: RecordWriter, *arguments: Any) -> None:
-        if str(writer._path).endswith(full):
+    def fill(writer: RecordWriter, parts: list[bytes], count: int) -> None:
+        if full in writer.path and b"seven" in b"".join(parts):
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(writer, *arguments)
-
-    def start_on_a_full_disk(recorder: Recorder, task: Task) -> None:
-        if recorder.path.endswith(full) and task.task_id == "seven":
-            recorder._database.execute("PRAGMA max_page_count = 1")  # it cannot grow
-        start(recorder, task)
+        write(writer, parts, count)
 
     monkeypatch.setattr(RecordWriter, "_write", fill)
-    monkeypatch.setattr(Recorder, "start", start_on_a_full_disk)
     result = run(path)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1

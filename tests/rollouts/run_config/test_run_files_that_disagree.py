@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
-import sqlite3
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from run_config_files import FOURS, groups_of, rows_of, run, summary_of, write_run
 
-from rollouts import Trajectory
-from rollouts.runner import Group, Task
-from rollouts.runner.journal_database import DATABASE, Recorder
-from transport import RecordReader, RecordWriter
+from rollouts.runner.journal_file import JOURNAL_FILE
+from transport import RecordReader, RecordWriter, read_records
 
 NUMBERS = (4, 7, 1, 2, 3, 5)
 TASKS = [f"number {number}" for number in NUMBERS]
@@ -55,13 +50,15 @@ def figures_of(directory: Path) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def keep_records(path: Path, keep: Callable[[Any], bool]) -> None:
+def change_records(path: Path, change: Callable[[Any], Any]) -> None:
+    """Write a file anew, with what `change` makes of each record; None: without it."""
     with RecordReader(path) as reader:
-        kept = [record for record in reader if keep(record)]
+        changed = [change(record) for record in reader]
     path.unlink()
     with RecordWriter(path) as writer:
-        for record in kept:
-            writer.append(record)
+        for record in changed:
+            if record is not None:
+                writer.append(record)
 
 
 def lose(directory: Path, file: str, tasks: Collection[str]) -> None:
@@ -72,33 +69,17 @@ def lose(directory: Path, file: str, tasks: Collection[str]) -> None:
         lines = [line for line in lines if json.loads(line)["task_id"] not in tasks]
         (out / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     elif file == "trajectories":
-        keep_records(out / "trajectories.mmr", lambda group: group[0].group_id not in tasks)
+        change_records(out / "trajectories.mmr", lambda group: None if group[0].group_id in tasks else group)
     else:
-        database = sqlite3.connect(out / "journal" / DATABASE)
-        with database:
-            deleted = database.executemany("DELETE FROM closed WHERE task_id = ?", [(task,) for task in tasks])
-            assert deleted.rowcount == len(tasks)
-        database.close()
-    if file == "deliveries":
-        recorder = Recorder(out / "journal", fsync=False)
-        rows, groups = figures_of(directory), {group[0].group_id: group for group in groups_of(directory)}
-        for task in tasks:
-            recorder.start(Task(task, {"name": task, "number": int(task.split()[1])}))
-            recorder.finish(group_of(groups[task], rows[task]))
-        recorder.close()
 
+        def without(record: Any) -> Any:
+            kind, value, *_ = record
+            if kind == "closed":
+                return kind, {task: reason for task, reason in value.items() if task not in tasks}
+            name = value.task_id if kind == "task" else value
+            return None if file == "journal" and kind in ("task", "attempt", "group") and name in tasks else record
 
-def group_of(episodes: list[Trajectory], row: dict[str, Any]) -> Group:
-    """The group that was delivered, of what is stored of it."""
-    return Group(
-        task=Task(row["task_id"]),
-        episodes=tuple(episodes),
-        attempts=tuple(row["attempts"]),
-        rewards=np.array(row["total_rewards"]),
-        group_rewards=np.array(row["group_rewards"]),
-        reward_parts={name: np.array(values) for name, values in row["reward_parts"].items()},
-        oldest_version=row["oldest_version"],
-    )
+        change_records(out / "journal" / JOURNAL_FILE, without)
 
 
 LOSSES = [
@@ -138,7 +119,7 @@ def test_files_that_have_lost_different_tails_agree_after_the_run_is_continued(
         for file, part in zip(files, kept, strict=True):
             os.truncate(file, int(file.stat().st_size * part))
         if is_journal_lost:
-            (tmp_path / "out/journal" / DATABASE).unlink()
+            (tmp_path / "out/journal" / JOURNAL_FILE).unlink()
         result = run(complete_run, "--resume")
         assert result.exit_code == 0, result.stderr
         assert figures_of(tmp_path) == before
@@ -166,28 +147,21 @@ def test_a_group_leaves_the_journal_when_its_record_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_run_of_six(tmp_path)
-    database = tmp_path / "out/journal" / DATABASE
     flushed: list[set[str]] = []
     flush = RecordWriter.flush
 
     def note(writer: RecordWriter) -> None:
         flush(writer)
         flushed.append({group[0].group_id for group in groups_of(tmp_path)})
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as journal:
-            tasks = {
-                task for (task,) in journal.execute("SELECT task_id FROM groups JOIN tasks ON task = tasks.number")
-            }
-            closed = {task for (task,) in journal.execute("SELECT task_id FROM closed")}
+        records = list(read_records(tmp_path / "out/journal" / JOURNAL_FILE))
+        closed = {task for kind, *values in records if kind == "closed" for task in values[0]}
         (last,) = flushed[-1] - closed
-        assert last in tasks
+        assert last in {values[0] for kind, *values in records if kind == "group"}
         assert closed == flushed[-1] - {last}
 
     monkeypatch.setattr(RecordWriter, "flush", note)
     assert run(path).exit_code == 0
     assert len(flushed) == len(TASKS)
-    assert database.stat().st_size < 200_000
-    with contextlib.closing(sqlite3.connect(database)) as journal:
-        assert journal.execute("SELECT count(*) FROM attempts").fetchone() == (0,)
 
 
 @pytest.mark.slow

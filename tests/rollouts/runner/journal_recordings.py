@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from renderers.media.item import MediaSource
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal
-from rollouts.runner.journal_database import Recorder
+from rollouts.runner.journal_file import Recorder
 from rollouts.task import Task
 from transport import encode
 
@@ -62,8 +64,12 @@ def open_recorder(directory: Path) -> Recorder:
 
 
 def fill_disk(journal: Journal) -> None:
-    """From now on the database of the journal cannot grow: SQLite raises what it raises on a full disk."""
-    journal._recorder._database.execute("PRAGMA max_page_count = 1")
+    """From now on the file of the journal cannot grow."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    journal._recorder._writer._write = refuse  # type: ignore[method-assign]
 
 
 @dataclass
@@ -101,18 +107,21 @@ def encoded_attempts(recorder: Recorder, number: int) -> dict[int, tuple[int, bo
     return {index: (each.attempt, each.final, encode(each.episode)) for index, each in found.items()}
 
 
-def compare(recorder: Recorder, expected: Expected) -> None:
-    """Resume the recorder and compare all that it knows with what is expected."""
+def compare(recorder: Recorder, expected: Expected, damaged: Collection[int] = ()) -> None:
+    """Resume the recorder and compare all that it knows with what is expected, but for tasks that are damaged."""
     resumed = recorder.resume(dict(CONFIGURATION))
-    assert resumed.undelivered == tuple(f"task-{number}" for number in expected.undelivered)
-    assert resumed.unfinished == tuple(f"task-{number}" for number in expected.unfinished)
-    for number in expected.undelivered:
+    names = {f"task-{number}" for number in damaged}
+    undelivered = [number for number in expected.undelivered if number not in damaged]
+    unfinished = [number for number in expected.unfinished if number not in damaged]
+    assert [name for name in resumed.undelivered if name not in names] == [f"task-{number}" for number in undelivered]
+    assert [name for name in resumed.unfinished if name not in names] == [f"task-{number}" for number in unfinished]
+    for number in undelivered:
         assert encode(recorder.read_group(f"task-{number}")) == expected.finished[number]
-    for number in expected.unfinished:
+    for number in unfinished:
         assert encode(recorder.read_task(f"task-{number}")) == encode(task(number))
         assert encoded_attempts(recorder, number) == expected.attempts[number]
-    known = {number for number in range(20) if f"task-{number}" in recorder.known}
-    assert known == {*expected.started}
+    known = {number for number in range(20) if f"task-{number}" in recorder}
+    assert known - {*damaged} == {*expected.started} - {*damaged}
 
 
 def play(recorder: Recorder, calls: list[tuple[int, int, int]], expected: Expected) -> Iterator[tuple[Any, ...]]:

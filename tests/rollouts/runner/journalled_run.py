@@ -22,7 +22,7 @@ from simulated_engine import SimulatedEngine
 
 from renderers import load_renderer
 from rollouts import SamplingParams, StepResult
-from rollouts.runner import Group, Journal, RetryPolicy, Runner, Task
+from rollouts.runner import Group, Journal, RetryPolicy, Runner, Task, journal_file
 from transport import encode
 
 NUM_TASKS = 60
@@ -85,8 +85,8 @@ async def run(directory: Path, renderer: Any, num_tasks: int = NUM_TASKS) -> Non
     consumed = os.open(directory / "consumed", flags)
     engine = SimulatedEngine(seed=3, tokens=(2, 6), error_rate=0.02)
     journal = Journal.open(directory / "journal")
-    # So that a run of this size has many of the moments at which SQLite moves its log into the database.
-    journal._recorder._database.execute("PRAGMA wal_autocheckpoint = 100")
+    # So that a run of this size has many of the moments at which the journal writes its file anew.
+    journal_file._SLACK_BYTES = 1 << 14  # type: ignore[misc]
     runner = Runner(
         lambda task: Gallery(task, ended),
         engine,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +13,12 @@ from typing import Any
 import pytest
 from journal_recordings import CONFIGURATION, episode, group, image, task
 
-from rollouts.runner.errors import (
-    JournalError,
-    JournalOfAnotherRunError,
-)
+from rollouts.runner import journal_file
+from rollouts.runner.errors import JournalError, JournalOfAnotherRunError
 from rollouts.runner.journal import Journal
-from rollouts.runner.journal_database import DATABASE, ResumedRun
+from rollouts.runner.journal_file import JOURNAL_FILE, ResumedRun
 from rollouts.task import Task
-from transport import encode
+from transport import RecordReader, RecordWriter, encode
 
 
 async def record(journal: Journal, numbers: range, *, delivered: bool = False) -> None:
@@ -103,25 +100,17 @@ def test_a_path_that_is_a_file_or_cannot_be_made_is_refused(tmp_path: Path) -> N
             Journal.open(path)
 
 
-def content(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
-
-
 def test_files_that_no_journal_of_this_version_wrote_are_refused_and_not_changed(tmp_path: Path) -> None:
     for name in ("text", "other"):
         (tmp_path / name).mkdir()
-    (tmp_path / "text" / DATABASE).write_text("some notes of mine, which are longer than a header of SQLite is" * 9)
-    other = sqlite3.connect(tmp_path / "other" / DATABASE)
-    other.execute("CREATE TABLE notes (note TEXT)")
-    other.close()
-    for name, reason in {
-        "text": "file is not a database. Restore it, or delete it",
-        "other": "is that of another program, or of another version",
-    }.items():
-        before = content(tmp_path / name)
+    (tmp_path / "text" / JOURNAL_FILE).write_text("some notes of mine, which are longer than a header is" * 9)
+    with RecordWriter(tmp_path / "other" / JOURNAL_FILE) as writer:
+        writer.append([episode(0, 0)])
+    for name, reason in {"text": "Restore it, or delete it", "other": "is no journal"}.items():
+        before = (tmp_path / name / JOURNAL_FILE).read_bytes()
         with pytest.raises(JournalError, match=reason):
             Journal.open(tmp_path / name)
-        assert content(tmp_path / name) == before
+        assert (tmp_path / name / JOURNAL_FILE).read_bytes() == before
 
 
 async def test_a_task_with_data_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
@@ -140,41 +129,30 @@ async def test_a_task_with_data_that_cannot_be_stored_is_named(tmp_path: Path) -
 # Damage.
 
 
-def flipped(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+def flip(directory: Path, offset: int) -> None:
+    data = bytearray((directory / JOURNAL_FILE).read_bytes())
+    data[offset] ^= 1
+    (directory / JOURNAL_FILE).write_bytes(data)
 
 
-def change(directory: Path, statement: str) -> None:
-    """Change the database of a journal that is closed. `flip(data)` is the data with another byte in its middle."""
-    database = sqlite3.connect(directory / DATABASE)
-    database.create_function("flip", 1, flipped)
-    with database:
-        assert database.execute(statement).rowcount == 1
-    database.close()
+def offset_of(directory: Path, index: int) -> int:
+    """A place in the payload of record `index`."""
+    with RecordReader(directory / JOURNAL_FILE) as reader:
+        record = reader._index.objects[index]
+        assert record is not None
+        return record.start + 64 + record.length // 2
 
 
-#: What is changed, what is named, whether the task is left, and the episodes of its that are.
+def offset_of_image(directory: Path) -> int:
+    return (directory / JOURNAL_FILE).read_bytes().index(bytes(image(1000).data)) + 5
+
+
+#: Where a byte is changed, whether the task is left, and the episodes of its that are. Record 0 is the configuration.
 DAMAGES = {
-    "an episode": (
-        "UPDATE attempts SET content = flip(content) WHERE episode_id = 'task-0-1-0'",
-        "episode 'task-0-1-0'",
-        ("task-0",),
-        {0},
-    ),
-    "the values of a group": (
-        "UPDATE groups SET content = flip(content) WHERE number = 1",
-        "the group of task 'task-0'",
-        ("task-0",),
-        {0, 1},
-    ),
-    "a task": ("UPDATE tasks SET content = flip(content) WHERE number = 1", "task 'task-0'", (), set()),
-    "an image": (
-        f"UPDATE media SET data = flip(data) WHERE digest = '{image(1000).digest}'",
-        "task 'task-0'",
-        (),
-        set(),
-    ),
+    "a task": (lambda directory: offset_of(directory, 1), (), set()),
+    "an episode": (lambda directory: offset_of(directory, 3), ("task-0",), {0}),
+    "the values of a group": (lambda directory: offset_of(directory, 4), ("task-0",), {0, 1}),
+    "an image of an episode": (offset_of_image, ("task-0",), {1}),
 }
 
 
@@ -182,9 +160,9 @@ DAMAGES = {
 async def test_what_a_disk_has_changed_is_logged_once_and_run_again_and_nothing_else(
     tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    statement, named, unfinished, left = DAMAGES[damaged]
+    place, unfinished, left = DAMAGES[damaged]
     await make(tmp_path / "j", range(2))
-    change(tmp_path / "j", statement)
+    flip(tmp_path / "j", place(tmp_path / "j"))
     for number in range(2):  # again after a process that did nothing about it
         caplog.clear()
         journal = Journal.open(tmp_path / "j")
@@ -196,7 +174,7 @@ async def test_what_a_disk_has_changed_is_logged_once_and_run_again_and_nothing_
             assert encode(await journal.task("task-0")) == encode(task(0))
             assert (await journal.attempts("task-0")).keys() == left
         await journal.close()
-        assert (f"not recorded: {named}\n" in caplog.text) == (number == 0)
+        assert caplog.text.count("the disk has damaged, and it counts as not recorded: ") == (number == 0)
     journal = Journal.open(tmp_path / "j")
     await journal.resume(CONFIGURATION)
     await record(journal, range(1), delivered=True)
@@ -207,56 +185,61 @@ async def test_what_a_disk_has_changed_is_logged_once_and_run_again_and_nothing_
     await journal.close()
 
 
-async def test_a_damaged_database_is_an_error_and_one_that_is_deleted_begins_anew(tmp_path: Path) -> None:
-    await make(tmp_path / "j", range(3))
-    path = tmp_path / "j" / DATABASE
-    whole = path.read_bytes()
-    path.write_bytes(whole[:8192] + b"\xff" * (len(whole) - 8192))
-    error = str(await resumed_error(tmp_path / "j", CONFIGURATION))
-    assert f"{DATABASE} cannot be read: database disk image is malformed. Restore it, or delete it and start" in error
-    path.unlink()
-    journal = Journal.open(tmp_path / "j")
-    assert await journal.resume(CONFIGURATION) == ResumedRun()
-    await journal.close()
+async def test_a_damaged_beginning_is_an_error_and_a_file_that_is_deleted_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "j" / JOURNAL_FILE
+    for offset in (0, 64, 64 + 64 + 5):
+        await make(tmp_path / "j", range(3))
+        flip(tmp_path / "j", offset)
+        with pytest.raises(JournalError, match=r"journal.mmr cannot be read: .*Restore it, or delete it and start"):
+            await make(tmp_path / "j")
+        path.unlink()
+        journal = Journal.open(tmp_path / "j")
+        assert await journal.resume(CONFIGURATION) == ResumedRun()
+        await journal.close()
+        path.unlink()
 
 
 # What is in the files.
 
 
-async def test_the_space_of_delivered_groups_is_used_again(tmp_path: Path) -> None:
+async def test_a_file_that_grows_is_written_anew_without_what_was_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_file, "_SLACK_BYTES", 50_000)
     journal = Journal.open(tmp_path / "j")
     await journal.resume(CONFIGURATION)
-    await record(journal, range(2), delivered=True)
-    journal._recorder._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    before = (tmp_path / "j" / DATABASE).stat().st_size
-    await record(journal, range(2, 20), delivered=True)
+    await record(journal, range(2))
+    largest = 0
+    for number in range(2, 60):
+        await record(journal, range(number, number + 1), delivered=True)
+        largest = max(largest, (tmp_path / "j" / JOURNAL_FILE).stat().st_size)
+    assert largest < 120_000
     await journal.close()
-    assert (tmp_path / "j" / DATABASE).stat().st_size <= before + 4096
+    assert [path.name for path in (tmp_path / "j").iterdir()] == [JOURNAL_FILE]
+    journal = Journal.open(tmp_path / "j")
+    assert await journal.resume(CONFIGURATION) == ResumedRun(undelivered=("task-0", "task-1"))
+    assert encode(await journal.group("task-1")) == encode(group(1, [episode(1, 0), episode(1, 1)], (1, 1)))
+    assert "task-59" in journal
+    await journal.close()
 
 
 @pytest.mark.parametrize("fsync", [False, True])
 async def test_with_fsync_groups_and_deliveries_wait_for_the_disk_and_single_episodes_do_not(
-    tmp_path: Path, fsync: bool
+    tmp_path: Path, fsync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the setting of SQLite at the end of each transaction: no power can be cut in a test."""
+    """By the calls of `flush`: no power can be cut in a test."""
     journal = Journal.open(tmp_path / "j", fsync=fsync)
     await journal.resume(CONFIGURATION)
-    statements: list[str] = []
-    journal._recorder._database.set_trace_callback(statements.append)
+    flushed: list[str] = []
+
+    def note(writer: RecordWriter) -> None:
+        with RecordReader(tmp_path / "j" / JOURNAL_FILE) as reader:
+            flushed.append(reader[-1][0])
+
+    monkeypatch.setattr(RecordWriter, "flush", note)
     await record(journal, range(1), delivered=True)
     await journal.close()
-    settings: list[tuple[str, str]] = []
-    setting, tables = "", list[str]()
-    for statement in statements:
-        if statement.startswith("PRAGMA synchronous = "):
-            setting, tables = statement.split()[-1], []
-        elif "INTO " in statement:
-            tables.append(statement.partition("INTO ")[2].split()[0])
-        elif statement == "COMMIT":
-            settings.append((tables[0], setting))
-    waiting = "FULL" if fsync else "NORMAL"
-    of_episodes = [("attempts", "NORMAL")] * 2
-    assert settings == [("tasks", waiting), *of_episodes, ("groups", waiting), ("closed", waiting)]
+    assert flushed == (["task", "group", "closed"] if fsync else [])
 
 
 async def test_files_that_are_deleted_while_a_run_has_them_open_are_an_error_of_the_journal(tmp_path: Path) -> None:

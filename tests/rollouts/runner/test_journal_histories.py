@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journal_recordings import CONFIGURATION, Expected, compare, open_recorder, play
+from journal_recordings import Expected, compare, open_recorder, play
 
-from rollouts.runner.journal_database import DATABASE, Recorder
+from rollouts.runner.journal_file import JOURNAL_FILE, Recorder
+from transport import RecordReader
 
-#: What a process writes; it is moved into the database later, which these tests do not let happen.
-LOG = f"{DATABASE}-wal"
 #: (kind, task number, index): see `play`. Calls of the runner for a task come in this order, those of tasks in any.
 CALLS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 1)), min_size=5, max_size=60)
 EVERYTHING = [(kind, number, index) for number in range(4) for kind in (0, 1, 1, 3, 4) for index in (0, 1)]
@@ -24,36 +23,42 @@ FEW = settings(max_examples=40)
 class Run:
     """One process with a journal: what it has written, and what each call had recorded by then.
 
-    `before` is what the journal has of earlier processes.
+    `before` is what the journal has of earlier processes, whose file has `begin` bytes.
     """
 
     def __init__(self, directory: Path, calls: list[tuple[int, int, int]], before: Expected | None = None) -> None:
         recorder = open_recorder(directory)
-        recorder._database.execute("PRAGMA wal_autocheckpoint = 0")
         self.before = before or Expected()
         compare(recorder, self.before)
-        recorder._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self.events: list[tuple[int, tuple[Any, ...]]] = []  # each with the size of the log after it
+        self.begin = recorder._writer.size
+        self.events: list[tuple[int, tuple[Any, ...]]] = []  # each with the size of the file after it
         state = copied(self.before)
         for event in play(recorder, calls, state):
-            self.events.append(((directory / LOG).stat().st_size, event))
+            self.events.append((recorder._writer.size, event))
             state.apply(event)
-        self.database, self.log = ((directory / name).read_bytes() for name in (DATABASE, LOG))
         recorder.close()
+        self.data = (directory / JOURNAL_FILE).read_bytes()
 
     def expected_after(self, size: int) -> Expected:
-        """What the journal has where so many bytes of the log are written."""
+        """What the journal has where so many bytes of the file are written."""
         state = copied(self.before)
         for needed, event in self.events:
             if needed <= size:
                 state.apply(event)
         return state
 
-    def leave(self, directory: Path, log: bytes) -> None:
-        """Make the files of a process that has ended without closing the journal."""
-        directory.mkdir(exist_ok=True)
-        (directory / DATABASE).write_bytes(self.database)
-        (directory / LOG).write_bytes(log)
+    def tasks_written_at(self, begin: int, end: int) -> set[int]:
+        """The tasks of which the file has something between two offsets."""
+        starts = [self.begin, *(size for size, _ in self.events)]
+        return {
+            event[1] for (size, event), start in zip(self.events, starts, strict=False) if start < end and begin < size
+        }
+
+
+def leave(directory: Path, data: bytes) -> None:
+    """Make the file of a process that has ended without closing the journal."""
+    directory.mkdir(exist_ok=True)
+    (directory / JOURNAL_FILE).write_bytes(data)
 
 
 def copied(state: Expected) -> Expected:
@@ -62,12 +67,14 @@ def copied(state: Expected) -> Expected:
 
 
 def finish_everything(recorder: Recorder, state: Expected) -> None:
-    """Continue the run until every group is delivered; the journal then has no episode and no image."""
+    """Continue the run until every group is delivered; the file, written anew, then has no episode and no image."""
     for event in play(recorder, EVERYTHING, state):
         state.apply(event)
     assert len(state.closed) == 4
-    for table in ("tasks", "attempts", "groups", "uses", "media"):
-        assert recorder._database.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+    recorder._rewrite()
+    with RecordReader(recorder._file) as reader:
+        assert [record[0] for record in reader] == ["run", "closed"]
+        assert not reader._index.blobs
 
 
 def check(directory: Path, state: Expected) -> None:
@@ -89,9 +96,9 @@ def test_processes_killed_in_any_write_leave_exactly_what_was_written_before(cal
         directory, state = Path(base, "0"), Expected()
         for number, share in enumerate(shares, 1):
             run = Run(directory, calls, state)
-            size = int(share * len(run.log))
+            size = run.begin + int(share * (len(run.data) - run.begin))
             directory = Path(base, f"{number}")
-            run.leave(directory, run.log[:size])
+            leave(directory, run.data[:size])
             state = run.expected_after(size)
             calls = calls[::-1]
         check(directory, state)
@@ -99,30 +106,28 @@ def test_processes_killed_in_any_write_leave_exactly_what_was_written_before(cal
 
 @pytest.mark.slow
 @FEW
-@given(calls=CALLS, share=st.floats(0, 0.99))
-def test_after_a_power_cut_that_has_lost_a_part_of_the_log_whatever_came_before_it_is_known(calls, share) -> None:
+@given(calls=CALLS, share=st.floats(0, 0.99), filler=st.sampled_from([b"\0", b"\xff"]))
+def test_a_part_of_the_file_that_a_power_cut_has_lost_costs_the_tasks_that_it_is_of_and_no_other(
+    calls, share, filler
+) -> None:
     """Without fsync the system writes the parts of a file in any order."""
     with tempfile.TemporaryDirectory() as base:
         run = Run(Path(base, "first"), calls)
-        begin = int(share * len(run.log)) // 512 * 512
-        run.leave(
-            Path(base, "cut"), run.log[:begin] + b"\xff" * len(run.log[begin : begin + 512]) + run.log[begin + 512 :]
-        )
-        check(Path(base, "cut"), run.expected_after(begin))
+        begin = run.begin + int(share * (len(run.data) - run.begin)) // 512 * 512
+        lost = run.data[begin : begin + 512]
+        leave(Path(base, "cut"), run.data[:begin] + filler * len(lost) + run.data[begin + 512 :])
+        damaged = run.tasks_written_at(begin, begin + 512)
+        recorder = open_recorder(Path(base, "cut"))
+        compare(recorder, run.expected_after(len(run.data)), damaged)
+        recorder.close()
 
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_while_it_begins_the_journal_leaves_one_that_can_be_begun(tmp_path: Path) -> None:
-    recorder = open_recorder(tmp_path / "first")
-    recorder.resume(dict(CONFIGURATION))
-    database, log = ((tmp_path / "first" / name).read_bytes() for name in (DATABASE, LOG))
-    recorder.close()
-    for size in range(0, len(log) + 512, 512):
-        directory = tmp_path / f"killed-{size}"
-        directory.mkdir()
-        (directory / DATABASE).write_bytes(database)
-        (directory / LOG).write_bytes(log[:size])
-        check(directory, Expected())
+    data = Run(tmp_path / "first", []).data
+    for size in range(0, len(data), 32):
+        leave(tmp_path / f"killed-{size}", data[:size])
+        check(tmp_path / f"killed-{size}", Expected())
 
 
 def test_the_calls_of_these_tests_reach_every_state(tmp_path: Path) -> None:
@@ -137,7 +142,7 @@ def test_the_comparison_finds_a_planted_fault(tmp_path: Path, planted: str) -> N
     run = Run(tmp_path / "first", [(0, 0, 0), (1, 0, 0)])
     sizes = [size for size, _ in run.events]
     left, expected = sizes if planted.startswith("an episode") else sizes[::-1]
-    run.leave(tmp_path / "killed", run.log[:left])
+    leave(tmp_path / "killed", run.data[:left])
     recorder = open_recorder(tmp_path / "killed")
     with pytest.raises(AssertionError):
         compare(recorder, run.expected_after(expected))
