@@ -30,10 +30,17 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import MediaItem, MediaSource, PlaceholderRange
 from renderers.vision.patches import StillPatches
+from rollouts.models.placed_rows import Layout
 from rollouts.testing import tiny_qwen3_vl
-from rollouts.training import TrainingBatch, TrainingSample, micro_batches, pack_samples, token_logprobs
+from rollouts.training import (
+    TrainingBatch,
+    TrainingSample,
+    concatenated_media,
+    micro_batches,
+    pack_samples,
+    token_logprobs,
+)
 from rollouts.training.packing import token_cost
-from rollouts.training.rows import Layout
 
 ROWS, TOKENS, IMAGES, PATCHES = 64, 4096, 4, 256
 SAMPLES, BUDGET, PATCH_BUDGET, RANKS, HIDDEN = 4096, 32_768, 16_384, 8, 4096
@@ -104,7 +111,7 @@ def token_tensors(batch: TrainingBatch) -> list[torch.Tensor]:
 
 
 def pixel_tensors(batch: TrainingBatch) -> list[torch.Tensor]:
-    tensors = [batch.concatenated_media(name) for name in ("pixel_values", "image_grid_thw")]
+    tensors = [concatenated_media(batch, name) for name in ("pixel_values", "image_grid_thw")]
     return [tensor for tensor in tensors if tensor is not None]
 
 

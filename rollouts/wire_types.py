@@ -27,7 +27,6 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.Provenance": "rollouts.trajectory.provenance",
         "rollouts.SamplingParams": "rollouts.engines.protocol",
         "rollouts.Task": "rollouts.task",
-        "rollouts.TensorList": "rollouts.training.tensor_list",
         "rollouts.TokenNode": "rollouts.trajectory.token_node",
         "rollouts.TopLogprobs": "rollouts.engines.protocol",
         "rollouts.TrainingBatch": "rollouts.training.batch",

@@ -15,7 +15,7 @@ from rollouts.models import forward, qwen3_vl
 from rollouts.models.architecture import Architecture, architecture
 from rollouts.models.output_head import OutputHead, output_head, probe_ids, relative_difference, tolerance
 from rollouts.models.packing_support import packing_of
-from rollouts.models.placed_rows import PlacedRows, TokenSequence, padded_rows
+from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.models.qwen3_vl import VisionFeatures
 
@@ -87,7 +87,7 @@ class ForwardPass:
         RWKV takes no cache, and would sample each token without those before it.
         """
         ids = np.array(probe_ids(self.architecture))
-        before, whole = (padded_rows([TokenSequence(each)], pad_id=0) for each in (ids[:-1], ids))
+        before, whole = (placed_rows([TokenRow(each)], pad_id=0) for each in (ids[:-1], ids))
         last = torch.from_numpy(ids[-1:]).to(self.model.device)
         mask = torch.ones(1, len(ids), dtype=torch.bool).to(last.device)
         try:

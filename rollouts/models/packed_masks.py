@@ -21,7 +21,7 @@ def packed_masks(architecture: Architecture, rows: PlacedRows, token_types: torc
     """
     whole: dict[str, torch.Tensor] = {}
     for sequence, (row, column) in zip(rows.sequences, rows.starts.tolist(), strict=True):
-        columns = slice(column, column + len(sequence.ids))
+        columns = slice(column, column + len(sequence))
         for kind, block in _blocks(architecture, token_types[row : row + 1, columns]).items():
             if kind not in whole:
                 whole[kind] = _empty(block, rows.input_ids.shape)

@@ -12,7 +12,7 @@ from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import Architecture, forward_parameters, same_random_numbers, token_type_argument
 from rollouts.models.forward import forward_inputs, run_base
 from rollouts.models.packed_masks import packed_masks
-from rollouts.models.placed_rows import TokenSequence, placed_rows
+from rollouts.models.placed_rows import TokenRow, placed_rows
 from rollouts.models.positions import row_positions
 
 #: How the sequences of a packed row are kept apart: by positions that begin again and no attention mask; by masks with
@@ -69,9 +69,7 @@ def _states(
     architecture: Architecture, packing: Packing, first: np.ndarray, second: np.ndarray, types: list[int]
 ) -> torch.Tensor:
     """Hidden states (12, H) of two sequences in one row; with the same random numbers for dropout in each call."""
-    starts = np.array([[0, 0], [0, _LENGTH]], dtype=np.int64)
-    sequences = [TokenSequence(first), TokenSequence(second)]
-    rows = placed_rows(sequences, starts, (1, 2 * _LENGTH), pad_id=0, packed=True)
+    rows = placed_rows([TokenRow(first), TokenRow(second)], pad_id=0, layout="packed")
     inputs = forward_inputs(architecture, rows, architecture.base, row_positions(architecture, rows)[0])
     given = torch.tensor([types], device=architecture.model.device)
     if (name := token_type_argument(architecture, architecture.base)) is not None:

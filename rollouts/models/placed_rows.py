@@ -15,20 +15,36 @@ import numpy as np
 from renderers import MediaItem, PlaceholderRange
 from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
+from rollouts.errors import ArgumentError
+from rollouts.values import check_choice, check_integer
+
+Layout = Literal["padded", "packed"]
+"""padded: one sequence a row, padded to the width of the longest. packed: all of them one after another in one row."""
+
+Side = Literal["left", "right"]
+"""The side on which a row is padded. A packed row is padded on the right."""
 
 
-class TokenSequence(NamedTuple):
-    """Token ids, integers (n,), with media in prompt order; ranges count from the first token. `name` is for errors."""
+class TokenRow:
+    """A row of n tokens with media: what a forward pass computes. Rows with more columns (samples, data) extend it.
 
-    ids: np.ndarray
-    media: Sequence[PlacedItem] = ()
-    name: str = "-"
+    `token_ids` integers (n,); `media` in prompt order, whose ranges count from the first token; `name` is for errors.
+    """
 
+    __slots__ = ("media", "name", "token_ids")
 
-def beginning(sequence: TokenSequence, length: int) -> TokenSequence:
-    """The first `length` tokens of a sequence, a number that cuts no range of an item."""
-    media = tuple(pair for pair in sequence.media if pair[1].offset < length)
-    return TokenSequence(sequence.ids[:length], media, sequence.name)
+    def __init__(self, token_ids: np.ndarray, media: Sequence[PlacedItem] = (), name: str = "-") -> None:
+        self.token_ids = token_ids
+        self.media = media
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def part(self, begin: int, end: int) -> TokenRow:
+        """The tokens `begin:end` with the media in them, numbers that cut no range of an item."""
+        media = [(item, at.shifted(-begin)) for item, at in self.media if begin <= at.offset < end]
+        return TokenRow(self.token_ids[begin:end], media, self.name)
 
 
 class RowItem(NamedTuple):
@@ -49,7 +65,7 @@ class PlacedRows:
     first token of each sequence. `packed`: a row may hold several sequences, which do not attend to each other.
     """
 
-    sequences: tuple[TokenSequence, ...]
+    sequences: tuple[TokenRow, ...]
     input_ids: np.ndarray
     position_ids: np.ndarray
     sequence_ids: np.ndarray
@@ -80,28 +96,51 @@ class PlacedRows:
         return types
 
 
-def padded_rows(
-    sequences: Sequence[TokenSequence], *, pad_id: int, side: Literal["left", "right"] = "right"
-) -> PlacedRows:
-    """One sequence a row, padded on one side to the longest of them."""
-    width = max(len(sequence.ids) for sequence in sequences)
-    starts = np.zeros((len(sequences), 2), dtype=np.int64)
-    starts[:, 0] = np.arange(len(sequences))
+def place(
+    lengths: Sequence[int], layout: Layout, side: Side = "right", multiple_of: int = 1
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """Where sequences of these lengths begin, int64 (N, 2) row and column, and the numbers of rows and columns.
+
+    The number of columns is rounded up to a multiple of `multiple_of`; no sequences have 0 rows and 0 columns. Raises
+    `ArgumentError` for values that do not exist.
+    """
+    check_choice("layout", layout, Layout)
+    check_choice("side", side, Side)
+    check_integer("multiple_of", multiple_of)
+    count, sizes = len(lengths), np.array(lengths, dtype=np.int64)
+    starts = np.zeros((count, 2), dtype=np.int64)
+    if layout == "packed":
+        if side == "left":
+            raise ArgumentError("side", side, 'leave it out with layout="packed": a packed row is padded on the right')
+        starts[:, 1] = np.cumsum(sizes) - sizes
+        rows, columns = min(1, count), int(sizes.sum())
+    else:
+        starts[:, 0] = np.arange(count)
+        rows, columns = count, int(sizes.max(initial=0))
+    columns = -(-columns // multiple_of) * multiple_of
     if side == "left":
-        starts[:, 1] = [width - len(sequence.ids) for sequence in sequences]
-    return placed_rows(sequences, starts, (len(sequences), width), pad_id=pad_id, packed=False)
+        starts[:, 1] = columns - sizes
+    return starts, (rows, columns)
+
+
+def numbered(starts: np.ndarray, lengths: Sequence[int], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """`position_ids` and `sequence_ids`, as `PlacedRows` has them, of sequences that begin at `starts`."""
+    position_ids = np.zeros(shape, dtype=np.int64)
+    sequence_ids = np.full(shape, -1, dtype=np.int32)
+    ascending = np.arange(max(lengths, default=0))
+    for index, ((row, column), length) in enumerate(zip(starts.tolist(), lengths, strict=True)):
+        position_ids[row, column : column + length] = ascending[:length]
+        sequence_ids[row, column : column + length] = index
+    return position_ids, sequence_ids
 
 
 def placed_rows(
-    sequences: Sequence[TokenSequence], starts: np.ndarray, shape: tuple[int, int], *, pad_id: int, packed: bool
+    sequences: Sequence[TokenRow], *, pad_id: int, layout: Layout = "padded", side: Side = "right"
 ) -> PlacedRows:
-    """Sequences that begin at `starts`, int64 (N, 2) row and column, in rows of `shape` (B, T)."""
+    """Sequences in rows, with `pad_id` on padding."""
+    lengths = [len(sequence) for sequence in sequences]
+    starts, shape = place(lengths, layout, side)
     input_ids = np.full(shape, pad_id, dtype=np.int64)
-    position_ids = np.zeros(shape, dtype=np.int64)
-    sequence_ids = np.full(shape, -1, dtype=np.int32)
-    for index, (sequence, (row, column)) in enumerate(zip(sequences, starts, strict=True)):
-        columns = slice(column, column + len(sequence.ids))
-        input_ids[row, columns] = sequence.ids
-        position_ids[row, columns] = np.arange(len(sequence.ids))
-        sequence_ids[row, columns] = index
-    return PlacedRows(tuple(sequences), input_ids, position_ids, sequence_ids, starts, packed)
+    for sequence, (row, column) in zip(sequences, starts.tolist(), strict=True):
+        input_ids[row, column : column + len(sequence)] = sequence.token_ids
+    return PlacedRows(tuple(sequences), input_ids, *numbered(starts, lengths, shape), starts, layout == "packed")

@@ -15,7 +15,7 @@ from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.errors import SampleError
 from rollouts.models.architecture import Architecture
-from rollouts.models.placed_rows import PlacedRows, TokenSequence
+from rollouts.models.placed_rows import PlacedRows, TokenRow
 
 # What processors of Omni models call `second_per_grids`, and the mask of the frames of a sound.
 _SECONDS = "video_second_per_grid"
@@ -28,7 +28,7 @@ def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndar
     they are (3, B, T), time, row and column; for packed rows (4, B, T) with the text positions first, from which
     transformers derives where a sequence begins.
     """
-    lengths = np.array([len(sequence.ids) for sequence in rows.sequences], dtype=np.int64)
+    lengths = np.array([len(sequence) for sequence in rows.sequences], dtype=np.int64)
     if not architecture.mrope:
         return rows.position_ids, lengths
     positions: np.ndarray = np.repeat(rows.position_ids[None], 3, axis=0)
@@ -39,11 +39,11 @@ def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndar
             if own.dtype != positions.dtype:  # fractions: a video of Qwen3-Omni
                 positions, following = positions.astype(own.dtype), following.astype(own.dtype)
             following[index] = next_position
-            positions[:, row, column : column + len(sequence.ids)] = own
+            positions[:, row, column : column + len(sequence)] = own
     return (np.concatenate([rows.position_ids[None], positions]) if rows.packed else positions), following
 
 
-def media_positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, float]:
+def media_positions(architecture: Architecture, sequence: TokenRow) -> tuple[np.ndarray, float]:
     """M-RoPE positions (3, n) of a sequence with media, and the position of the token that would follow it.
 
     They are int64, or float32 where Qwen3-Omni gives the frames of a video fractions. Raises `SampleError` for a video
@@ -53,21 +53,15 @@ def media_positions(architecture: Architecture, sequence: TokenSequence) -> tupl
     begin = 0
     for item, placeholder in sequence.media:
         if item.modality == "video" and item.has_sound:
-            parts.append(_positions(architecture, _part(sequence, begin, placeholder.offset - 1)))
+            parts.append(_positions(architecture, sequence.part(begin, placeholder.offset - 1)))
             parts.append(_positions_with_sound(architecture, sequence, item, placeholder))
             begin = placeholder.end + 1
     if not parts:
         return _positions(architecture, sequence)
-    parts.append(_positions(architecture, _part(sequence, begin, len(sequence.ids))))
+    parts.append(_positions(architecture, sequence.part(begin, len(sequence))))
     starts = np.cumsum([0, *(following for _, following in parts)])
     positions = np.concatenate([own + start for (own, _), start in zip(parts, starts[:-1], strict=True)], axis=1)
     return _whole_numbers(positions), starts[-1].item()
-
-
-def _part(sequence: TokenSequence, begin: int, end: int) -> TokenSequence:
-    """The tokens `begin:end` of a sequence, with the media in them; it cuts no range of an item."""
-    media = [(item, at.shifted(-begin)) for item, at in sequence.media if begin <= at.offset < end]
-    return TokenSequence(sequence.ids[begin:end], media, sequence.name)
 
 
 def _whole_numbers(positions: np.ndarray) -> np.ndarray:
@@ -76,7 +70,7 @@ def _whole_numbers(positions: np.ndarray) -> np.ndarray:
 
 
 def _positions_with_sound(
-    architecture: Architecture, sequence: TokenSequence, item: MediaItem, placeholder: PlaceholderRange
+    architecture: Architecture, sequence: TokenRow, item: MediaItem, placeholder: PlaceholderRange
 ) -> tuple[np.ndarray, float]:
     """`media_positions` of a video with its sound alone, from the start token before its range to the end token behind.
 
@@ -85,13 +79,13 @@ def _positions_with_sound(
     begin = placeholder.offset - 1
     config = architecture.base.config
     starts = [config.vision_start_token_id, config.audio_start_token_id]
-    if begin < 0 or sequence.ids[begin : begin + 2].tolist() != starts:
+    if begin < 0 or sequence.token_ids[begin : begin + 2].tolist() != starts:
         raise SampleError(
             sequence.name,
             f"the video with its sound at {placeholder.offset} does not begin with the tokens {starts}, by which "
             f"{architecture.model_type} finds it. Render the row with the chat template of this model",
         )
-    ids = np.append(sequence.ids[begin : placeholder.end + 1].astype(np.int64), architecture.neutral_id)
+    ids = np.append(sequence.token_ids[begin : placeholder.end + 1].astype(np.int64), architecture.neutral_id)
     positions, _ = architecture.base.get_rope_index(
         torch.from_numpy(ids)[None],
         attention_mask=torch.ones((1, len(ids)), dtype=torch.int64),
@@ -103,7 +97,7 @@ def _positions_with_sound(
     return own[:, :-1], own[0, -1].item()
 
 
-def _positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, float]:
+def _positions(architecture: Architecture, sequence: TokenRow) -> tuple[np.ndarray, float]:
     """`media_positions` of a sequence without videos that have their sound.
 
     `get_rope_index` of the model computes them. It reads token types and takes adjacent runs of one type for one image;
@@ -118,7 +112,7 @@ def _positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.
         for start, end in placeholder.runs
         if not (by_ids and item.modality == "audio")
     ]
-    types = np.zeros(len(sequence.ids), dtype=np.int64)
+    types = np.zeros(len(sequence), dtype=np.int64)
     for start, end, modality in runs:
         types[start:end] = TOKEN_TYPE_IDS[modality]
     if by_ids:
@@ -127,7 +121,7 @@ def _positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.
         inserts = [begin for (_, end, _), (begin, _, _) in itertools.pairwise(runs) if begin == end]
     inserts.append(len(types))
     inserted_at = np.array(inserts) + np.arange(len(inserts))
-    ids = np.insert(np.asarray(sequence.ids, dtype=np.int64), inserts, architecture.neutral_id)
+    ids = np.insert(np.asarray(sequence.token_ids, dtype=np.int64), inserts, architecture.neutral_id)
     types = np.insert(types, inserts, 0)
     inserted = np.zeros(len(ids), dtype=bool)
     inserted[inserted_at] = True

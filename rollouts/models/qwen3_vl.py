@@ -119,7 +119,7 @@ def _placement(model: Any, rows: PlacedRows) -> _Placement:
     positions = np.zeros((3, *rows.input_ids.shape), dtype=np.int64)
     following = np.zeros(len(rows.sequences), dtype=np.int64)
     for index, (sequence, (row, column)) in enumerate(zip(rows.sequences, rows.starts, strict=True)):
-        count = len(sequence.ids)
+        count = len(sequence)
         own, following[index] = mrope_positions(count, sequence.media, merge_size)
         positions[:, row, column : column + count] = own
     if rows.packed:

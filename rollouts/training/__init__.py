@@ -28,6 +28,7 @@ from rollouts.training.losses import (
     sequence_ratio_loss,
     sft_loss,
 )
+from rollouts.training.media_tensors import concatenated_media
 from rollouts.training.mismatch import (
     Hypothesis,
     MismatchReport,
@@ -53,7 +54,6 @@ from rollouts.training.staleness import (
     split_by_staleness,
     token_lags,
 )
-from rollouts.training.tensor_list import TensorList
 from rollouts.training.token_logprobs import candidate_logprobs, token_logprobs, token_logprobs_and_entropy
 from rollouts.training.trajectory_samples import samples_from_trajectory
 from rollouts.training.truncation import Truncation, truncate_sample
@@ -67,7 +67,6 @@ __all__ = [
     "SequenceLogprobs",
     "Staleness",
     "StalenessSplit",
-    "TensorList",
     "TokenScores",
     "TrainingBatch",
     "TrainingSample",
@@ -76,6 +75,7 @@ __all__ = [
     "check_mismatch",
     "check_teacher",
     "cispo_loss",
+    "concatenated_media",
     "degenerate_groups",
     "diagnose_mismatch",
     "diagnosis_text",

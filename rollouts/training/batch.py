@@ -1,4 +1,4 @@
-"""The batch that a training step is computed on: samples placed in rows, with their tensors and media."""
+"""The batch that a training step is computed on: samples placed in rows, with their tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,14 +14,14 @@ import torch
 from renderers.placement import PlacedItem
 from rollouts.errors import SampleError, short_repr
 from rollouts.files import replaced_path
-from rollouts.training.media_tensors import combined
-from rollouts.training.rows import Layout, Side, check_layout, padding_bounds, place_samples, token_numbers
+from rollouts.models.placed_rows import Layout, Side, numbered, place
 from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
-from rollouts.training.tensor_list import RowIndex, TensorList, equal_tensors, own_storage, row_numbers
-from rollouts.training.token_extras import rows_of_tokens, split_by_sample, teacher_rows
+from rollouts.training.token_extras import Extra, laid_out, of_samples, teacher_rows
 from rollouts.trajectory.token_node import TEACHER_COLUMNS
 from rollouts.values import check_integer
 from transport import RecordReader, RecordWriter, wire_type
+
+RowIndex: TypeAlias = "int | slice | Sequence[int] | Sequence[bool] | np.ndarray | torch.Tensor"
 
 #: The columns of a batch that hold values of its samples: the name of each in a sample, and its dtype in the batch.
 COLUMNS: Mapping[str, tuple[str, torch.dtype]] = {
@@ -30,63 +30,6 @@ COLUMNS: Mapping[str, tuple[str, torch.dtype]] = {
     "logprobs": ("logprobs", torch.float32),
     "advantages": ("advantages", torch.float32),
 }
-
-
-def check_tensors(batch: TrainingBatch) -> None:
-    """Raise `SampleError` unless the tensors have their dtypes, shapes and device, and each sample has its tokens.
-
-    A sample has as many tokens as `lengths` says, in its row and apart from others.
-    """
-    ids, count = batch.input_ids, len(batch.samples)
-    if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
-        raise SampleError(None, f"input_ids is {short_repr(ids)}; pass an int64 tensor (rows, columns)")
-    shape, cpu = batch._shape, torch.device("cpu")
-    expected: dict[str, Any] = {name: (dtype, shape, ids.device) for name, (_, dtype) in COLUMNS.items()}
-    expected |= {"starts": (torch.int64, (count, 2), cpu), "lengths": (torch.int64, (count,), cpu)}
-    for name, (dtype, size, device) in expected.items():
-        tensor = getattr(batch, name)
-        if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tensor.shape, tensor.device) != (dtype, size, device):
-            is_tensor = isinstance(tensor, torch.Tensor)
-            found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}" if is_tensor else short_repr(tensor)
-            raise SampleError(None, f"{name} is {found}; {count} samples in {shape} need {dtype} {size} on {device}")
-    cells, sizes, first = batch.starts.numpy(), batch.lengths.numpy(), first_tokens(batch)
-    order = np.argsort(first, kind="stable")
-    overlapping = np.zeros(count, bool)
-    overlapping[order[1:]] = first[order[1:]] < (first + sizes)[order[:-1]]
-    outside = (cells < 0).any(axis=1) | (cells[:, 0] >= shape[0]) | (cells[:, 1] + sizes > shape[1]) | overlapping
-    for number, sample in enumerate(batch.samples):
-        if outside[number] or sizes[number] != len(sample):
-            raise SampleError(
-                None,
-                f"sample {number} ({sample.name:.80}) of {len(sample)} tokens is said to have {sizes[number]} at row "
-                f"and column {cells[number].tolist()} of {shape}; lay out the samples with from_samples",
-            )
-
-
-def check_trained(
-    loss_mask: torch.Tensor,
-    position_ids: torch.Tensor,
-    sequence_ids: torch.Tensor,
-    samples: Sequence[TrainingSample],
-) -> None:
-    """Raise `SampleError` if `loss_mask` (B, T) trains padding or a first token of a sample: nothing predicts them."""
-    if loss_mask.is_meta:  # it has no values
-        return
-    wrong = loss_mask & (position_ids == 0)
-    if not bool(wrong.any()):
-        return
-    row, column = wrong.nonzero()[0].tolist()
-    number = int(sequence_ids[row, column])
-    token = "padding" if number < 0 else f"the first token of sample {number} ({samples[number].name:.80})"
-    raise SampleError(
-        None,
-        f"loss_mask is True at row {row} and column {column}, which is {token}; no token of a sample predicts it. Set "
-        "loss_mask to False wherever position_ids is 0",
-    )
-
-
-#: What a `pad_id` must be.
-_PAD_RULE = "pass a token id, for example 0: padding is masked"
 
 
 @wire_type("rollouts.TrainingBatch")
@@ -104,11 +47,11 @@ class TrainingBatch:
 
     `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers
     of tokens; both stay on the CPU. Media, routed experts and likeliest tokens stay in `samples`: they are
-    neither padded nor copied. `extras` are tensors of the caller's own, one for each sample (`with_extras`).
+    neither padded nor copied. `extras` are tensors of the caller's own, for each sample one or None (`with_extras`).
 
     The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
-    `advantages` in place. Raises `SampleError` for tensors of other shapes or dtypes, and for a `loss_mask` that is
-    True on padding or on the first token of a sample.
+    `advantages` in place. Raises `SampleError` for tensors of other shapes or dtypes, and for a `loss_mask` that is True
+    on padding or on the first token of a sample.
     """
 
     samples: tuple[TrainingSample, ...]
@@ -116,48 +59,46 @@ class TrainingBatch:
     loss_mask: torch.Tensor
     logprobs: torch.Tensor
     advantages: torch.Tensor
-    starts: torch.Tensor
-    lengths: torch.Tensor
     pad_id: int
     layout: Layout = "padded"
     side: Side = "right"
     multiple_of: int = 1
-    extras: Mapping[str, TensorList] = field(default_factory=dict)
+    extras: Mapping[str, Extra] = field(default_factory=dict)
+    starts: torch.Tensor = field(init=False)
+    lengths: torch.Tensor = field(init=False)
     attention_mask: torch.Tensor = field(init=False)
     position_ids: torch.Tensor = field(init=False)
     sequence_ids: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        check_layout(self.layout, self.side, self.multiple_of)
-        check_integer("pad_id", self.pad_id, least=0, rule=_PAD_RULE)
-        check_tensors(self)
-        rows, columns = self._shape
-        first, lengths = first_tokens(self), self.lengths.numpy()
-        position_ids = np.empty(rows * columns, dtype=np.int64)
-        sequence_ids = np.empty(rows * columns, dtype=np.int32)
-        for start, end in padding_bounds(first, lengths, rows * columns):
-            position_ids[start:end] = 0
-            sequence_ids[start:end] = -1
-        ascending = np.arange(int(lengths.max(initial=0)))
-        for number, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
-            position_ids[start : start + length] = ascending[:length]
-            sequence_ids[start : start + length] = number
-        derived: dict[str, np.ndarray] = {
+        _check_pad_id(self.pad_id)
+        lengths = [len(sample) for sample in self.samples]
+        starts, shape = place(lengths, self.layout, self.side, self.multiple_of)
+        device = getattr(self.input_ids, "device", None)
+        for name, (_, dtype) in COLUMNS.items():
+            tensor = getattr(self, name)
+            is_tensor = isinstance(tensor, torch.Tensor)
+            if not is_tensor or (tensor.dtype, tensor.shape, tensor.device) != (dtype, shape, device):
+                found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}" if is_tensor else short_repr(tensor)
+                of_samples = f"{len(lengths)} samples of {sum(lengths)} tokens"
+                raise SampleError(
+                    None, f"{name} is {found}; {of_samples} in this layout need {dtype} {shape} on {device}"
+                )
+        position_ids, sequence_ids = numbered(starts, lengths, shape)
+        derived = {
             "position_ids": position_ids,
             "sequence_ids": sequence_ids,
             "attention_mask": sequence_ids >= 0,
         }
         for name, array in derived.items():
-            tensor = torch.from_numpy(array.reshape(rows, columns))
-            object.__setattr__(self, name, tensor.to(self.input_ids.device))
+            object.__setattr__(self, name, torch.from_numpy(array).to(device))
+        object.__setattr__(self, "starts", torch.from_numpy(starts))
+        object.__setattr__(self, "lengths", torch.tensor(lengths, dtype=torch.int64))
         check_trained(self.loss_mask, self.position_ids, self.sequence_ids, self.samples)
 
     def __repr__(self) -> str:
-        rows, columns = self._shape
-        trained = int(self.loss_mask.sum())
-        return (
-            f"<TrainingBatch {self.layout}: {len(self.samples)} samples, ({rows}, {columns}), {trained} tokens trained>"
-        )
+        shape, trained = tuple(self.input_ids.shape), int(self.loss_mask.sum())
+        return f"<TrainingBatch {self.layout}: {len(self.samples)} samples, {shape}, {trained} tokens trained>"
 
     @classmethod
     def from_samples(
@@ -177,48 +118,18 @@ class TrainingBatch:
         if not samples:
             usual = "usually all episodes of the step failed or were skipped; look at `episode.error`"
             raise SampleError(None, f"a batch needs at least one TrainingSample, and the list is empty: {usual}")
-        pad_id = check_integer("pad_id", pad_id, least=0, rule=_PAD_RULE)
-        check_layout(layout, side, multiple_of)
-        lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
-        placement = place_samples(lengths, layout, side, multiple_of)
-        first = placement.starts @ np.array([placement.columns, 1])
-        padding = padding_bounds(first, lengths, placement.rows * placement.columns)
-        bounds = list(zip(first.tolist(), (first + lengths).tolist(), strict=True))
-
-        def laid_out(name: str, fill: int = 0) -> torch.Tensor:
-            source, dtype = COLUMNS[name]
-            column = torch.empty(placement.rows, placement.columns, dtype=dtype)
-            flat = column.numpy().reshape(-1)
-            for sample, (start, end) in zip(samples, bounds, strict=True):
-                flat[start:end] = getattr(sample, source)
-            for start, end in padding:
-                flat[start:end] = fill
-            return column
-
-        return cls(
-            samples=tuple(samples),
-            input_ids=laid_out("input_ids", pad_id),
-            loss_mask=laid_out("loss_mask"),
-            logprobs=laid_out("logprobs"),
-            advantages=laid_out("advantages"),
-            starts=torch.from_numpy(placement.starts),
-            lengths=torch.from_numpy(lengths),
-            pad_id=pad_id,
-            layout=layout,
-            side=side,
-            multiple_of=multiple_of,
-        )
+        pad_id = _check_pad_id(pad_id)
+        starts, shape = place([len(sample) for sample in samples], layout, side, multiple_of)
+        columns: dict[str, Any] = {}
+        for name, (source, dtype) in COLUMNS.items():
+            columns[name] = torch.empty(shape, dtype=dtype)
+            array = columns[name].numpy()  # on one thread: those of torch wait for each other
+            array.fill(pad_id if name == "input_ids" else 0)
+            laid_out([getattr(sample, source) for sample in samples], starts, array)
+        return cls(tuple(samples), **columns, pad_id=pad_id, layout=layout, side=side, multiple_of=multiple_of)
 
     def __len__(self) -> int:
         return len(self.samples)
-
-    def concatenated_media(self, name: str) -> torch.Tensor | None:
-        """The arrays `name` of all media in one tensor, in the order of the samples; None if there are none.
-
-        Each pixel is copied once. Raises `SampleError` for arrays whose rows have different shapes or dtypes.
-        """
-        tensor = combined([item for sample in self.samples for item, _ in sample.media if name in item], name)
-        return None if tensor is None else tensor.to(self.input_ids.device)
 
     # Rows.
 
@@ -228,7 +139,12 @@ class TrainingBatch:
         An index may be negative, a slice or list may select nothing. Values that were changed in the tensors of this
         batch are kept. Raises `IndexError` for a sample that does not exist.
         """
-        return replace(self, **gathered([self], row_numbers(index, len(self))))
+        if isinstance(index, torch.Tensor):
+            index = index.cpu().numpy()
+        numbers = np.atleast_1d(np.arange(len(self))[index])
+        if numbers.ndim > 1:
+            raise IndexError(f"{short_repr(index)}; pass an integer, a slice, a list of integers or a mask of bools")
+        return _selected([self], numbers)
 
     def chunk(self, count: int) -> list[TrainingBatch]:
         """Exactly `count` batches, in order, whose numbers of samples differ by at most one."""
@@ -243,8 +159,15 @@ class TrainingBatch:
         """
         if not batches:
             raise SampleError(None, "pass a list of at least one TrainingBatch")
-        check_alike(batches)
-        return replace(batches[0], **gathered(batches, np.arange(sum(map(len, batches)))))
+        for number, batch in enumerate(batches):
+            for name in ("layout", "side", "pad_id", "multiple_of", "device"):
+                of_both = (each.input_ids if name == "device" else each for each in (batches[0], batch))
+                one, other = (str(getattr(each, name)) for each in of_both)
+                if one != other:
+                    raise SampleError(
+                        None, f"{name} is {one!r} in batch 0 and {other!r} in batch {number}; make them alike"
+                    )
+        return _selected(batches, np.arange(sum(map(len, batches))))
 
     # Extras.
 
@@ -255,14 +178,16 @@ class TrainingBatch:
         with their samples through every selection; `column("reference")` lays them out again. A part of a tensor is a
         view on it. Raises `SampleError` for a name of a tensor of this batch and for other shapes.
         """
-        taken = {each.name for each in fields(self)}
-        added = {}
+        shape = tuple(self.input_ids.shape)
+        added: dict[str, Extra] = {}
         for name, values in extras.items():
-            if name in taken:
-                raise SampleError(
-                    None, f"{name} is a field of the batch; change it with dataclasses.replace(batch, {name}=...)"
-                )
-            added[name] = split_by_sample(name, values, self.starts, self.lengths, self._shape)
+            if name in {each.name for each in fields(self)}:
+                cure = f"change it with dataclasses.replace(batch, {name}=...)"
+                raise SampleError(None, f"{name} is a field of the batch; {cure}")
+            if not isinstance(values, torch.Tensor) or tuple(values.shape[:2]) != shape:
+                found = f"of shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else short_repr(values)
+                raise SampleError(None, f"extra {name!r} is {found}; pass a tensor {(*shape, '...')}")
+            added[name] = of_samples(values, self.starts, self.lengths)
         return replace(self, extras={**self.extras, **added})
 
     def column(self, name: str) -> torch.Tensor:
@@ -272,24 +197,18 @@ class TrainingBatch:
         NaN or 0 in a sample that has none and trains no token. Raises `SampleError` for an extra that does not exist
         and for a sample without one row for each of its tokens.
         """
-        values = rows_of_tokens(name, self._extra(name), self.samples).to(self.input_ids.device)
-        out = values.new_zeros((self.input_ids.numel(), *values.shape[1:]))
-        out[torch.from_numpy(token_numbers(first_tokens(self), self.lengths.numpy())).to(out.device)] = values
-        return out.reshape(*self._shape, *values.shape[1:])
-
-    def _extra(self, name: str) -> TensorList:
-        if name in TEACHER_COLUMNS and name not in self.extras:
-            return teacher_rows(name, self.samples)
-        if name not in self.extras:
+        if name not in self.extras and name not in TEACHER_COLUMNS:
             raise SampleError(None, f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
-        return self.extras[name]
+        extra = self.extras[name] if name in self.extras else teacher_rows(name, self.samples)
+        first = next((tensor for tensor in extra if tensor is not None), torch.zeros(0))
+        for sample, tensor in zip(self.samples, extra, strict=True):
+            if tensor is None or tensor.shape != (len(sample), *first.shape[1:]):
+                found = "no values" if tensor is None else f"values of shape {tuple(tensor.shape)}"
+                raise SampleError(None, f"extra {name!r}: sample {sample.name:.80} of {len(sample)} tokens has {found}")
+        out = first.new_zeros((*self.input_ids.shape, *first.shape[1:]), device=self.input_ids.device)
+        return laid_out(extra, self.starts, out)
 
-    @property
-    def _shape(self) -> tuple[int, int]:
-        rows, columns = self.input_ids.shape
-        return rows, columns
-
-    # Devices, copies, files.
+    # Devices and copies.
 
     def to(self, device: torch.device | str) -> TrainingBatch:
         """This batch with its tensors and extras on `device`."""
@@ -302,7 +221,7 @@ class TrainingBatch:
     def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TrainingBatch:
         columns: dict[str, Any] = {name: change(getattr(self, name)) for name in COLUMNS}
         extras = {
-            name: TensorList(tensor if tensor is None else change(tensor) for tensor in extra)
+            name: tuple(tensor if tensor is None else change(tensor) for tensor in extra)
             for name, extra in self.extras.items()
         }
         return replace(self, **columns, extras=extras)
@@ -311,20 +230,22 @@ class TrainingBatch:
         """Whether layout, dtypes, devices, values, names, versions, experts and media are equal, NaN equal to NaN."""
         if not isinstance(other, TrainingBatch):
             return NotImplemented
-        values = ("layout", "side", "multiple_of", "pad_id", "extras")
         return (
-            all(getattr(self, name) == getattr(other, name) for name in values)
-            and all(
-                equal_tensors(getattr(self, name), getattr(other, name)) for name in (*COLUMNS, "starts", "lengths")
-            )
+            all(getattr(self, name) == getattr(other, name) for name in ("layout", "side", "multiple_of", "pad_id"))
+            and all(_equal_tensors(getattr(self, name), getattr(other, name)) for name in COLUMNS)
+            and len(self) == len(other)
             and all(map(_equal_origin, self.samples, other.samples))
+            and self.extras.keys() == other.extras.keys()
+            and all(all(map(_equal_tensors, extra, other.extras[name])) for name, extra in self.extras.items())
         )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = [getattr(self, each.name) for each in fields(self) if each.init]
-        return TrainingBatch, tuple(own_storage(v) if isinstance(v, torch.Tensor) else v for v in values)
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        values |= {name: _own_storage(values[name]) for name in COLUMNS}
+        values["extras"] = {name: tuple(map(_own_storage, extra)) for name, extra in self.extras.items()}
+        return TrainingBatch, tuple(values.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this batch to a record file at `path`, in place of a file that is there.
@@ -349,93 +270,94 @@ class TrainingBatch:
         return batch
 
 
-def equal_media(one: Sequence[PlacedItem], other: Sequence[PlacedItem]) -> bool:
-    """Whether the items have the same hashes, ranges and tensors, dtypes included."""
-    if len(one) != len(other):
-        return False
-    for (item, placeholder), (other_item, other_placeholder) in zip(one, other, strict=True):
-        if placeholder != other_placeholder or item.mm_hash != other_item.mm_hash:
-            return False
-        if item is not other_item and not (
-            item.keys() == other_item.keys() and all(_equal_arrays(item[name], other_item[name]) for name in item)
-        ):
-            return False
-    return True
+def _check_pad_id(pad_id: Any) -> int:
+    return check_integer("pad_id", pad_id, least=0, rule="pass a token id, for example 0: padding is masked")
 
 
-def _equal_arrays(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+def check_trained(
+    loss_mask: torch.Tensor,
+    position_ids: torch.Tensor,
+    sequence_ids: torch.Tensor,
+    samples: Sequence[TrainingSample],
+) -> None:
+    """Raise `SampleError` if `loss_mask` (B, T) trains padding or a first token of a sample: nothing predicts them."""
+    if loss_mask.is_meta:  # it has no values
+        return
+    wrong = loss_mask & (position_ids == 0)
+    if not bool(wrong.any()):
+        return
+    row, column = wrong.nonzero()[0].tolist()
+    number = int(sequence_ids[row, column])
+    token = "padding" if number < 0 else f"the first token of sample {number} ({samples[number].name:.80})"
+    raise SampleError(
+        None,
+        f"loss_mask is True at row {row} and column {column}, which is {token}; no token of a sample predicts it. Set "
+        "loss_mask to False wherever position_ids is 0",
+    )
+
+
+def _selected(batches: Sequence[TrainingBatch], chosen: np.ndarray) -> TrainingBatch:
+    """A batch, laid out like the first of `batches`, of the samples numbered `chosen` int64 (k,).
+
+    The samples of all batches are counted through. Values come from the tensors of the batches, on their device; an
+    extra that a batch does not have is None for its samples.
+    """
+    like = batches[0]
+    samples = [sample for batch in batches for sample in batch.samples]
+    selected = tuple(samples[number] for number in chosen)
+    starts, shape = place([len(sample) for sample in selected], like.layout, like.side, like.multiple_of)
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        parts = [part for batch in batches for part in of_samples(getattr(batch, name), batch.starts, batch.lengths)]
+        out = getattr(like, name).new_full(shape, like.pad_id if name == "input_ids" else 0)
+        columns[name] = laid_out([parts[number] for number in chosen], starts, out)
+    extras = {}
+    for name in dict.fromkeys(name for batch in batches for name in batch.extras):
+        tensors = [tensor for batch in batches for tensor in batch.extras.get(name, (None,) * len(batch))]
+        extras[name] = tuple(tensors[number] for number in chosen)
+    return replace(like, samples=selected, **columns, extras=extras)
+
+
+def _equal_tensors(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether both are None, or tensors of one dtype, shape and device with equal values, NaN equal to NaN."""
     if one is None or other is None:
         return one is other
-    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
+        return False
+    return torch.equal(one, other) or bool(torch.all((one == other) | ((one != one) & (other != other))))
+
+
+def _own_storage(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The tensor; a copy if it is a view on a larger storage, all of which torch would pickle."""
+    if tensor is None or tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
     """Whether two samples have one name, the same weight versions and optional columns, and equal media."""
     return one is other or (
         (one.name, one.weight_spans) == (other.name, other.weight_spans)
-        and equal_media(one.media, other.media)
+        and _equal_media(one.media, other.media)
         and all(_equal_arrays(getattr(one, name), getattr(other, name)) for name in OPTIONAL_COLUMNS)
         and all(map(_equal_arrays, one.top_logprobs or (None, None), other.top_logprobs or (None, None)))
     )
 
 
-def first_tokens(batch: TrainingBatch) -> np.ndarray:
-    """int64 (N,): the position of each sample's first token in the flattened columns of the batch."""
-    first: np.ndarray = batch.starts.numpy() @ np.array([batch.input_ids.shape[1], 1])
-    return first
+def _equal_media(one: Sequence[PlacedItem], other: Sequence[PlacedItem]) -> bool:
+    """Whether the items have the same hashes, ranges and tensors, dtypes included."""
+    return len(one) == len(other) and all(
+        (item is other_item or (item.mm_hash == other_item.mm_hash and item.keys() == other_item.keys()))
+        and placeholder == other_placeholder
+        and (item is other_item or all(_equal_arrays(item[name], other_item[name]) for name in item))
+        for (item, placeholder), (other_item, other_placeholder) in zip(one, other, strict=True)
+    )
 
 
-def gathered(batches: Sequence[TrainingBatch], chosen: np.ndarray) -> dict[str, Any]:
-    """The fields of a batch, laid out like the first of `batches`, of the samples numbered `chosen` int64 (k,).
-
-    The samples of all batches are counted through. Values come from the tensors of the batches, on their device; an
-    extra that a batch does not have is None for its samples.
-    """
-    like = batches[0]
-    offsets = np.cumsum([0, *(batch.input_ids.numel() for batch in batches)])
-    first = np.concatenate([first_tokens(batch) + offset for batch, offset in zip(batches, offsets, strict=False)])
-    lengths = np.concatenate([batch.lengths.numpy() for batch in batches])[chosen]
-    placement = place_samples(lengths, like.layout, like.side, like.multiple_of)
-    new_first = placement.starts @ np.array([placement.columns, 1])
-    device = like.input_ids.device
-    source = torch.from_numpy(token_numbers(first[chosen], lengths)).to(device)
-    target = torch.from_numpy(token_numbers(new_first, lengths)).to(device)
-
-    def moved(name: str, fill: int = 0) -> torch.Tensor:
-        columns: list[torch.Tensor] = [getattr(batch, name) for batch in batches]
-        out = torch.full((placement.rows * placement.columns,), fill, dtype=columns[0].dtype, device=device)
-        out[target] = torch.cat([column.reshape(-1) for column in columns])[source]
-        return out.reshape(placement.rows, placement.columns)
-
-    samples = [sample for batch in batches for sample in batch.samples]
-    return {
-        "samples": tuple(samples[number] for number in chosen),
-        "input_ids": moved("input_ids", like.pad_id),
-        **{name: moved(name) for name in ("loss_mask", "logprobs", "advantages")},
-        "starts": torch.from_numpy(placement.starts),
-        "lengths": torch.from_numpy(lengths),
-        "extras": {name: extra[chosen] for name, extra in _union_of_extras(batches).items()},
-    }
-
-
-def check_alike(batches: Sequence[TrainingBatch]) -> None:
-    """Raise `SampleError` if the batches cannot become one because of different layouts or devices."""
-    first = batches[0]
-    for number, batch in enumerate(batches):
-        for name in ("layout", "side", "pad_id", "multiple_of", "device"):
-            one, other = (str(getattr(each.input_ids if name == "device" else each, name)) for each in (first, batch))
-            if one != other:
-                raise SampleError(
-                    None, f"{name} is {one!r} in batch 0 and {other!r} in batch {number}; make them alike"
-                )
-
-
-def _union_of_extras(batches: Sequence[TrainingBatch]) -> dict[str, TensorList]:
-    names = dict.fromkeys(name for batch in batches for name in batch.extras)
-    return {
-        name: TensorList.concat(batch.extras.get(name, TensorList([None] * len(batch.samples))) for batch in batches)
-        for name in names
-    }
+def _equal_arrays(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
 def micro_batches(

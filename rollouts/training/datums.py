@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,15 +11,15 @@ from renderers.placement import PlacedItem, item_placement_error
 from rollouts.engines.token_checks import float32_array
 from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.models.architecture import Architecture
-from rollouts.models.placed_rows import TokenSequence, padded_rows
+from rollouts.models.placed_rows import TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.training.named_losses import CANDIDATES, NamedLoss, named_loss
-from rollouts.training.samples import TrainingSample
+from rollouts.training.samples import TrainingSample, check_column
 from rollouts.training.truncation import tower_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Datum:
+class Datum(TokenRow):
     """A row of n tokens with a target for each.
 
     `token_ids` integers (n,), with `media` and the ranges of their placeholder tokens; `target_ids` integers (n,): the
@@ -29,16 +28,14 @@ class Datum:
     `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids` and `teacher_top_logprobs`. For
     "cross_entropy", `target_ids` and `weights` may be (n, k): k targets for each token, with a weight each.
 
-    A `Trainer` checks it.
+    A `Trainer` checks it, and names it in errors by its place in the list: `data[3]`.
     """
 
     token_ids: np.ndarray
     target_ids: np.ndarray
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     media: Sequence[PlacedItem] = ()
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
+    name: str = ""
 
 
 def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
@@ -75,52 +72,39 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
 
 
 def check_data(data: Sequence[Datum], loss: NamedLoss, architecture: Architecture, vocabulary: int) -> list[Datum]:
-    """The rows, after a check of everything that can be known without a forward pass. Raises `SampleError`."""
+    """The rows with their names, after a check of everything that can be known without a forward pass.
+
+    Raises `SampleError`.
+    """
     if not data:
         raise ArgumentError("data", data, "pass a list with at least one Datum")
     longest = getattr(architecture.text_config, "max_position_embeddings", None)
-    for index, datum in enumerate(data):
-        name = row_name(index)
-        count = _checked_ids(name, "token ids", datum.token_ids, None)
+    named = [replace(datum, name=f"data[{index}]") for index, datum in enumerate(data)]
+    for datum in named:
+        check_column(datum.name, "token_ids", datum.token_ids, "iu", ("n",))
+        if not (count := len(datum)):
+            raise SampleError(datum.name, "it has no tokens; leave it out")
         if longest is not None and count > longest:
-            raise SampleError(name, f"it has {count} tokens, and the model reads {longest}; shorten it")
-        _checked_ids(name, "targets", datum.target_ids, count, takes_several=loss.takes_several)
+            raise SampleError(datum.name, f"it has {count} tokens, and the model reads {longest}; shorten it")
+        several = loss.takes_several and isinstance(datum.target_ids, np.ndarray) and datum.target_ids.ndim == 2
+        check_column(datum.name, "target_ids", datum.target_ids, "iu", (count, "k") if several else (count,))
         if datum.target_ids.size > count * vocabulary:
             reason = f"it has {datum.target_ids.shape[1]} targets for each token, and the model {vocabulary} ids"
-            raise SampleError(name, f"{reason}; pass at most as many")
+            raise SampleError(datum.name, f"{reason}; pass at most as many")
         wrong = np.argwhere((datum.target_ids < 0) | (datum.target_ids >= vocabulary))
         if len(wrong):
             place = tuple(wrong[0].tolist())
             target = f"target {', '.join(map(str, place))} is {datum.target_ids[place]}"
-            raise SampleError(name, f"{target}; the ids of the model are from 0 to {vocabulary - 1}")
-        _check_inputs(name, datum.inputs, loss, datum.target_ids.shape)
+            raise SampleError(datum.name, f"{target}; the ids of the model are from 0 to {vocabulary - 1}")
+        _check_inputs(datum.name, datum.inputs, loss, datum.target_ids.shape)
         if loss.has_candidates:
-            _check_candidates(name, datum.inputs, data[0].inputs, vocabulary)
+            _check_candidates(datum.name, datum.inputs, named[0].inputs, vocabulary)
         if (error := item_placement_error(datum.media, count)) is not None:
-            raise SampleError(name, f"{error}; place each item at as many tokens as its processor makes of it")
-        rows = padded_rows([sequence_of(index, datum)], pad_id=architecture.neutral_id)
+            raise SampleError(datum.name, f"{error}; place each item at as many tokens as its processor makes of it")
+        rows = placed_rows([datum], pad_id=architecture.neutral_id)
         check_placeholders(architecture, rows)
         check_token_ids(architecture, rows)
-    return list(data)
-
-
-def row_name(index: int) -> str:
-    """The name of a row in errors."""
-    return f"data[{index}]"
-
-
-def sequence_of(index: int, datum: Datum) -> TokenSequence:
-    """The tokens and media of a row for the forward pass."""
-    return TokenSequence(datum.token_ids, datum.media, row_name(index))
-
-
-def _checked_ids(name: str, what: str, ids: Any, count: int | None, *, takes_several: bool = False) -> int:
-    is_array = isinstance(ids, np.ndarray) and ids.ndim in ((1, 2) if takes_several else (1,))
-    if not is_array or ids.dtype.kind not in "iu" or not ids.size:
-        raise SampleError(name, f"the {what} are {_described(ids)}; pass one row of at least one integer")
-    if count is not None and len(ids) != count:
-        raise SampleError(name, f"the {what} have {len(ids)} values for {count} tokens; pass one for each token")
-    return len(ids)
+    return named
 
 
 def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, targets: tuple[int, ...]) -> None:
@@ -131,9 +115,7 @@ def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, 
     if missing := sorted(loss.required - inputs.keys()):
         raise SampleError(name, f"the loss needs the input {missing[0]!r}, one number for each target")
     for key, values in inputs.items():
-        shape = (*targets, *values.shape[1:2]) if key in CANDIDATES and isinstance(values, np.ndarray) else targets
-        if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind not in "fiub":
-            raise SampleError(name, f"{key} is {_described(values)}; pass numbers {shape}, one for each target")
+        check_column(name, key, values, "fiub", (*targets, "k") if key in CANDIDATES else targets)
         if len(wrong := np.argwhere(~np.isfinite(float32_array(values)))):
             place = tuple(wrong[0].tolist())
             raise SampleError(name, f"{key}[{', '.join(map(str, place))}] is {values[place]}; pass finite numbers")
@@ -149,16 +131,12 @@ def _check_candidates(
 ) -> None:
     """The ids of a teacher are those of the model, and each row has as many, with a log-probability for each."""
     ids, logprobs = inputs["teacher_top_ids"], inputs["teacher_top_logprobs"]
-    if ids.ndim != 2 or ids.shape != logprobs.shape or ids.shape[1:] != of_first["teacher_top_ids"].shape[1:]:
-        reason = f"teacher_top_ids is {_described(ids)} and teacher_top_logprobs {_described(logprobs)}"
+    if ids.shape != logprobs.shape or ids.shape[1:] != of_first["teacher_top_ids"].shape[1:]:
+        reason = f"teacher_top_ids is {ids.shape} and teacher_top_logprobs {logprobs.shape}"
         raise SampleError(name, f"{reason}; pass both (n, k), with the k of the first row")
     if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary:
         wrong = ids.max() if ids.max() >= vocabulary else ids.min()
         raise SampleError(name, f"teacher_top_ids has {wrong}; the ids of the model are from 0 to {vocabulary - 1}")
-
-
-def _described(value: object) -> str:
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else short_repr(value)
 
 
 def passes(data: Sequence[Datum], tokens_per_pass: int, patches_per_pass: int) -> list[list[int]]:

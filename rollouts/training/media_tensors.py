@@ -1,4 +1,4 @@
-"""The arrays of media of several samples in one tensor, each pixel copied once."""
+"""The arrays of the media of a batch in one tensor, each pixel copied once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ from renderers.media.item import PackedArray
 from renderers.vision.batching import combine
 from renderers.vision.patches import StillPatches
 from rollouts.errors import SampleError
+from rollouts.training.batch import TrainingBatch
 
 
-def combined(items: Sequence[MediaItem], name: str) -> torch.Tensor | None:
-    """The arrays `name` of items in one tensor: rows concatenated, or stacked and padded where `fields` says
-    batched; an array of one axis, such as the grid of an image, is one row. None if there are none.
+def concatenated_media(batch: TrainingBatch, name: str) -> torch.Tensor | None:
+    """The arrays `name` of all media of a batch in one tensor, in the order of the samples; None if there are none.
 
-    Raises `SampleError`, which names the tensor, for arrays that differ in dtype or in the shape of their rows.
+        pixels = concatenated_media(batch, "pixel_values")
+
+    Rows are concatenated, or stacked and padded where the `fields` of an item say batched; an array of one axis, such
+    as the grid of an image, is one row. Raises `SampleError`, which names the tensor, for arrays that differ in dtype
+    or in the shape of their rows.
     """
+    tensor = _combined([item for sample in batch.samples for item, _ in sample.media if name in item], name)
+    return None if tensor is None else tensor.to(batch.input_ids.device)
+
+
+def _combined(items: Sequence[MediaItem], name: str) -> torch.Tensor | None:
     if not items:
         return None
     field = items[0].fields.get(name)

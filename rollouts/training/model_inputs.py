@@ -8,11 +8,12 @@ from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.forward import forward_inputs
 from rollouts.models.packing_support import packing_of
-from rollouts.models.placed_rows import PlacedRows, TokenSequence, placed_rows
+from rollouts.models.placed_rows import PlacedRows, TokenRow
 from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
 from rollouts.models.positions import row_positions
 from rollouts.models.sounds_by_range import refuse_changed_sounds
 from rollouts.training.batch import TrainingBatch
+from rollouts.training.token_extras import of_samples
 
 
 def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
@@ -56,17 +57,20 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
 
 def batch_rows(batch: TrainingBatch) -> PlacedRows:
     """The samples of a batch with their media, in the rows and columns that the batch has for them."""
-    rows, columns = batch.input_ids.shape
-    starts = batch.starts.cpu().numpy()
-    packed = batch.layout == "packed"
-    return placed_rows(batch_sequences(batch), starts, (rows, columns), pad_id=batch.pad_id, packed=packed)
+    return PlacedRows(
+        sequences=tuple(batch_sequences(batch)),
+        input_ids=batch.input_ids.cpu().numpy(),
+        position_ids=batch.position_ids.cpu().numpy(),
+        sequence_ids=batch.sequence_ids.cpu().numpy(),
+        starts=batch.starts.numpy(),
+        packed=batch.layout == "packed",
+    )
 
 
-def batch_sequences(batch: TrainingBatch) -> list[TokenSequence]:
+def batch_sequences(batch: TrainingBatch) -> list[TokenRow]:
     """The samples of a batch with the token ids that the batch has, which may have been changed."""
-    ids = batch.input_ids.cpu().numpy()
-    spans = zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)
+    ids_of_samples = of_samples(batch.input_ids.cpu(), batch.starts, batch.lengths)
     return [
-        TokenSequence(ids[row, column : column + length], sample.media, sample.name)
-        for sample, ((row, column), length) in zip(batch.samples, spans, strict=True)
+        TokenRow(ids.numpy(), sample.media, sample.name)
+        for sample, ids in zip(batch.samples, ids_of_samples, strict=True)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,14 +13,15 @@ from renderers.placement import item_placement_error
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.engines.result_checks import weight_span_error
 from rollouts.errors import ArgumentError, SampleError
+from rollouts.models.placed_rows import TokenRow
 from rollouts.scoring import TokenScores
-from rollouts.trajectory.token_node import ROUTED_EXPERTS, TEACHER_COLUMNS
+from rollouts.trajectory.token_node import ROUTED_EXPERTS, TEACHER_COLUMNS, TEACHER_LOGPROBS
 from transport import wire_type
 
 
 @wire_type("rollouts.TrainingSample")
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class TrainingSample:
+class TrainingSample(TokenRow):
     """A row of n tokens.
 
     `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained; `logprobs`
@@ -52,15 +54,19 @@ class TrainingSample:
     top_logprobs: TopLogprobs | None = None
 
     def __post_init__(self) -> None:
-        for column, (kinds, dtype) in _COLUMNS.items():
-            values = getattr(self, column)
-            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in kinds:
-                raise SampleError(self.name, f"{column} is {_kind(values)}; pass one row of {dtype}")
-        count = len(self.token_ids)
-        for column in ("loss_mask", "logprobs", "advantages"):
-            length = len(getattr(self, column))
-            if length != count:
-                raise SampleError(self.name, f"{column} has {length} values for {count} tokens")
+        check_column(self.name, "token_ids", self.token_ids, "iu", ("n",))
+        count = len(self)
+        is_taught = any(getattr(self, name) is not None for name in TEACHER_COLUMNS)
+        for name, (kinds, others) in _COLUMNS.items():
+            required = name not in OPTIONAL_COLUMNS or (name == TEACHER_LOGPROBS and is_taught)
+            if required or getattr(self, name) is not None:
+                check_column(self.name, name, getattr(self, name), kinds, (count, *others))
+        ids, logprobs = self.teacher_top_ids, self.teacher_top_logprobs
+        taught = None if ids is None and logprobs is None else TopLogprobs(ids, logprobs)  # type: ignore[arg-type]
+        for what, pair in (("top_logprobs", self.top_logprobs), ("the teacher's top", taught)):
+            if pair is not None and not _are_likeliest(pair, count):
+                rule = f"pass integers and floats, both ({count}, k), or None"
+                raise SampleError(self.name, f"{what} is no such pair of arrays; {rule}")
         wrong_ids = np.flatnonzero((self.token_ids < 0) | (self.token_ids > _LARGEST_ID))
         if len(wrong_ids):
             raise SampleError(
@@ -73,8 +79,9 @@ class TrainingSample:
         for values, kind, cure in (
             (self.logprobs, "log-probability", "take the sampler's, or set loss_mask to False there"),
             (self.advantages, "advantage", "leave the episode out, or compute the advantages from finite rewards"),
+            (self.teacher_logprobs, "log-probability under the teacher", "score the sample again"),
         ):
-            if len(wrong := np.flatnonzero(self.loss_mask & ~np.isfinite(values))):
+            if values is not None and len(wrong := np.flatnonzero(self.loss_mask & ~np.isfinite(values))):
                 reason = f"token {wrong[0]} is trained and its {kind} {values[wrong[0]]} is not a finite number"
                 raise SampleError(self.name, f"{reason}; {cure}")
         if (error := item_placement_error(self.media, count)) is not None:
@@ -82,59 +89,42 @@ class TrainingSample:
         trained = int(np.count_nonzero(self.loss_mask))
         if (error := weight_span_error(self.weight_spans, trained)) is not None:
             raise SampleError(self.name, f"{error}; spans count the {trained} trained tokens of the sample")
-        experts = self.routed_experts
-        is_array = isinstance(experts, np.ndarray) and experts.dtype.kind in "iu" and experts.ndim == 3
-        if experts is not None and not (is_array and len(experts) == count):
-            rule = f"pass integers ({count}, layers, experts a token), or None"
-            raise SampleError(self.name, f"routed_experts is {_kind(experts)}; {rule}")
-        if self.top_logprobs is not None and not _are_likeliest(self.top_logprobs, count):
-            rule = f"pass a TopLogprobs of integers and floats, both ({count}, k), or None"
-            raise SampleError(self.name, f"top_logprobs has other types or shapes; {rule}")
-        if any(getattr(self, name) is not None for name in TEACHER_COLUMNS):
-            self._check_teacher(count)
-
-    def _check_teacher(self, count: int) -> None:
-        logprobs, ids, top = self.teacher_logprobs, self.teacher_top_ids, self.teacher_top_logprobs
-        if not isinstance(logprobs, np.ndarray) or logprobs.dtype.kind != "f" or logprobs.shape != (count,):
-            raise SampleError(self.name, f"teacher_logprobs is {_kind(logprobs)}; pass float32 ({count},)")
-        if len(wrong := np.flatnonzero(self.loss_mask & ~np.isfinite(logprobs))):
-            reason = f"token {wrong[0]} is trained and its log-probability under the teacher is {logprobs[wrong[0]]}"
-            raise SampleError(self.name, f"{reason}; score the sample again")
-        if ids is None and top is None:
-            return
-        if ids is None or top is None or not _are_likeliest(TopLogprobs(ids, top), count):
-            reason = f"teacher_top_ids is {_kind(ids)} and teacher_top_logprobs {_kind(top)}"
-            raise SampleError(self.name, f"{reason}; pass int32 and float32, both ({count}, k)")
-        trained = ids[self.loss_mask]
-        if trained.size and (trained.min() < 0 or np.isnan(top[self.loss_mask]).any()):
+        if ids is not None and logprobs is not None and ((ids < 0) | np.isnan(logprobs))[self.loss_mask].any():
             raise SampleError(self.name, "a trained token lacks the teacher's likeliest tokens; score the sample again")
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
 
     def __repr__(self) -> str:
         tokens, trained, media = len(self.token_ids), np.count_nonzero(self.loss_mask), len(self.media)
         return f"<TrainingSample {self.name:.80}: {tokens} tokens, {trained} trained, {media} media>"
 
 
-#: The dtypes of the columns: what numpy calls their kinds, and the name for errors.
-_COLUMNS: Mapping[str, tuple[str, str]] = {
-    "token_ids": ("iu", "integers (int32)"),
-    "loss_mask": ("b", "bool"),
-    "logprobs": ("f", "floats (float32)"),
-    "advantages": ("f", "floats (float32)"),
-}
 #: The columns that a sample may lack, arrays with one row for each token; `top_logprobs` is a pair of such arrays.
 OPTIONAL_COLUMNS = (ROUTED_EXPERTS, *TEACHER_COLUMNS)
-
+#: The dtypes of the columns, by what numpy calls their kinds, and their axes after that of the tokens.
+_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "loss_mask": ("b", ()),
+    "logprobs": ("f", ()),
+    "advantages": ("f", ()),
+    ROUTED_EXPERTS: ("iu", ("layers", "experts a token")),
+    TEACHER_LOGPROBS: ("f", ()),
+}
 _LARGEST_ID = int(np.iinfo(np.int32).max)
+_KINDS = {"iu": "integers", "f": "floats", "b": "bools", "fiub": "numbers"}
 
 
-def _kind(value: object) -> str:
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+def check_column(row: str, name: str, values: Any, kinds: str, shape: tuple[int | str, ...]) -> None:
+    """Raise `SampleError` unless `values` is an array of `kinds` of dtypes and of `shape`, where a text is any size."""
+    is_array = isinstance(values, np.ndarray)
+    sizes = values.shape if is_array and values.dtype.kind in kinds else ()
+    if len(sizes) == len(shape) and all(
+        wanted in (size, str(wanted)) for size, wanted in zip(sizes, shape, strict=True)
+    ):
+        return
+    found = f"{values.dtype} {values.shape}" if is_array else f"a {type(values).__name__}"
+    wanted = str(shape).replace("'", "")
+    raise SampleError(row, f"{name} is {found}; pass {_KINDS[kinds]} {wanted}")
 
 
-def _are_likeliest(top: TopLogprobs, count: int) -> bool:
+def _are_likeliest(top: object, count: int) -> bool:
     return (
         isinstance(top, TopLogprobs)
         and all(isinstance(each, np.ndarray) and each.ndim == 2 and len(each) == count for each in top)

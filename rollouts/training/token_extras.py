@@ -1,48 +1,38 @@
-"""Extra tensors of the samples of a batch, with one row for each token: split by sample, and laid out again."""
+"""Tensors of the samples of a batch, with one row for each token: taken out of its rows, and laid out in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from rollouts.errors import SampleError, short_repr
+from rollouts.errors import SampleError
 from rollouts.training.samples import TrainingSample
-from rollouts.training.tensor_list import TensorList
 from rollouts.trajectory.token_node import TEACHER_LOGPROBS, TEACHER_TOP_IDS
 
+#: A tensor of each sample of a batch, None for a sample without one.
+Extra = tuple[torch.Tensor | None, ...]
+Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
 
-def split_by_sample(
-    name: str, values: object, starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]
-) -> TensorList:
-    """The tokens of each sample in `values` (B, T, ...), as views.
 
-    Raises `SampleError`, which names the extra `name`, for other values.
-    """
-    if not isinstance(values, torch.Tensor) or tuple(values.shape[:2]) != shape:
-        found = f"of shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else short_repr(values)
-        raise SampleError(None, f"extra {name!r} is {found}; pass a tensor {(*shape, '...')}")
-    return TensorList(
+def of_samples(values: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tokens of each sample in `values` (B, T, ...), as views."""
+    return tuple(
         values[row, column : column + length]
         for (row, column), length in zip(starts.tolist(), lengths.tolist(), strict=True)
     )
 
 
-def rows_of_tokens(name: str, extra: TensorList, samples: Sequence[TrainingSample]) -> torch.Tensor:
-    """All rows of an extra with one row for each token of each of `samples`, (number of tokens, ...).
-
-    Raises `SampleError`, which names the extra `name` and the sample, for a sample with another number of rows.
-    """
-    present = [tensor for tensor in extra if tensor is not None]
-    for sample, tensor in zip(samples, extra, strict=True):
-        if tensor is None or tensor.shape[:1] != (len(sample),) or tensor.shape[1:] != present[0].shape[1:]:
-            found = "no values" if tensor is None else f"values of shape {tuple(tensor.shape)}"
-            raise SampleError(None, f"extra {name!r}: sample {sample.name:.80} of {len(sample)} tokens has {found}")
-    return torch.cat(present) if present else torch.zeros(0)
+def laid_out(parts: Sequence[Any], starts: np.ndarray | torch.Tensor, out: Rows) -> Rows:
+    """`out` (B, T, ...), into which the rows of each sample were written, from its row and column in `starts` on."""
+    for part, (row, column) in zip(parts, starts.tolist(), strict=True):
+        out[row, column : column + len(part)] = part
+    return out
 
 
-def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> TensorList:
+def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> Extra:
     """One tensor for each sample: its column `name` of `TEACHER_COLUMNS`, ids as int64.
 
     Raises `SampleError`, which names the sample, for one that trains tokens and has no such column, and for columns of
@@ -65,4 +55,4 @@ def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> TensorList:
                     f"sample {sample.name:.80} has no {name}; add it: with_teacher(samples, await score(samples, ...))",
                 )
             columns[index] = np.full((len(sample), *shape), 0 if dtype.kind == "i" else np.nan, dtype)
-    return TensorList(torch.from_numpy(column.astype(dtype)) for column in columns)
+    return tuple(torch.from_numpy(column.astype(dtype)) for column in columns)

@@ -10,7 +10,7 @@ import torch
 from rollouts.errors import ArgumentError
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.packing_support import packing_of
-from rollouts.models.placed_rows import TokenSequence, beginning, padded_rows
+from rollouts.models.placed_rows import TokenRow, placed_rows
 from rollouts.models.sounds_by_range import length_heard_otherwise
 from rollouts.training.batch import TrainingBatch, check_trained
 from rollouts.training.model_inputs import batch_rows, batch_sequences
@@ -68,19 +68,19 @@ def _scored(model: Any, batch: TrainingBatch, targets: torch.Tensor, temperature
         return SequenceLogprobs(empty, empty.new_zeros(batch.loss_mask.shape))
     sequences = batch_sequences(batch)
     number, position = batch.sequence_ids.cpu()[trained].long(), batch.position_ids.cpu()[trained]
-    parts: list[TokenSequence] = []
+    parts: list[TokenRow] = []
     for index, sequence in enumerate(sequences):
         in_part = (number == index) & (position < length_heard_otherwise(forward.architecture.search, sequence.media))
         if bool(in_part.any()):
             number[in_part] = len(sequences) + len(parts)
-            parts.append(beginning(sequence, int(position[in_part].max()) + 1))
+            parts.append(sequence.part(0, int(position[in_part].max()) + 1))
     with_media = any(sample.media for sample in batch.samples)
     if batch.layout == "packed" and not parts and packing_of(forward.architecture, with_media=with_media):
         hidden = forward.hidden_states(batch_rows(batch))
         row, column = trained.nonzero(as_tuple=True)
     else:
         distinct, row_of = _distinct([*sequences, *parts])
-        hidden = forward.hidden_states(padded_rows(distinct, pad_id=batch.pad_id))
+        hidden = forward.hidden_states(placed_rows(distinct, pad_id=batch.pad_id))
         row, column = torch.tensor(row_of)[number], position
     # A token is predicted at the position before it; the first token of a sample is never trained.
     states = hidden[row.to(hidden.device), column.to(hidden.device) - 1]
@@ -104,15 +104,15 @@ def _scored(model: Any, batch: TrainingBatch, targets: torch.Tensor, temperature
     )
 
 
-def _distinct(sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], list[int]]:
+def _distinct(sequences: Sequence[TokenRow]) -> tuple[list[TokenRow], list[int]]:
     """The sequences that differ in ids or images, and for every sequence the index of the one that it equals."""
     index_of: dict[tuple[bytes, tuple[str, ...]], int] = {}
-    distinct: list[TokenSequence] = []
+    distinct: list[TokenRow] = []
     row_of = []
     for sequence in sequences:
         # The key includes offsets: with a sampled placeholder token beside an image, equal ids have two placements.
         images = tuple(f"{item.mm_hash}@{placeholder.offset}" for item, placeholder in sequence.media)
-        index = index_of.setdefault((sequence.ids.tobytes(), images), len(distinct))
+        index = index_of.setdefault((sequence.token_ids.tobytes(), images), len(distinct))
         if index == len(distinct):
             distinct.append(sequence)
         row_of.append(index)

@@ -30,10 +30,10 @@ from rollouts.models.lora_modules import (
     peft_package,
     replacements_by,
 )
-from rollouts.models.placed_rows import beginning, padded_rows
+from rollouts.models.placed_rows import placed_rows
 from rollouts.models.sounds_by_range import length_heard_otherwise
 from rollouts.training.checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
-from rollouts.training.datums import Datum, check_data, datum_from_sample, passes, sequence_of
+from rollouts.training.datums import Datum, check_data, datum_from_sample, passes
 from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
 from rollouts.training.sequence_logprobs import sequence_logprobs
 from rollouts.values import check_choice, check_integer, check_positive, finite_number
@@ -371,7 +371,7 @@ class Trainer:
         outcomes: list[Outcome] = []
         with inserted(trained.replacements):
             for rows in passes(data, self._tokens_per_pass, self._patches_per_pass):
-                values, outcome = self._pass({row: data[row] for row in rows}, named, numbers)
+                values, outcome = self._pass([data[row] for row in rows], named, numbers)
                 if backward:
                     outcome.loss.backward()  # type: ignore[no-untyped-call]
                 outcomes.append(outcome._replace(loss=outcome.loss.detach()))
@@ -385,24 +385,23 @@ class Trainer:
         return LossResult(logprobs, metrics)
 
     def _pass(
-        self, data: Mapping[int, Datum], loss: NamedLoss, options: Mapping[str, float]
+        self, data: Sequence[Datum], loss: NamedLoss, options: Mapping[str, float]
     ) -> tuple[torch.Tensor, Outcome]:
         """The log-probabilities of all targets of some rows, one row after another, and the loss."""
         device, architecture = self.model.device, self._forward.architecture
-        sequences = [sequence_of(*each) for each in data.items()]
-        lengths = [length_heard_otherwise(architecture.search, each.media) for each in sequences]
+        lengths = [length_heard_otherwise(architecture.search, datum.media) for datum in data]
         parts = [index for index, length in enumerate(lengths) if length]
-        beginnings = [beginning(sequences[index], lengths[index]) for index in parts]
-        placed = padded_rows([*sequences, *beginnings], pad_id=architecture.neutral_id)
+        beginnings = [data[index].part(0, lengths[index]) for index in parts]
+        placed = placed_rows([*data, *beginnings], pad_id=architecture.neutral_id)
         hidden = self._forward.hidden_states(placed)
-        row, column = np.nonzero(placed.attention_mask[: len(sequences)])
-        for number, index in enumerate(parts, len(sequences)):
+        row, column = np.nonzero(placed.attention_mask[: len(data)])
+        for number, index in enumerate(parts, len(data)):
             row[(row == index) & (column < lengths[index])] = number
         states = hidden[torch.from_numpy(row).to(hidden.device), torch.from_numpy(column).to(hidden.device)]
         head = self._forward.head
-        targets = np.concatenate([datum.target_ids for datum in data.values()])
+        targets = np.concatenate([datum.target_ids for datum in data])
         if loss.has_candidates:
-            candidates = np.concatenate([datum.inputs["teacher_top_ids"] for datum in data.values()])
+            candidates = np.concatenate([datum.inputs["teacher_top_ids"] for datum in data])
             targets = np.concatenate([targets[:, None], candidates], axis=1)
         values = sequence_logprobs(
             states,
@@ -413,12 +412,12 @@ class Trainer:
             softcap=head.softcap,
             scale=head.scale,
         ).logprobs
-        of_rows = [(datum.target_ids.shape, loss.inputs_of(datum.inputs)) for datum in data.values()]
+        of_rows = [(datum.target_ids.shape, loss.inputs_of(datum.inputs)) for datum in data]
         inputs = {
             name: np.concatenate([one.get(name, np.ones(shape)) for shape, one in of_rows])
             for name in dict.fromkeys(name for _, one in of_rows for name in one)
         }
-        rows = np.repeat(np.arange(len(data)), [len(datum) for datum in data.values()])
+        rows = np.repeat(np.arange(len(data)), [len(datum) for datum in data])
         tensors = {name: torch.from_numpy(array.astype(np.float32)).to(device)[None] for name, array in inputs.items()}
         if loss.has_candidates:
             values, tensors["candidate_logprobs"] = values[:, 0], values[None, :, 1:]

@@ -21,7 +21,7 @@ from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import LoraOptions, linear_layers
-from rollouts.models.placed_rows import TokenSequence
+from rollouts.models.placed_rows import TokenRow
 from rollouts.models.positions import media_positions
 from rollouts.training import TrainingBatch, TrainingSample, model_inputs, sample_from_rendered
 from rollouts.training.trainer import Trainer, datum_from_sample
@@ -146,7 +146,7 @@ def test_positions_beside_pictures_are_those_of_the_models_own_index(family):
     expected, delta = family.model.model.get_rope_index(
         ids, image_grid_thw=grids, attention_mask=torch.ones_like(ids), audio_seqlens=frames
     )
-    ours, following = media_positions(architecture(family.model), TokenSequence(ids[0].numpy(), row.sample.media))
+    ours, following = media_positions(architecture(family.model), TokenRow(ids[0].numpy(), row.sample.media))
     assert (ours == expected[:, 0].numpy()).all()
     assert following == len(ids[0]) + delta
     assert (ours.max(0) > ours.min(0)).any()

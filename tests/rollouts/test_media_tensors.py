@@ -10,7 +10,7 @@ from training_samples import PAD, image, sample, sound
 from renderers.media.item import TensorField
 from renderers.vision.patches import StillPatches
 from rollouts.errors import SampleError
-from rollouts.training import TrainingBatch
+from rollouts.training import TrainingBatch, concatenated_media
 
 
 def still_image(patches, seed):
@@ -30,7 +30,7 @@ def batch_of(*items_of_samples):
 def test_patches_that_are_stored_once_are_written_for_every_time_slot():
     one, two, three = still_image(4, 1), still_image(8, 2), still_image(4, 3)
     batch = batch_of([one, two], [], [three])
-    pixels = batch.concatenated_media("pixel_values")
+    pixels = concatenated_media(batch, "pixel_values")
     slots = pixels.numpy().reshape(16, 3, 2, 4)
     stored = np.concatenate([item.tensors["pixel_values"].packed for item in (one, two, three)])
     assert pixels.dtype == torch.uint8
@@ -39,8 +39,8 @@ def test_patches_that_are_stored_once_are_written_for_every_time_slot():
 
 def test_grids_are_rows_and_a_name_that_no_item_has_gives_nothing():
     batch = batch_of([image(4), image(8)], [])
-    assert batch.concatenated_media("image_grid_thw").tolist() == [[1, 2, 2], [1, 2, 4]]
-    assert batch.concatenated_media("video_grid_thw") is None
+    assert concatenated_media(batch, "image_grid_thw").tolist() == [[1, 2, 2], [1, 2, 4]]
+    assert concatenated_media(batch, "video_grid_thw") is None
 
 
 def test_arrays_that_do_not_concatenate_are_named_with_their_cure():
@@ -49,13 +49,13 @@ def test_arrays_that_do_not_concatenate_are_named_with_their_cure():
         r"pixel_values has float32 rows of shape \(12,\) and uint8 rows of shape \(12,\); take the arrays of each item"
     )
     with pytest.raises(SampleError, match=text):
-        batch_of([floats], [image(4)]).concatenated_media("pixel_values")
+        concatenated_media(batch_of([floats], [image(4)]), "pixel_values")
 
 
 def test_features_of_sounds_are_stacked_and_padded_as_their_fields_say():
     short, long = sound(3, seed=1), sound(5, seed=2)
     batch = batch_of([short, long], [], [long])
-    features, mask = (batch.concatenated_media(name) for name in ("input_features", "feature_attention_mask"))
+    features, mask = (concatenated_media(batch, name) for name in ("input_features", "feature_attention_mask"))
     assert features.shape == (3, 4, 5)
     assert torch.equal(features[0, :, :3], torch.from_numpy(short["input_features"]))
     assert (features[0, :, 3:] == 0).all()
@@ -63,4 +63,4 @@ def test_features_of_sounds_are_stacked_and_padded_as_their_fields_say():
     unpadded = replace(long, fields=dict.fromkeys(long.tensors, TensorField("batched")))
     other = replace(short, fields=unpadded.fields)
     with pytest.raises(SampleError, match=r"input_features: .*was not seen to pad them.*take the arrays of each"):
-        batch_of([other, unpadded]).concatenated_media("input_features")
+        concatenated_media(batch_of([other, unpadded]), "input_features")

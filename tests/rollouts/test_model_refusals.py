@@ -24,7 +24,7 @@ from renderers import PlaceholderRange
 from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.output_head import output_head
-from rollouts.models.placed_rows import TokenSequence
+from rollouts.models.placed_rows import TokenRow
 from rollouts.models.positions import media_positions, mrope_positions
 from rollouts.training import TrainingBatch, TrainingSample, diagnose_mismatch, model_inputs, token_logprobs
 
@@ -286,7 +286,7 @@ def test_positions_of_adjacent_images_are_those_of_separate_images(qwen, blocks,
         placed.append((item, PlaceholderRange(length + gap, item.num_tokens)))
         length += gap + item.num_tokens
     length += tail
-    positions, following = media_positions(architecture(qwen.model), TokenSequence(np.full(length, 9), placed))
+    positions, following = media_positions(architecture(qwen.model), TokenRow(np.full(length, 9), placed))
     expected, after = mrope_positions(length, placed, 2)
     assert positions.tolist() == expected.tolist()
     assert following == after

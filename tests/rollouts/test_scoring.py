@@ -227,9 +227,9 @@ def test_a_trained_sample_without_a_teacher_is_an_error_and_a_neutral_one_is_not
     ("change", "message"),
     [
         (lambda sample: {"teacher_logprobs": sample.teacher_logprobs[:-1]}, "teacher_logprobs is float32"),
-        (lambda sample: {"teacher_logprobs": np.full(len(sample), np.nan, np.float32)}, "under the teacher is nan"),
-        (lambda sample: {"teacher_top_ids": sample.teacher_top_ids[:, :1]}, r"teacher_top_ids is int32 \(\d+, 1\)"),
-        (lambda sample: {"teacher_top_ids": None}, "teacher_top_ids is a NoneType"),
+        (lambda sample: {"teacher_logprobs": np.full(len(sample), np.nan, np.float32)}, "under the teacher nan is not"),
+        (lambda sample: {"teacher_top_ids": sample.teacher_top_ids[:, :1]}, "the teacher's top is no such pair"),
+        (lambda sample: {"teacher_top_ids": None}, "the teacher's top is no such pair"),
         (lambda sample: {"teacher_top_ids": sample.teacher_top_ids - 200}, "lacks the teacher's likeliest"),
     ],
 )

@@ -341,12 +341,12 @@ def larger_image(datum):
 
 
 WRONG_ROWS = {
-    "no tokens": (lambda datum: replace(datum, token_ids=datum.token_ids[:0]), "at least one integer"),
+    "no tokens": (lambda datum: replace(datum, token_ids=datum.token_ids[:0]), "it has no tokens"),
     "fewer targets": (
         lambda datum: replace(datum, target_ids=datum.target_ids[1:]),
-        "the targets have 15 values for 16",
+        r"target_ids is int32 \(15,\); pass integers \(16,\)",
     ),
-    "a list of ids": (lambda datum: replace(datum, token_ids=[1, 2]), "the token ids are"),
+    "a list of ids": (lambda datum: replace(datum, token_ids=[1, 2]), "token_ids is a list; pass integers"),
     "an id beyond the vocabulary": (
         lambda datum: replace(datum, target_ids=np.full(len(datum), 10**6)),
         "target 0 is 1000000",

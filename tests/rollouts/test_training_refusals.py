@@ -13,7 +13,6 @@ from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.training import (
     MismatchReport,
-    TensorList,
     TrainingBatch,
     check_mismatch,
     cispo_loss,
@@ -63,13 +62,13 @@ def laid_out(count=1, **options):
 
 
 SAMPLES = [
-    (lambda: row(logprobs=np.zeros(2, np.float32)), "logprobs has 2 values for 3 tokens"),
+    (lambda: row(logprobs=np.zeros(2, np.float32)), "logprobs is float32 (2,); pass floats (3,)"),
     (lambda: row(logprobs=np.array([0, np.nan, 0], np.float32)), "token 1 is trained and its log-probability nan"),
     (lambda: row(advantages=np.array([0, 1, np.nan], np.float32)), "token 2 is trained and its advantage nan is not"),
     (lambda: row(loss_mask=np.ones(3, bool)), "no token before it predicts it"),
-    (lambda: row(token_ids=[1, 2, 3]), "token_ids is a list; pass one row of integers (int32)"),
+    (lambda: row(token_ids=[1, 2, 3]), "token_ids is a list; pass integers (n,)"),
     (lambda: row(token_ids=np.array([1, 2, -100])), "token 2 has id -100; token ids are from 0 to 2147483647"),
-    (lambda: row(loss_mask=np.array([0, 1, 1])), "loss_mask is int64 (3,); pass one row of bool"),
+    (lambda: row(loss_mask=np.array([0, 1, 1])), "loss_mask is int64 (3,); pass bools (3,)"),
     (lambda: row(weight_spans=(WeightSpan("0", 0, 3),)), "spans count the 2 trained tokens"),
     (lambda: row(weight_spans=("0",)), "weight_spans are not WeightSpans; pass a tuple of them"),
     (lambda: datum_from_sample(sample(1), "ppo"), "it has 1 tokens, and a target needs two; leave it out"),
@@ -85,11 +84,8 @@ SAMPLES = [
 ]
 
 BATCHES = [
-    (lambda: batch(input_ids=torch.zeros(3, dtype=torch.int64)), "pass an int64 tensor (rows, columns)"),
+    (lambda: batch(input_ids=[1, 2, 3]), "input_ids is [1, 2, 3]; 2 samples of 5 tokens in this layout need"),
     (lambda: batch(logprobs=torch.zeros(2, 3, dtype=torch.float64)), "logprobs is torch.float64 (2, 3) on cpu; 2"),
-    (lambda: batch(starts=torch.tensor([[0, 0], [2, 0]])), "sample 1 (s1) of 3 tokens is said to have 3 at row"),
-    (lambda: batch(lengths=torch.tensor([3, 3])), "sample 0 (s0) of 2 tokens is said to have 3"),
-    (lambda: TensorList([1.0]), "row 0 of a TensorList is 1.0; pass a tensor, or None"),
     (lambda: TrainingBatch.concat([]), "at least one TrainingBatch"),
     (lambda: TrainingBatch.concat([laid_out(), laid_out(side="left")]), "side is 'right' in batch 0 and 'left' in"),
     (lambda: batch().with_extras(advantages=ROWS), "change it with dataclasses.replace(batch, advantages=...)"),

@@ -18,7 +18,7 @@ from renderers import build_training_sample, load_renderer
 from rollouts import LocalEngine, SamplingParams, StepResult, run_episode
 from rollouts.errors import PixelMismatchError, SampleError
 from rollouts.models.architecture import architecture
-from rollouts.models.placed_rows import TokenSequence
+from rollouts.models.placed_rows import TokenRow
 from rollouts.models.positions import media_positions
 from rollouts.training import (
     TrainingBatch,
@@ -187,7 +187,7 @@ def test_an_audio_token_that_was_sampled_after_a_film_is_text(omni):
 
 def positions_of(omni, sample):
     ids = sample.token_ids[~sample.loss_mask]
-    return media_positions(architecture(omni.model), TokenSequence(ids, sample.media))
+    return media_positions(architecture(omni.model), TokenRow(ids, sample.media))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from rollouts.engines.protocol import (
     WeightSpan,
 )
 from rollouts.models.forward_pass import EncodeImages, ForwardPass
-from rollouts.models.placed_rows import TokenSequence, padded_rows
+from rollouts.models.placed_rows import TokenRow, placed_rows
 
 
 class SampledTokens(NamedTuple):
@@ -162,7 +162,7 @@ class Batch:
         self._encode_images = encode_images
         self._max_length = max_length
         self._is_interrupted = is_interrupted
-        self._prompts: list[TokenSequence] = []  # distinct ones
+        self._prompts: list[TokenRow] = []  # distinct ones
         self._samples: list[_Sample] = []
         prompt_indices: dict[tuple[Any, ...], int] = {}
         for request_index, request in enumerate(requests):
@@ -171,7 +171,7 @@ class Batch:
             prompt = prompt_indices.setdefault(key, len(prompt_indices))
             if prompt == len(self._prompts):
                 ids = np.asarray(request.prompt_ids, dtype=np.int64)
-                self._prompts.append(TokenSequence(ids, media, request.request_id))
+                self._prompts.append(TokenRow(ids, media, request.request_id))
             self._samples += [_Sample(request_index, number, prompt) for number in range(request.sampling.n)]
 
     def run(self, weight_version: str) -> list[GenerateResult]:
@@ -205,7 +205,7 @@ class Batch:
         return results
 
     def _limit(self, sample: _Sample) -> int:
-        room = self._max_length - len(self._prompts[sample.prompt].ids)
+        room = self._max_length - len(self._prompts[sample.prompt])
         return min(self._requests[sample.request].sampling.max_tokens, room)
 
     def _finish_reason(self, sample: _Sample, ids: np.ndarray) -> FinishReason:
@@ -215,7 +215,7 @@ class Batch:
 
     def _prefill(self) -> _Prefilled:
         config = self._forward.architecture.text_config
-        rows = padded_rows(self._prompts, pad_id=getattr(config, "pad_token_id", None) or 0, side="left")
+        rows = placed_rows(self._prompts, pad_id=getattr(config, "pad_token_id", None) or 0, side="left")
         cache = DynamicCache(config=config)
         hidden, following = self._forward.prefill(rows, cache, self._encode_images)
         logits = self._forward.head.logits(hidden[:, -1])
@@ -237,7 +237,7 @@ class Batch:
             if (observe := self._running[index].observe) is not None:
                 observers[prompt].append(observe)
         scored = {
-            prompt: self._scored(hidden[prompt], self._prompts[prompt].ids, k, observers[prompt])
+            prompt: self._scored(hidden[prompt], self._prompts[prompt].token_ids, k, observers[prompt])
             for prompt, k in most.items()
         }
         return {index: scored[prompt] for index, prompt in wanted.items()}
