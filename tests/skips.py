@@ -35,7 +35,7 @@ EXTRA_OF_PACKAGE = {
     "mkdocstrings": "docs",
     "msgspec": "trainers",
     "num2words": "processors",
-    "openai": "openai",
+    "openai": "test",
     "peft": "lora",
     "playwright": "dev",
     "psutil": "dev",

@@ -391,6 +391,16 @@ _PROMPT = re.compile(
 )
 
 
+def error_code(body: bytes) -> str | None:
+    """The code of OpenAI's error in a body, else its type."""
+    try:
+        error = json.loads(body)["error"]
+        code = error.get("code") or error.get("type")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    return code if isinstance(code, str) else None
+
+
 def overflow_in(status: int, code: str | None, message: str) -> Overflow | None:
     """What an error of a server says about the length of the prompt; None for another error."""
     if status != 400 or not (code in _OVERFLOW_CODES or _OVERFLOW.search(message)):

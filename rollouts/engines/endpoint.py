@@ -1,26 +1,35 @@
-"""A server with OpenAI's chat completions as a source of assistant messages, without token ids (extra `openai`)."""
+"""A server with OpenAI's chat completions as a source of assistant messages."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import re
 import uuid
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
-from renderers.errors import MissingExtraError
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
 from renderers.messages import AUDIO_PART_TYPES, check_messages, check_tools, media_parts
 from renderers.process.caches import ByteLRU
-from rollouts.calls import call_on_thread, in_tiny_pieces
-from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools, wav_or_mp3
-from rollouts.engines.event_loop import EngineLoop, expire
-from rollouts.engines.http.address import key_remover, redacted
+from rollouts.calls import call_on_thread
+from rollouts.engines.chat_completions import (
+    error_code,
+    is_json,
+    overflow_in,
+    read_answer,
+    sent_messages,
+    sent_tools,
+    wav_or_mp3,
+)
+from rollouts.engines.event_loop import EngineLoop
+from rollouts.engines.http.address import redacted
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.engines.http.source_files import image_file
 from rollouts.engines.protocol import ChatAnswer, ChatEngine, SamplingParams
@@ -38,9 +47,6 @@ from rollouts.errors import (
     short_repr,
 )
 from rollouts.values import check_choice, check_integer, check_positive
-
-if TYPE_CHECKING:
-    import openai
 
 #: The field of a request that bounds the completion.
 MaxTokensField = Literal["max_completion_tokens", "max_tokens"]
@@ -61,7 +67,7 @@ _OPENAI: Final = "https://api.openai.com/"
 
 _RESPONSE_BYTES: Final = 64 * 2**20
 _DATA_URL_BYTES: Final = 256 * 2**20  # of images and sounds that the next turns send again
-_MAX_CONCURRENCY: Final = 1000  # connections of the SDK's client
+_MAX_CONCURRENCY: Final = 1000
 
 
 class ChatEndpoint(ChatEngine):
@@ -78,9 +84,9 @@ class ChatEndpoint(ChatEngine):
     - `api_key`: the key; None: that of the environment variable `api_key_env`. If that is None, too, https://api.openai.com
       gets the key of OPENAI_API_KEY, and other servers get none. Redirects are not followed.
     - `concurrency`: the number of requests at a time, at most 1,000; others wait.
-    - `timeout_seconds`: for a call with its retries, from the time at which it does not wait for others.
+    - `timeout_seconds`: for a request with its retries, from the time at which it does not wait for others.
     - `max_retries`: failed connections and HTTP 408, 409, 429, 500 and above are tried again so often, after the time
-      that a Retry-After header demands, else after 0.5 s, 1 s, 2 s... (the SDK of OpenAI, which sends the requests).
+      that a Retry-After header demands, else after at most 0.5 s, 1 s, 2 s...
     - `max_tokens_field`: the name of the field for `SamplingParams.max_tokens`. vLLM and OpenAI take
       "max_completion_tokens"; some servers know only the older "max_tokens".
     - `omit`: fields among "temperature", "top_p" and "seed" that the model refuses whatever their value.
@@ -94,9 +100,8 @@ class ChatEndpoint(ChatEngine):
       every image is sent as a data URL, JPEG files and usual PNG files unchanged, others as PNG; every sound in
       base64, WAV and MP3 files unchanged, others as WAV.
 
-    Proxies and certificates are those of the environment variables that httpx reads. An endpoint belongs to the event
-    loop on which it is used first; after that is closed, another one may follow. Raises `ArgumentError`, and
-    `MissingExtraError` without the SDK.
+    Proxies and certificates are those of the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE...). An endpoint belongs
+    to the event loop on which it is used first; after that is closed, another one may follow. Raises `ArgumentError`.
     """
 
     def __init__(
@@ -116,19 +121,14 @@ class ChatEndpoint(ChatEngine):
         policy: MediaPolicy | None = None,
         store: MediaStore | None = None,
     ) -> None:
-        try:
-            import openai  # noqa: F401  here, because importing it in the first request would stop the event loop for a second
-        except ImportError as error:
-            raise MissingExtraError("ChatEndpoint", "openai", "the SDK of OpenAI") from error
         self.base_url = _checked_url(base_url)
         self.model = model
         self._api_key = _checked_key(api_key, api_key_env, self.base_url)
-        self._without_key = key_remover(self._api_key)
         self._concurrency = check_integer("concurrency", concurrency)
         if self._concurrency > _MAX_CONCURRENCY:
             raise ArgumentError("concurrency", concurrency, f"pass at most {_MAX_CONCURRENCY}")
         self._timeout_seconds = check_positive("timeout_seconds", timeout_seconds)
-        self._max_retries = check_integer("max_retries", max_retries, least=0)
+        retries = check_integer("max_retries", max_retries, least=0)
         check_choice("max_tokens_field", max_tokens_field, MaxTokensField)
         self._max_tokens_field = max_tokens_field
         if not set(omit) <= _OMITTABLE.keys():
@@ -142,8 +142,24 @@ class ChatEndpoint(ChatEngine):
         self.media_policy = MediaPolicy() if policy is None else policy
         self._store = MediaStore() if store is None else store  # an empty store is falsy
         self._data_urls: ByteLRU[str, str] = ByteLRU(_DATA_URL_BYTES)
+        root, self._path = _root_and_path(self.base_url)
+        self._connection = ServerConnection(
+            root,
+            api_key=self._api_key,
+            limits=HttpLimits(
+                concurrency=_MAX_CONCURRENCY,
+                total_seconds=self._timeout_seconds,
+                retries=retries,
+                backoff_seconds=0.5,
+                longest_backoff_seconds=60.0,
+                response_bytes=_RESPONSE_BYTES,
+            ),
+            is_retried=lambda status: status in (408, 409, 429) or status >= 500,
+            uses_proxies=True,
+            seconds_option="timeout_seconds (request_seconds of a configuration)",
+        )
         self._loop = EngineLoop()
-        self._open: _Open | None = None
+        self._slots = asyncio.Semaphore(self._concurrency)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -201,8 +217,7 @@ class ChatEndpoint(ChatEngine):
                 )
             return answer
         except EngineError as error:
-            error.redact(self._without_key)
-            error.server = self.base_url
+            self._name_server(error)
             raise
 
     async def check(self) -> None:
@@ -211,38 +226,27 @@ class ChatEndpoint(ChatEngine):
         An answer that is no list is no error: the chat completions may be there nevertheless. Raises
         `ServerUnreachableError`, `ServerTimeoutError`, `ApiKeyError` and `EngineClosedError`.
         """
-        import openai
-
         request_id = uuid.uuid4().hex
         self._check_open(request_id)
-        opened = await self._opened(request_id)
-        client = opened.client.with_options(max_retries=1, timeout=min(self._timeout_seconds, 10.0))
         try:
-            await client.models.with_raw_response.list()
+            response = await self._connection.request(
+                "GET", f"{self._path}/models", name=request_id, seconds=min(self._timeout_seconds, 10.0), retry=False
+            )
+            if response.status in (401, 403):
+                raise self._refusal(request_id, response)
+        except (ServerUnreachableError, ServerTimeoutError, ApiKeyError) as error:
+            self._name_server(error)
+            raise
+        except (ServerError, MalformedResultError):
             return
-        except (openai.OpenAIError, MalformedResultError) as error:
-            failed = self._error(request_id, error)
-        if isinstance(failed, ServerUnreachableError | ServerTimeoutError | ApiKeyError):
-            failed.redact(self._without_key)
-            failed.server = self.base_url
-            raise failed
 
     async def close(self) -> None:
         """Refuse further requests, end the running ones with `EngineClosedError`, close every connection.
 
         Raises `EngineError` on another loop.
         """
-        self._enter("close")
+        await self._connection.close()
         self._closed = True
-        opened, self._open = self._open, None
-        if opened is None:
-            return
-        expire(opened.running)
-        try:
-            while opened.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
-                await asyncio.sleep(0)
-        finally:
-            await opened.loop_end.aclose()
 
     def _options(self, request_id: str, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
         """The fields of a request that do not depend on the messages. Raises `InvalidRequestError`."""
@@ -290,155 +294,54 @@ class ChatEndpoint(ChatEngine):
 
     async def _request(self, request_id: str, body: Mapping[str, Any]) -> bytes:
         """The body of the response. A request that does not fit into the context is sent again without its limit."""
-        opened = await self._opened(request_id)
-        scope = asyncio.timeout(None)
-        try:
-            async with opened.slots, scope:
-                self._check_open(request_id)
-                scope.reschedule(asyncio.get_running_loop().time() + self._timeout_seconds)
-                opened.running.add(scope)
-                try:
-                    return await self._sent(request_id, opened.client, body)
-                except ContextLengthError as error:
-                    if (error.prompt_tokens or 0) >= (error.limit or math.inf):
-                        raise
-                # The rest of the context, which is less than the limit, is the default of vLLM and OpenAI.
-                unlimited = {name: value for name, value in body.items() if name != self._max_tokens_field}
-                return await self._sent(request_id, opened.client, unlimited)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            self._check_open(request_id)
-            raise ServerTimeoutError(
-                request_id,
-                f"the chat completion was not over after {self._timeout_seconds:g} s. Raise timeout_seconds "
-                "(request_seconds of a configuration) if such requests may take longer",
-            ) from None
-        finally:
-            opened.running.discard(scope)
+        if self._loop.enter(request_id):
+            self._slots = asyncio.Semaphore(self._concurrency)
+        async with self._slots:
+            try:
+                return await self._sent(request_id, body)
+            except ContextLengthError as error:
+                if (error.prompt_tokens or 0) >= (error.limit or math.inf):
+                    raise
+            # The rest of the context, which is less than the limit, is the default of vLLM and OpenAI.
+            return await self._sent(request_id, {name: body[name] for name in body if name != self._max_tokens_field})
 
-    async def _sent(self, request_id: str, client: openai.AsyncOpenAI, body: Mapping[str, Any]) -> bytes:
-        import openai
+    async def _sent(self, request_id: str, body: Mapping[str, Any]) -> bytes:
+        path, content = f"{self._path}/chat/completions", json.dumps(body, ensure_ascii=False).encode()
+        response = await self._connection.request("POST", path, name=request_id, body=[content])
+        if response.status != 200:
+            raise self._refusal(request_id, response)
+        return response.body
 
-        fields = dict(body)
-        model, messages = fields.pop("model"), fields.pop("messages")
-        try:
-            response = await client.chat.completions.with_raw_response.create(
-                model=model, messages=messages, extra_body=fields
-            )
-        except (openai.OpenAIError, MalformedResultError) as error:
-            failed = self._error(request_id, error)
-        else:
-            return response.http_response.content
-        # Outside of the handler: the SDK's exceptions, which refer to the key, are not kept with ours.
-        raise failed
-
-    def _error(self, request_id: str, error: openai.OpenAIError | MalformedResultError) -> EngineError:
-        """The error for an exception of the SDK."""
-        import openai
-
-        for each in (error, error.__cause__):  # some versions of the SDK wrap what its client raises
-            if isinstance(each, MalformedResultError):
-                return MalformedResultError(request_id, each.reason)
-        if isinstance(error, openai.APITimeoutError):
-            return ServerTimeoutError(request_id, f"no response within {self._timeout_seconds:g} s")
-        if not isinstance(error, openai.APIStatusError):
-            reason = redacted(str(error.__cause__ or error)) or type(error.__cause__).__name__
-            return ServerUnreachableError(
-                request_id, f"{self.base_url} failed: {reason}. Is the server running, and at this address?"
-            )
-        status, headers = error.status_code, error.response.headers
-        body = error.response.content
-        if 300 <= status < 400:
-            return ServerError(
-                request_id,
-                "the request was redirected; redirects are not followed. Give the server's own address as base_url",
-                status=status,
-                body=f"to {re.split('[?#]', redacted(headers.get('location', '')))[0] or 'an unknown address'}",
-            )
-        failed = response_error(request_id, HttpResponse(status, headers, body), "the chat completion")
+    def _refusal(self, request_id: str, response: HttpResponse) -> EngineError:
+        """The error for a response of another status than 200."""
+        status = response.status
+        failed = response_error(request_id, response, "the chat completion")
         if status in (401, 403):
             return ApiKeyError(
                 request_id,
                 f"the server refuses the {'API key' if self._api_key else 'request without an API key'}: HTTP {status} "
                 f"{failed.body}. Pass its key as api_key, or name the environment variable with the key (api_key_env)",
             )
-        if (overflow := overflow_in(status, error.code or error.type, failed.body)) is not None:
+        if (overflow := overflow_in(status, error_code(response.body), failed.body)) is not None:
             return ContextLengthError(request_id, overflow.prompt_tokens, overflow.limit, failed.body)
-        if status in (404, 405) and not urlsplit(self.base_url).path:
+        if status in (404, 405) and not self._path:
             cure = f"the chat completion (most servers have their API below /v1: pass {self.base_url}/v1 as base_url)"
-            return response_error(request_id, HttpResponse(status, headers, body), cure)
+            return response_error(request_id, response, cure)
         return failed
 
-    def _enter(self, request_id: str) -> None:
-        if self._loop.enter(request_id):
-            self._open = None  # that of a loop that was closed
-
-    async def _opened(self, request_id: str) -> _Open:
-        self._enter(request_id)
-        if self._open is None:
-            client = _sdk_client(self.base_url, self._api_key, self._timeout_seconds, self._max_retries)
-            self._open = _Open(client, asyncio.Semaphore(self._concurrency), _closing(client), set())
-            await anext(self._open.loop_end)
-        return self._open
+    def _name_server(self, error: EngineError) -> None:
+        """Let an error name this server, and have no key, whatever the server repeats."""
+        error.redact(self._connection.without_key)
+        error.server = self.base_url
 
     def _check_open(self, request_id: str) -> None:
         if self._closed:
             raise EngineClosedError(request_id, "the endpoint is closed") from None
 
 
-class _Open(NamedTuple):
-    """What belongs to the event loop. `loop_end` closes the client: `asyncio.run` finishes all open generators."""
-
-    client: openai.AsyncOpenAI
-    slots: asyncio.Semaphore
-    loop_end: AsyncGenerator[None, None]
-    running: set[asyncio.Timeout]
-
-
-async def _closing(client: openai.AsyncOpenAI) -> AsyncGenerator[None, None]:
-    """Closes the client when the generator is closed."""
-    try:
-        yield
-    finally:
-        await client.close()
-
-
-def _sdk_client(base_url: str, api_key: str, seconds: float, retries: int) -> openai.AsyncOpenAI:
-    """A client that follows no redirects, sends the key or none, and reads at most `_RESPONSE_BYTES` of a response."""
-    import openai
-
-    class BoundedClient(openai.DefaultAsyncHttpxClient):
-        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-            request.headers.pop("Authorization", None)
-            if api_key:
-                request.headers["Authorization"] = f"Bearer {api_key}"
-            response = await super().send(request, stream=True, **options)
-            if stream:
-                return response
-            pieces, received = [], 0
-            try:
-                async for piece in response.aiter_bytes():
-                    pieces.append(piece)
-                    received += len(piece)
-                    if received > _RESPONSE_BYTES:
-                        raise MalformedResultError("response", f"the response is larger than {_RESPONSE_BYTES} bytes")
-                    if in_tiny_pieces(len(pieces), received):
-                        reason = f"the response comes in tiny pieces: {len(pieces)} of {received} bytes together"
-                        raise MalformedResultError("response", reason)
-            finally:
-                await response.aclose()
-            headers = [item for item in response.headers.multi_items() if item[0].lower() != "content-encoding"]
-            return type(response)(response.status_code, headers=headers, content=b"".join(pieces), request=request)
-
-    timeout = openai.Timeout(seconds, connect=min(seconds, 10.0))
-    return openai.AsyncOpenAI(
-        base_url=base_url,
-        api_key="-",  # not the key, and never sent: the SDK does not do without one
-        timeout=timeout,
-        max_retries=retries,
-        http_client=BoundedClient(follow_redirects=False, timeout=timeout),
-    )
+def _root_and_path(base_url: str) -> tuple[str, str]:
+    parts = urlsplit(base_url)
+    return f"{parts.scheme}://{parts.netloc}", parts.path
 
 
 def _checked_url(base_url: str) -> str:

@@ -208,7 +208,7 @@ class MediaSection(Section):
 
 
 class EndpointEngineSection(Section):
-    """A server with OpenAI's chat completions (`ChatEndpoint`, extra `openai`); such a run has no renderer.
+    """A server with OpenAI's chat completions (`ChatEndpoint`); such a run has no renderer.
 
     `api_key_env` is the name of the environment variable that holds the key; without it, https://api.openai.com gets
     that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field`, `omit` and `tool_images` are for servers

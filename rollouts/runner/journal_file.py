@@ -115,8 +115,8 @@ class Recorder:
         ("opened", task_ids)                                    delivered, and lost by the consumer
 
     `lost` has the ids of tasks that were delivered and that the consumer does not have; any thread may read it, and ask
-    whether a task is in the journal. Raises `JournalOfAnotherRunError`, and `JournalError` for files that cannot be read or
-    made.
+    whether a task is in the journal. Raises `JournalOfAnotherRunError`, and `JournalError` for files that cannot be
+    read or made.
     """
 
     def __init__(self, directory: Path, *, fsync: bool) -> None:

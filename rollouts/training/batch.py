@@ -50,8 +50,8 @@ class TrainingBatch:
     neither padded nor copied. `extras` are tensors of the caller's own, for each sample one or None (`with_extras`).
 
     The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
-    `advantages` in place. Raises `SampleError` for tensors of other shapes or dtypes, and for a `loss_mask` that is True
-    on padding or on the first token of a sample.
+    `advantages` in place. Raises `SampleError` for tensors of other shapes or dtypes, and for a `loss_mask` that is
+    True on padding or on the first token of a sample.
     """
 
     samples: tuple[TrainingSample, ...]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlencode
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
@@ -97,9 +98,6 @@ def _retry_after_seconds(value: str | None) -> float | None:
 
 
 # Requests to one server: an aiohttp session, slots, deadlines, retries.
-#
-# Proxy settings of the environment are not used: an engine inside a cluster must not send its prompts, images and key
-# through the proxy that a shell's `HTTP_PROXY` names.
 
 
 _LOG = logging.getLogger("rollouts.engines.http")
@@ -123,10 +121,14 @@ class _Open:
 class ServerConnection:
     """Requests to one server, from one event loop (`EngineLoop`).
 
-    Failed connections (refused, reset, ended within a response) and HTTP 429 and 503 are tried again; nothing else is.
-    A cancelled call closes its connection and frees its slot at once. `on_lost` is called whenever a connection was
-    refused or broke, because the server may have restarted and lost its caches; it must not block. `without_key`
-    removes the key from a text, which may be the server's.
+    Failed connections (refused, reset, ended within a response) and the statuses that `is_retried` names, HTTP 429 and
+    503, are tried again; nothing else is. A cancelled call closes its connection and frees its slot at once. `on_lost`
+    is called whenever a connection was refused or broke, because the server may have restarted and lost its caches; it
+    must not block. `without_key` removes the key from a text, which may be the server's. `seconds_option` is what the
+    caller calls `total_seconds`, for errors.
+
+    Proxy settings of the environment are used only where `uses_proxies`: an engine inside a cluster must not send its
+    prompts, images and key through the proxy that a shell's `HTTP_PROXY` names.
     """
 
     def __init__(
@@ -136,10 +138,16 @@ class ServerConnection:
         api_key: str | None = None,
         limits: HttpLimits | None = None,
         on_lost: Callable[[], None] = lambda: None,
+        is_retried: Callable[[int], bool] = lambda status: status in (429, 503),
+        uses_proxies: bool = False,
+        seconds_option: str = "total_seconds",
     ) -> None:
         self.base_url, authorization = parse_address(base_url, api_key=api_key)
         self.limits = limits or HttpLimits()
         self._on_lost = on_lost
+        self._is_retried = is_retried
+        self._proxy = _proxy_to(self.base_url) if uses_proxies else None
+        self._seconds_option = seconds_option
         self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "gzip"}
         if authorization is not None:
             self._headers["Authorization"] = authorization
@@ -268,7 +276,7 @@ class ServerConnection:
             raise ServerTimeoutError(
                 call.name,
                 f"{call.place} was not over after {call.seconds:g} s; it was {call.stage} (attempt {call.attempt}). "
-                "Raise total_seconds if such requests may take longer",
+                f"Raise {self._seconds_option} if such requests may take longer",
             ) from None
         finally:
             state.running.discard(scope)
@@ -293,7 +301,7 @@ class ServerConnection:
                     kept_connection_lost = immediately = True
                     retries += 1
             else:
-                if response.status not in (429, 503):  # Too Many Requests, Service Unavailable
+                if not self._is_retried(response.status):
                     if self._failing:
                         self._failing = False
                         _LOG.info("%s responds again", self.base_url)
@@ -359,10 +367,17 @@ class ServerConnection:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # aiohttp takes a compressed body that ends too early for a whole one
             headers=self._headers,
+            proxy=self._proxy,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self.limits.connect_seconds, sock_read=self.limits.read_seconds
             ),
         )
+
+
+def _proxy_to(base_url: str) -> str | None:
+    """The proxy that the environment names for a server (HTTPS_PROXY, NO_PROXY...)."""
+    url = URL(base_url)
+    return None if proxy_bypass(url.host or "") else getproxies().get(url.scheme)
 
 
 async def _closing(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:

@@ -17,6 +17,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from yarl import URL
 
+from rollouts.calls import in_tiny_pieces
 from rollouts.engines.http.address import redacted
 from rollouts.errors import (
     EngineError,
@@ -107,6 +108,9 @@ class Call:
                 self.stage = "reading the response"
                 while piece := await self.read(response):
                     pieces.append(piece)
+                    if in_tiny_pieces(len(pieces), self.received):
+                        reason = f"comes in tiny pieces: {len(pieces)} of {self.received} bytes together"
+                        raise MalformedResultError(self.name, f"{self.place}: the response {reason}")
             return response, b"".join(pieces)
         except BaseException:
             response.close()

@@ -6,8 +6,6 @@ import asyncio
 import base64
 import io
 import json
-import re
-import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,8 +20,7 @@ from sounds import sound_file
 from starlette.applications import Starlette
 
 from renderers import MediaPolicy, MediaSource
-from renderers.errors import MediaError, MediaPolicyError, MessageError, MissingExtraError
-from renderers.installation import install_command
+from renderers.errors import MediaError, MediaPolicyError, MessageError
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts import FinishReason, GenerateRequest, SamplingParams, StepResult, run_episode
 from rollouts.engines import ChatEndpoint
@@ -576,12 +573,6 @@ def test_wrong_arguments_are_refused_without_their_secrets(arguments, named):
         ChatEndpoint(**{"base_url": "http://h/v1", "model": "m", **arguments})
     assert "secret" not in str(raised.value)
     assert repr(ChatEndpoint("http://h/v1/", "m", api_key="secret")) == "ChatEndpoint('http://h/v1', 'm')"
-
-
-def test_the_extra_is_named_where_the_sdk_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(MissingExtraError, match=re.escape(install_command("openai"))):
-        ChatEndpoint("http://h/v1", "m")
 
 
 async def test_a_closed_endpoint_refuses_requests():
