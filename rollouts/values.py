@@ -90,6 +90,14 @@ def check_integer(name: str, value: Any, *, least: int = 1, rule: str = "") -> i
     return number
 
 
+def json_number(value: float) -> float | str:
+    """A number for strict JSON: one that is not finite is the text "NaN", "Infinity" or "-Infinity"."""
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
 def check_positive(name: str, value: Any, rule: str = "pass a finite number above 0") -> float:
     """The argument `name` as a float. Raises `ArgumentError` unless it is a finite number above 0."""
     number = None if isinstance(value, bool) else finite_number(value)

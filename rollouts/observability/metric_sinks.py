@@ -15,7 +15,7 @@ from renderers.errors import MissingExtraError
 from rollouts.errors import RolloutsError
 from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
-from rollouts.values import check_positive
+from rollouts.values import check_positive, json_number
 
 #: A longer line is no line of metrics, and is not read into memory as a whole.
 MAX_LINE_BYTES: Final = 16 << 20
@@ -58,7 +58,11 @@ def read_json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]
             row = json.loads(line)
             step, at = int(row["step"]), float(row["time"])
             float(step)  # a step that no float can hold has no place on an axis
-            metrics = {str(name): float(value) for name, value in row["metrics"].items() if _is_number(value)}
+            metrics = {
+                str(name): float(value)
+                for name, value in row["metrics"].items()
+                if isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")
+            }
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             problems.append(f"{path.name}, line {number}: no object with step, time and metrics")
             continue
@@ -66,10 +70,6 @@ def read_json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]
             problems.append(f"{path.name}, line {number}: its time {at} is no finite number")
             continue
         yield {"step": step, "time": at, "metrics": metrics}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")
 
 
 log = logging.getLogger("rollouts.observability")
@@ -100,7 +100,7 @@ class JsonLinesSink:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  `close` closes it
 
     def write(self, section: str, step: int, values: Mapping[str, float]) -> None:
-        metrics = {name: _json_number(value) for name, value in values.items()}
+        metrics = {name: json_number(value) for name, value in values.items()}
         self._file.write(json.dumps({"step": step, "time": time.time(), "metrics": metrics}) + "\n")
         self._file.flush()
 
@@ -169,13 +169,6 @@ def cut_incomplete_line(path: Path) -> None:
         with open(path, "rb") as lines:
             end = sum(len(line) for line in lines if line.endswith(b"\n"))
         os.truncate(path, end)
-
-
-def _json_number(value: float) -> float | str:
-    number = float(value)
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 class TensorBoardSink:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -122,17 +121,12 @@ def _as_list(values: Any) -> Any:
 def _group_name(value: Any, index: int) -> Hashable:
     """The name of a group. Raises `ArgumentError` for one by which equal groups would not be found to be equal."""
     name: Hashable = _as_value(value)
+    if isinstance(name, tuple):
+        return tuple(_group_name(part, index) for part in name)
     hash_function: object = type(name).__hash__
-    rule = "pass a hashable value that the episodes of a group share, such as a group_id"
-    if isinstance(name, tuple | frozenset):
-        parts = [_group_name(part, index) for part in name]
-        if all(map(operator.is_, parts, name)):
-            return name
-        return tuple(parts) if isinstance(name, tuple) else frozenset(parts)
-    if hash_function is object.__hash__ and name is not None:
-        raise ArgumentError(f"group {index}", value, f"its hash is its identity; {rule}")
-    if isinstance(name, float | np.floating) and np.isnan(name):
-        raise ArgumentError(f"group {index}", value, f"it equals no group; {rule}")
+    if (hash_function is object.__hash__ and name is not None) or name != name:
+        rule = "pass a hashable value that the episodes of a group share, such as a group_id"
+        raise ArgumentError(f"group {index}", value, f"its hash is its identity, or it equals no group; {rule}")
     return name
 
 

@@ -54,7 +54,7 @@ def compared(samples, trainer, **layout):
 def test_figures_are_over_trained_tokens_only_and_name_the_worst_sample():
     samples = [sample([0, 1, 1], [-1.0, -2.0], name="a"), sample([0, 1], [-3.0], name="b")]
     report = compared(samples, [[-1.5, -2.0], [-2.0]])
-    assert (report.tokens, report.max_abs, report.worst) == (3, 1.0, "b")
+    assert (report.tokens, report.max_abs, report.outliers[0].sample) == (3, 1.0, "b")
     assert report.mean_abs == pytest.approx(0.5)
     assert report.statistics.k1 == pytest.approx((0.5 + 0.0 - 1.0) / 3)
     k3 = [math.exp(-0.5) - 1 + 0.5, 0.0, math.exp(1.0) - 1 - 1.0]
@@ -65,7 +65,7 @@ def test_figures_are_over_trained_tokens_only_and_name_the_worst_sample():
 def test_a_log_probability_that_is_not_a_number_counts_as_infinite_and_passes_no_threshold():
     report = compared([sample([0, 1, 1], [-1.0, -1.0], name="a")], [[math.nan, -1.0]])
     assert report.max_abs == report.mean_abs == report.kl == math.inf
-    assert report.worst == "a"
+    assert report.outliers[0].sample == "a"
     assert report.outliers[0].difference == math.inf
     with pytest.raises(RolloutsError, match="max_abs inf is above"):
         check_mismatch(report, max_abs=1e9)
@@ -160,7 +160,7 @@ def test_the_largest_differences_are_the_outliers():
 @pytest.mark.slow
 def test_an_empty_report_prints_and_plots(tmp_path):
     report = mismatch_report(TrainingBatch.from_samples([sample([0, 0], [])], pad_id=0), torch.zeros(1, 2))
-    assert (report.tokens, report.max_abs, report.worst, report.by_turn) == (0, 0.0, "", ())
+    assert (report.tokens, report.max_abs, report.outliers, report.by_turn) == (0, 0.0, (), ())
     assert "0 sampled tokens" in report_text(report)
     plot_mismatch(report, tmp_path / "empty.png")
     check_mismatch(report, max_abs=1e-6)

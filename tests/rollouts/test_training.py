@@ -201,4 +201,4 @@ def test_swapped_images_show_in_the_mismatch(model, renderer, episodes):
     report = trained(model, [replace(first, media=tuple(swapped))])
     assert report.max_abs > 1e-3
     assert {group.label for group in report.by_modality} == {"image"}
-    assert report.worst == first.name
+    assert report.outliers[0].sample == first.name

@@ -60,7 +60,7 @@ class FunctionParameters:
             return self._validated(dict(arguments))
         except ValidationError as error:
             errors = validation_errors(error)
-            problems = [_shortened(self._problem(each)) for each in errors[:_MAX_PROBLEMS]]
+            problems = [self._problem(each) for each in errors[:_MAX_PROBLEMS]]
             if len(errors) > _MAX_PROBLEMS:  # a list of a thousand wrong items has a thousand
                 problems.append(f"{len(errors) - _MAX_PROBLEMS} more problems")
             raise ToolArgumentsError(self._tool, problems) from error
@@ -78,18 +78,16 @@ class FunctionParameters:
     def _problem(self, error: Any) -> str:
         place = ".".join(map(str, error["loc"]))
         if not place:  # pydantic reads 200 levels
-            return f"the arguments cannot be read: {error['msg']}"
-        if error["type"] == "unexpected_keyword_argument" and len(error["loc"]) == 1:
-            return f"there is no argument {place!r}; the arguments are {', '.join(self._names) or 'none'}"
-        if error["type"].startswith("missing"):
-            return f"{place} is missing"
-        return f"{place}: {error['msg']}, not {short_repr(error['input'])}"
-
-
-def _shortened(problem: str) -> str:
-    """A problem within the limit: the name of an argument, or the tag of a union, may be any text of the model."""
-    is_long = len(problem) > _MAX_PROBLEM_CHARACTERS
-    return f"{problem[: _MAX_PROBLEM_CHARACTERS - 3]}..." if is_long else problem
+            problem = f"the arguments cannot be read: {error['msg']}"
+        elif error["type"] == "unexpected_keyword_argument" and len(error["loc"]) == 1:
+            problem = f"there is no argument {place!r}; the arguments are {', '.join(self._names) or 'none'}"
+        elif error["type"].startswith("missing"):
+            problem = f"{place} is missing"
+        else:
+            problem = f"{place}: {error['msg']}, not {short_repr(error['input'])}"
+        # The name of an argument, or the tag of a union, may be any text of the model.
+        is_long = len(problem) > _MAX_PROBLEM_CHARACTERS
+        return f"{problem[: _MAX_PROBLEM_CHARACTERS - 3]}..." if is_long else problem
 
 
 def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:

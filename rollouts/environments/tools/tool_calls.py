@@ -84,17 +84,13 @@ def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedC
 def _problem(attempt: ParsedToolCall) -> str:
     """Why a call that is not one of the message was not made, for the model."""
     call = f"this call of {attempt.name}" if attempt.name else "this call"
-    match attempt.status:
-        case ToolCallParseStatus.INVALID_JSON:
-            return f"the arguments of {call} are not valid JSON"
-        case ToolCallParseStatus.UNCLOSED_BLOCK:
-            return f"{call} has no end"
-        case ToolCallParseStatus.MISSING_NAME:
-            return f"{call} does not name a tool"
-        case ToolCallParseStatus.SURPLUS_CALL:
-            return f"{call} is not the first of its turn, and a turn can make one call"
-        case _:
-            return f"{call} does not have the form of a tool call"
+    problems = {
+        ToolCallParseStatus.INVALID_JSON: f"the arguments of {call} are not valid JSON",
+        ToolCallParseStatus.UNCLOSED_BLOCK: f"{call} has no end",
+        ToolCallParseStatus.MISSING_NAME: f"{call} does not name a tool",
+        ToolCallParseStatus.SURPLUS_CALL: f"{call} is not the first of its turn, and a turn can make one call",
+    }
+    return problems.get(attempt.status, f"{call} does not have the form of a tool call")
 
 
 async def answer_calls(
@@ -107,14 +103,15 @@ async def answer_calls(
     Raises `ToolResultError`, `ToolUnavailableError`, and `EpisodeLimitError` and `EngineError` of tools that call the
     policy; whatever else goes wrong is answered.
     """
-    return await gathered(_answer(call, tools, limits) for call in calls)
-
-
-async def _answer(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> tuple[Message, dict[str, Any]]:
-    outcome, content = await _outcome(call, tools, limits)
-    name = call.name or "invalid_call"  # some templates print a tool message only with the name of its tool
-    message: Message = {"role": "tool", "tool_call_id": call.call_id, "name": name, "content": content}
-    return message, {"id": call.call_id, "name": call.name, "outcome": outcome}
+    outcomes = await gathered(_outcome(call, tools, limits) for call in calls)
+    return [
+        (
+            # Some templates print a tool message only with the name of its tool.
+            {"role": "tool", "tool_call_id": call.call_id, "name": call.name or "invalid_call", "content": content},
+            {"id": call.call_id, "name": call.name, "outcome": outcome},
+        )
+        for call, (outcome, content) in zip(calls, outcomes, strict=True)
+    ]
 
 
 async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> tuple[str, Any]:
@@ -169,10 +166,10 @@ def _failure(name: str, error: Exception | SystemExit) -> tuple[str, str]:
         raise error
     if isinstance(error, ToolArgumentsError):
         return "invalid_arguments", f"error: {error}"
+    text = describe_exception(error)
     if isinstance(error, ToolFailedError):
         text = error.reason
     else:
-        text = describe_exception(error)
         log.info("tool %s raised %s, which the model is told", name, text, exc_info=error)
     shortened = text if len(text) <= _MAX_ERROR_CHARACTERS else f"{text[: _MAX_ERROR_CHARACTERS - 3]}..."
     return "failed", f"error: {shortened}"

@@ -147,14 +147,6 @@ class MismatchReport:
         return self.statistics.k3
 
     @property
-    def worst(self) -> str:
-        """The name of the sample with the largest |difference|; empty without tokens."""
-        if not self.tokens:
-            return ""
-        largest = int(np.abs(self.compared.difference).argmax())
-        return self.compared.names[int(self.compared.sample[largest])]
-
-    @property
     def by_turn(self) -> tuple[MismatchGroup, ...]:
         """Labels "turn 0", "turn 1"...: the runs of trained tokens of each sample, in order."""
         turn = self.compared.turn
@@ -222,21 +214,20 @@ def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:
 
 def _outliers(batch: TrainingBatch, compared: ComparedTokens) -> tuple[MismatchOutlier, ...]:
     absolute = np.abs(compared.difference)
-    largest = np.argsort(-absolute, kind="stable")[:_OUTLIERS]
-    return tuple(_outlier(batch, compared, int(token)) for token in largest if absolute[token] > 0)
-
-
-def _outlier(batch: TrainingBatch, compared: ComparedTokens, token: int) -> MismatchOutlier:
-    sample, position = batch.samples[compared.sample[token]], int(compared.position[token])
-    return MismatchOutlier(
-        sample=sample.name,
-        position=position,
-        turn=int(compared.turn[token]),
-        token_id=int(sample.token_ids[position]),
-        sampler=float(compared.sampler[token]),
-        trainer=float(compared.trainer[token]),
-        before=sample.token_ids[max(0, position - _TOKENS_BEFORE) : position].copy(),
-        after=sample.token_ids[position + 1 : position + 1 + _TOKENS_AFTER].copy(),
+    largest = [token for token in np.argsort(-absolute, kind="stable")[:_OUTLIERS] if absolute[token] > 0]
+    places = [(token, batch.samples[compared.sample[token]], int(compared.position[token])) for token in largest]
+    return tuple(
+        MismatchOutlier(
+            sample=sample.name,
+            position=position,
+            turn=int(compared.turn[token]),
+            token_id=int(sample.token_ids[position]),
+            sampler=float(compared.sampler[token]),
+            trainer=float(compared.trainer[token]),
+            before=sample.token_ids[max(0, position - _TOKENS_BEFORE) : position].copy(),
+            after=sample.token_ids[position + 1 : position + 1 + _TOKENS_AFTER].copy(),
+        )
+        for token, sample, position in places
     )
 
 
@@ -272,9 +263,11 @@ def check_mismatch(
     exceeded = [(name, figures[name], value) for name, value in given.items() if not figures[name] <= value]
     if not exceeded:
         return
+    compared = report.compared
+    worst = compared.names[int(compared.sample[int(np.abs(compared.difference).argmax())])]
     listed = ", ".join(f"{name} {value:.2e} is above {threshold:.2e} nats" for name, value, threshold in exceeded)
     text = (
-        f"mismatch over {report.tokens} tokens: {listed}; largest in sample {report.worst}. Read report_text(report), "
+        f"mismatch over {report.tokens} tokens: {listed}; largest in sample {worst}. Read report_text(report), "
         "or find the cause with diagnose_mismatch, before training on these tokens"
     )
     if action == "error":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rollouts.training.mismatch.report import DifferenceStatistics, MismatchGroup, MismatchOutlier, MismatchReport
+from rollouts.values import json_number
 
 #: Token ids to text, for example `renderer.tokenizer.decode`.
 Decode = Callable[[list[int]], str]
@@ -45,7 +45,20 @@ def report_json(report: MismatchReport, *, decode: Decode | None = None, indent:
             name: [{"label": group.label, **_figures(group.statistics)} for group in groups]
             for name, groups in _group_lines(report)
         },
-        "outliers": [_outlier_object(outlier, decode) for outlier in report.outliers],
+        "outliers": [
+            {
+                "sample": outlier.sample,
+                "position": outlier.position,
+                "turn": outlier.turn,
+                "sampler": json_number(outlier.sampler),
+                "trainer": json_number(outlier.trainer),
+                "before": outlier.before.tolist(),
+                "token_id": outlier.token_id,
+                "after": outlier.after.tolist(),
+                **({} if decode is None else {"text": _context(outlier, decode)}),
+            }
+            for outlier in report.outliers
+        ],
     }
     return json.dumps(content, indent=indent, allow_nan=False)
 
@@ -113,24 +126,4 @@ def _runs(ids: Iterable[int]) -> list[list[int]]:
 
 
 def _figures(statistics: DifferenceStatistics) -> dict[str, Any]:
-    return {name: _json_number(value) for name, value in statistics._asdict().items()}
-
-
-def _outlier_object(outlier: MismatchOutlier, decode: Decode | None) -> dict[str, Any]:
-    return {
-        "sample": outlier.sample,
-        "position": outlier.position,
-        "turn": outlier.turn,
-        "sampler": _json_number(outlier.sampler),
-        "trainer": _json_number(outlier.trainer),
-        "before": outlier.before.tolist(),
-        "token_id": outlier.token_id,
-        "after": outlier.after.tolist(),
-        **({} if decode is None else {"text": _context(outlier, decode)}),
-    }
-
-
-def _json_number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return {name: json_number(value) for name, value in statistics._asdict().items()}
