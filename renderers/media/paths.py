@@ -60,8 +60,8 @@ def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolic
     if not policy.allowed_directories:
         raise MediaPolicyError(
             "a file path or file URL is not followed under this media policy; name the directory in "
-            "load_renderer(media_policy=MediaPolicy(allowed_directories=...)), in a command with --media-dir, or pass "
-            "the bytes, a PIL image or a data URL instead"
+            "load_renderer(media_policy=MediaPolicy(allowed_directories=...)), in the table `media` of a "
+            "configuration of `rollouts run`, or pass the bytes, a PIL image or a data URL instead"
         )
     if not name or len(name) > 4096 or not can_be_path(name):
         raise MediaError(f"a text of {len(name)} characters that is neither a URL nor a path")

@@ -15,7 +15,7 @@ from rich.console import Console
 from renderers import load_renderer
 from renderers.installation import install_command
 from rollouts.cli.command_group import INTERRUPTED
-from rollouts.cli.serve import TrainedEngineKind, api_key_advice, api_key_from_environment, check_engine
+from rollouts.cli.options import TrainedEngineKind, api_key_advice, api_key_from_environment, check_engine
 from rollouts.demo.recipe import RECIPE, Recipe
 from rollouts.engines.http.address import parse_address
 from rollouts.episodes.errors import EpisodeError

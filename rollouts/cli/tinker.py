@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollouts.cli.serve import TrainedEngineKind, api_key_from_environment, check_engine
+from rollouts.cli.options import TrainedEngineKind, api_key_from_environment, check_engine
 from rollouts.terminal.text import exit_with_error, print_line
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from renderers import MediaPolicy
 from rollouts.engines.protocol import ChatEngine, Engine
@@ -19,7 +19,7 @@ from rollouts.errors import (
     FleetMismatchError,
     text_with_notes,
 )
-from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.config_file import EngineFile
 from rollouts.run_config.errors import KeyPath
 from rollouts.run_config.sections import (
     EndpointEngineSection,
@@ -27,6 +27,7 @@ from rollouts.run_config.sections import (
     LocalEngineSection,
     MediaSection,
     ScriptedEngineSection,
+    ServedSection,
     ServerSection,
     SGLangEngineSection,
     VLLMEngineSection,
@@ -37,11 +38,8 @@ from rollouts.terminal.interrupts import defer_interrupts
 if TYPE_CHECKING:
     from rollouts.engines.server_kinds import ServerKind
 
-#: What has the addresses of servers.
-ServedSection: TypeAlias = VLLMEngineSection | SGLangEngineSection | FleetEngineSection
 
-
-def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine | ChatEngine]:
+def engine_factory(file: EngineFile, renderer: Any) -> Callable[[], Engine | ChatEngine]:
     """Check the engine of a configuration; return the function that makes it.
 
     Neither opens a connection; the function loads a local model. Both raise `RunConfigError`, the function also
@@ -64,7 +62,7 @@ def server_kind(section: ServedSection) -> ServerKind:
     return "sglang" if isinstance(section, SGLangEngineSection) else "vllm"
 
 
-def media_policy(file: ConfigFile, section: MediaSection) -> MediaPolicy:
+def media_policy(file: EngineFile, section: MediaSection) -> MediaPolicy:
     """The policy of a table `media`. Raises as `MediaPolicy`."""
     return MediaPolicy(
         allowed_schemes=frozenset(section.allowed_schemes),
@@ -74,7 +72,7 @@ def media_policy(file: ConfigFile, section: MediaSection) -> MediaPolicy:
     )
 
 
-def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], ChatEngine]:
+def _endpoint(file: EngineFile, section: EndpointEngineSection) -> Callable[[], ChatEngine]:
     key = _api_key(file, section.api_key_env)
     with file.naming("engine", "media"):
         policy = media_policy(file, section.media)
@@ -100,29 +98,22 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
     return make
 
 
-def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Engine]:
+def _served_engine(file: EngineFile, section: ServedSection) -> Callable[[], Engine]:
     kind = server_kind(section)
     options: dict[str, Any] = {"api_key": _api_key(file, section.api_key_env)}
-    for path, url in _addresses(file, section).items():
-        _check_address(file, path, url)
-    if isinstance(section, VLLMOptions):
-        of_vllm = {"model": section.model, "media": section.media}
-        if kind == "vllm":
-            options |= of_vllm
-        elif given := section.model_fields_set.intersection(of_vllm):
-            raise file.error(("engine", min(given)), "it is an option for servers of vLLM; remove it")
+    if kind == "vllm" and isinstance(section, VLLMOptions):
+        options |= {"model": section.model, "media": section.media}
 
     def make() -> Engine:
         from rollouts.engines.fleet import EngineFleet
         from rollouts.engines.fleet.fleet import RETRIES_IN_FLEET
         from rollouts.engines.http.connection import HttpLimits
 
-        limits = HttpLimits(concurrency=file.config.concurrency)
-        if isinstance(section, VLLMEngineSection | SGLangEngineSection):
-            with file.naming("engine"):
+        with file.naming("engine"):
+            if not isinstance(section, FleetEngineSection):
+                limits = HttpLimits(concurrency=file.config.concurrency)
                 return _server_engine(file, section, kind, {**options, "limits": limits})
-        limits = HttpLimits(concurrency=file.config.concurrency, retries=RETRIES_IN_FLEET)
-        with file.naming("engine", _key_of_servers(file, section)):
+            limits = HttpLimits(concurrency=file.config.concurrency, retries=RETRIES_IN_FLEET)
             if section.urls:
                 return EngineFleet.from_urls(section.urls, kind=kind, http_limits=limits, **options)
             of_server = {**options, "limits": limits}
@@ -131,47 +122,7 @@ def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Eng
     return make
 
 
-def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
-    """The one key that names the servers of a fleet."""
-    given = [name for name in ("urls", "servers") if getattr(section, name)]
-    if not given:
-        reason = 'no server is named; write urls = ["http://..."], or [[engine.servers]]'
-        raise file.error(("engine", "kind"), reason)
-    if len(given) > 1:
-        raise file.error(("engine", given[1]), f"the servers are named by `{given[0]}` too; remove one of the two keys")
-    return given[0]
-
-
-def _addresses(file: ConfigFile, section: ServedSection) -> Mapping[KeyPath, str]:
-    """The addresses, each different, by the keys that hold them. Raises `RunConfigError`."""
-    addresses: dict[KeyPath, str] = {}
-    if not isinstance(section, FleetEngineSection):
-        addresses["engine", "base_url"] = section.base_url
-    else:
-        _key_of_servers(file, section)
-        for index, server in enumerate(section.servers):
-            addresses["engine", "servers", index, "base_url"] = server.base_url
-        addresses |= {("engine", "urls", index): url for index, url in enumerate(section.urls)}
-    known: dict[str, KeyPath] = {}
-    for path, url in addresses.items():
-        if known.setdefault(url.rstrip("/"), path) != path:
-            raise file.error(path, f"{url} is named twice; name each server once")
-    return addresses
-
-
-def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
-    from rollouts.engines.http.address import parse_address
-
-    try:
-        _, credentials = parse_address(url, api_key=None)
-    except ValueError as error:
-        raise file.error(key, str(error)) from None
-    if credentials is not None:
-        reason = "it has a user name or a password; remove them, and name the variable with the key in api_key_env"
-        raise file.error(key, reason)
-
-
-def _server_engine(file: ConfigFile, server: ServerSection, kind: ServerKind, options: Mapping[str, Any]) -> Engine:
+def _server_engine(file: EngineFile, server: ServerSection, kind: ServerKind, options: Mapping[str, Any]) -> Engine:
     """The engine of one server, which it starts where the section has a command."""
     if server.start is None:
         from rollouts.engines.server_kinds import server_engine
@@ -190,7 +141,7 @@ def _server_engine(file: ConfigFile, server: ServerSection, kind: ServerKind, op
     )
 
 
-def _api_key(file: ConfigFile, variable: str | None) -> str | None:
+def _api_key(file: EngineFile, variable: str | None) -> str | None:
     if variable is None:
         return None
     key = os.environ.get(variable)
@@ -201,7 +152,7 @@ def _api_key(file: ConfigFile, variable: str | None) -> str | None:
     return key
 
 
-def _local_engine(file: ConfigFile, section: LocalEngineSection) -> Callable[[], Engine]:
+def _local_engine(file: EngineFile, section: LocalEngineSection) -> Callable[[], Engine]:
     directory = file.resolve(section.directory)
     if not (directory / "config.json").is_file():
         reason = f"there is no {directory / 'config.json'}; write a model directory, relative to {file.directory}"
@@ -226,7 +177,7 @@ def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[
     return make
 
 
-async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
+async def connect(file: EngineFile, engine: Engine | ChatEngine) -> None:
     """Start the servers that the run is to start, and ask every server what it is.
 
     A server that cannot be used is then an error before the run begins. In a fleet, one server that can be used is
@@ -243,8 +194,8 @@ async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
             await cast(Any, engine).check()
 
 
-async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: Any) -> None:
-    key = _key_of_servers(file, section)
+async def _connect_fleet(file: EngineFile, section: FleetEngineSection, engine: Any) -> None:
+    key = "urls" if section.urls else "servers"
     engines: Mapping[str, Engine] = engine.engines
     probes = await asyncio.gather(*map(_probe_error, engines.values()))
     errors = {index: error for index, error in enumerate(probes) if error is not None}
@@ -270,7 +221,7 @@ async def _probe_error(engine: Engine) -> EngineError | None:
 
 @contextmanager
 def _naming_server(
-    file: ConfigFile,
+    file: EngineFile,
     section: ServedSection | EndpointEngineSection,
     path: KeyPath,
     key_of_address: str = "base_url",
@@ -286,7 +237,7 @@ def _naming_server(
         raise file.error((*path, "start"), text_with_notes(error, str(error))) from error
     except ApiKeyError as error:
         if section.api_key_env is None:
-            cure = 'add api_key_env = "NAME" (--api-key-env NAME of `rollouts eval`)'
+            cure = 'add api_key_env = "NAME" (or --api-key-env NAME)'
             reason = f"the server requires an API key; put it in an environment variable and {cure}"
             raise file.error(address, reason) from error
         reason = "the server refuses the key in this environment variable; set it to the server's key"

@@ -17,32 +17,34 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One thing that is wrong in a configuration file: the key, as `tasks.path` or "" for the file; reason and cure."""
+    """One thing that is wrong in a configuration.
 
+    `origin` is the file, or the option that gave the value; `key` is "tasks.path", or "" for the whole file.
+    """
+
+    origin: str
     key: str
     reason: str
 
-    def text(self, path: Path) -> str:
-        return f"{path}: {self.key}{': ' * bool(self.key)}{self.reason}"
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.origin, self.key, self.reason)))
 
 
 class RunConfigError(RolloutsError, ValueError):
-    """A configuration file of `rollouts run` cannot be used. `problems` has an entry for each thing that is wrong.
+    """A configuration cannot be used. `problems` has an entry for each thing that is wrong.
 
     Cure: correct the keys that the text lists; `rollouts run --dry-run` checks the file.
     """
 
-    def __init__(self, path: Path, problems: Sequence[ConfigProblem]) -> None:
-        self.path = path
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(problem.text(path) for problem in problems))
+        super().__init__("\n".join(map(str, problems)))
 
 
 class ProblemList:
     """Collects the problems of several parts of a configuration, so that all of them are reported at once."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._problems: list[ConfigProblem] = []
 
     def attempt(self, make: Callable[[], T]) -> T:
@@ -50,13 +52,16 @@ class ProblemList:
         try:
             return make()
         except RunConfigError as error:
-            self._problems.extend(error.problems)
+            self.add(error)
             return cast(T, None)
+
+    def add(self, error: RunConfigError) -> None:
+        self._problems.extend(error.problems)
 
     def check(self) -> None:
         """Raises `RunConfigError` with all problems if there is one."""
         if self._problems:
-            raise RunConfigError(self._path, self._problems)
+            raise RunConfigError(self._problems)
 
 
 class TaskFileError(RolloutsError, ValueError):

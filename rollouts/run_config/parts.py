@@ -19,9 +19,9 @@ from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, Sampl
 from rollouts.episodes.environment import ThreadedEnvironment
 from rollouts.errors import describe_exception, validation_errors
 from rollouts.rewards import GroupReward, Reward, check_names
-from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.config_file import ConfigFile, EngineFile
 from rollouts.run_config.engines import engine_factory, media_policy, server_kind
-from rollouts.run_config.errors import ConfigProblem, KeyPath, ProblemList, RunConfigError, key_text
+from rollouts.run_config.errors import KeyPath, ProblemList
 from rollouts.run_config.import_paths import check_call, imported_function, imported_object, make_importable
 from rollouts.run_config.sections import (
     AsynchronousSection,
@@ -33,7 +33,6 @@ from rollouts.run_config.sections import (
     ScoredPromptSection,
     ScriptedEngineSection,
     SynchronousSection,
-    TasksOfVerifiers,
     ToolsSection,
     VerifiersSection,
 )
@@ -42,21 +41,15 @@ from rollouts.runner.modes import Asynchronous, Mode, OneStepOffPolicy, Synchron
 from rollouts.task import MakeEnvironment, Task
 
 
-def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer | None:
+def make_renderer(file: EngineFile, *, offline: bool) -> TemplateRenderer | None:
     """Load the renderer of a configuration; None for a chat endpoint, which renders messages itself.
 
     `renderer.model` is a directory if there is one of that name, else a repository of Hugging Face. `offline`: its
     files must be in the local cache, and no connection is opened. Raises `RunConfigError`.
     """
-    if isinstance(file.config.engine, EndpointEngineSection):
-        if file.config.renderer is not None:
-            raise file.error(("renderer",), 'an engine of kind "openai" renders messages itself; remove the table')
+    section = file.config.renderer
+    if section is None:
         return None
-    section = file.renderer
-    for name in section.chat_template_kwargs:
-        if name in ("messages", "tools", "add_generation_prompt"):
-            reason = "the renderer passes this variable to the chat template itself; remove the key"
-            raise file.error(("renderer", "chat_template_kwargs", name), reason)
     template: Path | None = None
     if section.chat_template is not None:
         template = file.resolve(section.chat_template)
@@ -75,7 +68,7 @@ def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer | None
         )
 
 
-def _model(file: ConfigFile, name: str, revision: str | None, *, offline: bool) -> str | Path:
+def _model(file: EngineFile, name: str, revision: str | None, *, offline: bool) -> str | Path:
     directory = file.resolve(name)
     key = ("renderer", "model")
     if directory.is_dir():
@@ -88,7 +81,7 @@ def _model(file: ConfigFile, name: str, revision: str | None, *, offline: bool) 
     return _cached_repository(file, name, revision) if offline else name
 
 
-def _cached_repository(file: ConfigFile, name: str, revision: str | None) -> Path:
+def _cached_repository(file: EngineFile, name: str, revision: str | None) -> Path:
     # Imported here: the client takes 0.3 s to import, and a local directory does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -129,9 +122,10 @@ def make_group_rewards(file: ConfigFile) -> list[GroupReward]:
 
 def check_sampling(file: ConfigFile) -> None:
     """Raise `RunConfigError` for options with which the engine would refuse every request of the run."""
-    problems = [ConfigProblem(key_text(key), reason) for key, reason in _violations(file)]
-    if problems:
-        raise RunConfigError(file.path, problems)
+    problems = ProblemList()
+    for key, reason in _violations(file):
+        problems.add(file.error(key, reason))
+    problems.check()
 
 
 def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
@@ -287,9 +281,6 @@ def load_verifiers(file: ConfigFile) -> tuple[Any, TaskSource]:
     """
     section = file.config.environment
     assert isinstance(section, VerifiersSection)
-    if not isinstance(file.config.tasks, TasksOfVerifiers):
-        reason = 'an environment of verifiers has its own tasks; write kind = "verifiers" and no other key'
-        raise file.error(("tasks", "kind"), reason)
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
     from rollouts.environments.verifiers import VerifiersTasks
@@ -328,7 +319,7 @@ class WorkerParts:
 
 def make_worker_parts(file: ConfigFile) -> WorkerParts:
     """Make what a worker needs. Raises `RunConfigError` with every problem, and `MissingExtraError`."""
-    problems = ProblemList(file.path)
+    problems = ProblemList()
     make_environment = problems.attempt(lambda: environment_factory(file))
     renderer = problems.attempt(lambda: make_renderer(file, offline=False))
     make_engine = problems.attempt(lambda: engine_factory(file, renderer))

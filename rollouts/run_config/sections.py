@@ -1,21 +1,53 @@
-"""The tables of a configuration file of `rollouts run`, as pydantic models.
+"""The tables of a configuration file of `rollouts run`, `eval` and `serve`, as pydantic models.
 
-Types are strict: a number in quotes is no number. A path is relative to the directory of the configuration file.
-`kind` chooses the model of a table, and so the keys that it may have.
+What a value may be stands here, in the types of the keys and in the validators, and is checked here alone. Types are
+strict: a number in quotes is no number. A path is relative to the directory of the configuration file. `kind` chooses
+the model of a table, and so the keys that it may have.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+import re
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from rollouts.engines.http.address import parse_address
+
+
+def _import_path(text: str) -> str:
+    if not re.fullmatch(r"([^\s:]+|[^:]+\.py):[^\s:]+", text):
+        raise ValueError(f'{text!r} is no import path; write "module:name" or "package.module:name"')
+    return text
+
+
+def _variable_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        # The value is not repeated: it may be the key itself.
+        raise ValueError('this is no name of an environment variable; write one, such as "VLLM_API_KEY"')
+    return text
+
+
+def _address(url: str) -> str:
+    _, credentials = parse_address(url, api_key=None)
+    if credentials is not None:
+        raise ValueError("it has a user name or a password; remove them, and name the key's variable in api_key_env")
+    return url
+
 
 #: "package.module:name", where modules in the directory of the configuration file can be imported; or "file.py:name".
-ImportPath: TypeAlias = Annotated[str, Field(pattern=r"^([^\s:]+|[^:]+\.py):[^\s:]+$")]
+ImportPath: TypeAlias = Annotated[str, AfterValidator(_import_path)]
+VariableName: TypeAlias = Annotated[str, AfterValidator(_variable_name)]
+#: Of a server of vLLM or SGLang.
+Address: TypeAlias = Annotated[str, AfterValidator(_address)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
-VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
+#: No name of a file has a null character.
+PathText: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]+$")]
+Count: TypeAlias = Annotated[int, Field(ge=1, lt=2**31)]
+CountOrZero: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -31,7 +63,7 @@ class FileTasks(Section):
     the row, from 0. The value of `seed_key`, an integer, is the seed of its environments.
     """
 
-    path: Text
+    path: PathText
     id_key: Text | None = None
     seed_key: Text | None = None
 
@@ -90,7 +122,7 @@ class RewardSection(Section):
 
     name: Text
     function: ImportPath
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    weight: Finite = 1.0
     threaded: bool = False
 
 
@@ -129,7 +161,7 @@ class GymnasiumSection(Section):
     parse_action: ImportPath | None = None
     observation: Literal["image", "text", "image and text"] = "image"
     on_invalid_action: Literal["ask again", "end"] = "ask again"
-    invalid_action_reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    invalid_action_reward: Finite = 0.0
 
 
 class VerifiersSection(Section):
@@ -157,11 +189,15 @@ class ServerSection(Section):
     ready after `start_seconds`.
     """
 
-    base_url: Text
+    base_url: Address
     start: Annotated[list[Text], Field(min_length=1)] | None = None
     environment: dict[Text, str] = Field(default_factory=dict)
-    log: Text | None = None
+    log: PathText | None = None
     start_seconds: Seconds = 900.0
+
+    @property
+    def addresses(self) -> list[str]:
+        return [self.base_url]
 
 
 class VLLMOptions(Section):
@@ -194,8 +230,29 @@ class FleetEngineSection(VLLMOptions):
 
     kind: Literal["fleet"]
     server_kind: Literal["vllm", "sglang"] = "vllm"
-    urls: list[Text] = Field(default_factory=list)
+    urls: list[Address] = Field(default_factory=list)
     servers: list[ServerSection] = Field(default_factory=list)
+
+    @property
+    def addresses(self) -> list[str]:
+        return self.urls or [server.base_url for server in self.servers]
+
+    @model_validator(mode="after")
+    def _names_each_server_once(self) -> Self:
+        if bool(self.urls) == bool(self.servers):
+            raise ValueError('name the servers by one of two keys: urls = ["http://..."], or [[engine.servers]]')
+        known: set[str] = set()
+        for url in self.addresses:
+            if url.rstrip("/") in known:
+                raise ValueError(f"{url} is named twice; name each server once")
+            known.add(url.rstrip("/"))
+        if self.server_kind == "sglang" and (given := self.model_fields_set & {"model", "media"}):
+            raise ValueError(f"{min(given)} is an option for servers of vLLM; remove it")
+        return self
+
+
+#: What has the addresses of servers.
+ServedSection: TypeAlias = VLLMEngineSection | SGLangEngineSection | FleetEngineSection
 
 
 class MediaSection(Section):
@@ -232,7 +289,7 @@ class LocalEngineSection(Section):
     """A model directory, run by transformers in this process (extra `torch`)."""
 
     kind: Literal["local"]
-    directory: Text
+    directory: PathText
 
 
 class ScriptedEngineSection(Section):
@@ -259,11 +316,18 @@ class RendererSection(Section):
     `chat_template` is a path, and replaces the model's own template; `chat_template_kwargs` are template variables.
     """
 
-    model: Text
+    model: PathText
     revision: Text | None = None
-    chat_template: Text | None = None
+    chat_template: PathText | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     media: MediaSection = MediaSection()
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _names_no_variable_of_the_renderer(cls, variables: dict[str, Any]) -> dict[str, Any]:
+        if own := sorted(variables.keys() & {"messages", "tools", "add_generation_prompt"}):
+            raise ValueError(f"the renderer passes {own[0]} to the chat template itself; remove the key")
+        return variables
 
 
 class TeacherSection(Section):
@@ -278,7 +342,7 @@ class TeacherSection(Section):
         Field(discriminator="kind"),
     ]
     renderer: RendererSection | None = None
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: CountOrZero = 0
     adapter: Text | None = None
 
 
@@ -286,10 +350,10 @@ class SamplingSection(Section):
     """Options of `SamplingParams`. `extra` holds options under the engine's own names."""
 
     max_tokens: Count
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    temperature: NotNegative = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    top_logprobs: Annotated[int, Field(ge=0)] = 0
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    top_logprobs: CountOrZero = 0
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -298,8 +362,8 @@ class LimitsSection(Section):
 
     max_turns: Count | None = None
     max_tokens: Count | None = None
-    max_images: Annotated[int, Field(ge=0)] | None = None
-    max_media_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_images: CountOrZero | None = None
+    max_media_bytes: CountOrZero | None = None
     turn_seconds: Seconds | None = None
     episode_seconds: Seconds | None = None
 
@@ -309,9 +373,9 @@ class RetrySection(Section):
 
     max_attempts: Count = 3
     kinds: list[Literal["engine", "media", "environment"]] = ["engine", "media"]
-    first_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    max_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    outage_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600.0
+    first_delay: NotNegative = 1.0
+    max_delay: NotNegative = 30.0
+    outage_seconds: NotNegative = 600.0
 
 
 class SynchronousSection(Section):
@@ -330,7 +394,7 @@ class AsynchronousSection(Section):
     """Tokens may be older by `max_staleness` updates; staler groups are left out or have smaller sample weights."""
 
     kind: Literal["asynchronous"]
-    max_staleness: Annotated[int, Field(ge=0)]
+    max_staleness: CountOrZero
     on_stale: Literal["drop", "downweight"] = "drop"
 
 
@@ -349,8 +413,8 @@ class RaySection(Section):
 
     workers: Count = 1
     episodes_per_worker: Count | None = None
-    cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    cpus: NotNegative = 1.0
+    gpus: NotNegative = 0.0
     resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     address: Text | None = None
     max_losses: Count = 3
@@ -376,7 +440,7 @@ class OutputSection(Section):
     directory's folder `tensorboard` (extra `tensorboard`); `wandb`: to where of Weights & Biases.
     """
 
-    directory: Text
+    directory: PathText
     report: bool = True
     tensorboard: bool = False
     wandb: WandbSection | None = None
@@ -389,26 +453,23 @@ class EvaluationSection(Section):
     those of pass@k and pass^k, by default the powers of 2 up to `group_size`, and `group_size`.
     """
 
-    threshold: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    threshold: Finite = 1.0
     failed: Literal["zero", "exclude"] = "zero"
     k: list[Count] | None = None
 
 
-class RunConfig(Section):
-    """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time.
+class EngineConfig(Section):
+    """A configuration file as `rollouts serve` needs it, which takes those of `rollouts run` too.
 
-    `skip_group(group)` returns True, or a reason, to leave a group out. The run ends where the first
-    `stop_after_failed_groups` groups have failed in one way; with 0 it goes on. Without a mode no group is left out for
-    its age: the run does not change the weights, but another process may. Every engine but that of kind "openai" needs
-    a renderer.
+    Every engine but that of kind "openai" needs a renderer.
     """
 
-    tasks: TasksSection
-    environment: EnvironmentSection
+    tasks: TasksSection | None = None
+    environment: EnvironmentSection | None = None
     engine: EngineSection
-    renderer: RendererSection | None = None
-    sampling: SamplingSection
-    output: OutputSection
+    renderer: RendererSection | None = Field(default=None, validate_default=True)
+    sampling: SamplingSection | None = None
+    output: OutputSection | None = None
     limits: LimitsSection = LimitsSection()
     retry: RetrySection = RetrySection()
     mode: ModeSection | None = None
@@ -417,7 +478,41 @@ class RunConfig(Section):
     skip_group: ImportPath | None = None
     teacher: TeacherSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
-    stop_after_failed_groups: Annotated[int, Field(ge=0)] = 8
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    stop_after_failed_groups: CountOrZero = 8
+    seed: CountOrZero = 0
     group_size: Count = 1
     concurrency: Count = 64
+
+    @field_validator("renderer")
+    @classmethod
+    def _is_there_if_the_engine_needs_it(
+        cls, renderer: RendererSection | None, checked: ValidationInfo
+    ) -> RendererSection | None:
+        engine = checked.data.get("engine")
+        if isinstance(engine, EndpointEngineSection) and renderer is not None:
+            raise ValueError('an engine of kind "openai" renders messages itself; remove the table')
+        if engine is not None and not isinstance(engine, EndpointEngineSection) and renderer is None:
+            raise ValueError("the table is missing; add [renderer]")
+        return renderer
+
+
+class RunConfig(EngineConfig):
+    """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time.
+
+    `skip_group(group)` returns True, or a reason, to leave a group out. The run ends where the first
+    `stop_after_failed_groups` groups have failed in one way; with 0 it goes on. Without a mode no group is left out for
+    its age: the run does not change the weights, but another process may.
+    """
+
+    tasks: TasksSection
+    environment: EnvironmentSection
+    sampling: SamplingSection
+    output: OutputSection
+
+    @field_validator("environment")
+    @classmethod
+    def _has_the_tasks_of_its_kind(cls, environment: EnvironmentSection, checked: ValidationInfo) -> EnvironmentSection:
+        is_of_verifiers = isinstance(environment, VerifiersSection)
+        if "tasks" in checked.data and is_of_verifiers != isinstance(checked.data["tasks"], TasksOfVerifiers):
+            raise ValueError('tasks and environment are both of kind "verifiers", or neither is')
+        return environment

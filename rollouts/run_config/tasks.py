@@ -39,11 +39,9 @@ def make_tasks(file: ConfigFile) -> TaskSource:
     Raises `RunConfigError`. Reading the tasks raises `TaskFileError`, which names the row.
     """
     section = file.config.tasks
-    if isinstance(section, TasksOfVerifiers):
-        reason = 'only an environment of kind "verifiers" has tasks of its own; name a file of tasks'
-        raise file.error(("tasks", "kind"), reason)
     if isinstance(section, ImportedTasks):
         return _imported_tasks(file, section)
+    assert not isinstance(section, TasksOfVerifiers)  # the environment of that kind has them
     path = file.resolve(section.path)
     if not path.is_file():
         raise file.error(("tasks", "path"), f"there is no file {path}; a path is relative to {file.directory}")

@@ -93,7 +93,7 @@ def make_teacher(file: ConfigFile, renderer: TemplateRenderer | None, *, offline
     own = replace(file, config=config, prefix=("teacher",))
     make_engine = engine_factory(own, None)
     own_renderer = make_renderer(own, offline=offline)
-    assert own_renderer is not None  # only a chat endpoint has none
+    assert own_renderer is not None  # `of_teacher` is its table
     with own.naming("renderer"):
         check_teacher(renderer, own_renderer)
     return Teacher(own, make_engine, renderer, section.top_k, section.adapter)

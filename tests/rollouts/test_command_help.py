@@ -20,11 +20,11 @@ def test_help_in_a_narrow_terminal_has_the_whole_names_of_options(monkeypatch: p
 
 def test_help_lists_the_options_of_eval_in_groups() -> None:
     shown = CliRunner().invoke(app, ["eval", "--help"]).stdout
-    titles = ["Arguments", "Model", "Tasks and environment", "Sampling", "Statistics", "Options"]
+    titles = ["Arguments", "Options", "Model", "Tasks and episodes"]
     assert re.findall("^([A-Z].*):$", shown, re.MULTILINE) == titles
     sections = dict(zip(titles, re.split("^[A-Z].*:$", shown, flags=re.MULTILINE)[1:], strict=True))
-    places = {"--base-url": "Model", "--id-key": "Tasks and environment", "--seed": "Sampling", "--k": "Statistics"}
-    for option, title in {**places, "--resume": "Options", "--help": "Options"}.items():
+    places = {"--base-url": "Model", "--score": "Tasks and episodes", "--samples": "Tasks and episodes"}
+    for option, title in {**places, "--resume": "Options", "--set": "Options"}.items():
         assert re.search(f"^ .*{option} ", sections[title], re.MULTILINE), option
 
 

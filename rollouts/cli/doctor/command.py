@@ -21,7 +21,7 @@ from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.rendering_checks import rendering
 from rollouts.cli.doctor.target import MEDIA, Finding, Outcome, Target, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens, tokenizer
-from rollouts.cli.serve import api_key_advice, api_key_from_environment
+from rollouts.cli.options import api_key_advice, api_key_from_environment
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.server_kinds import kind_of_server, server_engine
 from rollouts.engines.sglang.capabilities import probe as probe_sglang

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 
+from rollouts.cli.options import SET, changes_of, takes
 from rollouts.errors import RolloutsError
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_warning
 
@@ -27,25 +28,30 @@ REPORT_SECONDS = 30.0
 INTERRUPTED_REPORT_SECONDS = 0.5
 
 
+Limit: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.")]
+Resume: TypeAlias = Annotated[
+    bool, typer.Option("--resume", help="Continue in the output directory where the run stopped.")
+]
 RerunFailed: TypeAlias = Annotated[
     bool, typer.Option("--rerun-failed", help="With --resume: also run the tasks again that have failed episodes.")
 ]
+DryRun: TypeAlias = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Check everything and print the first prompt; start no engine, write nothing."),
+]
 
 
+@takes(SET)
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; docs/run.md describes its keys.")],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in the output directory where it stopped.")
-    ] = False,
+    resume: Resume = False,
     rerun_failed: RerunFailed = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check the file and print the first prompt; start no engine, write nothing."),
-    ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.")] = None,
+    dry_run: DryRun = False,
+    limit: Limit = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="Run the episodes in actors of a Ray cluster, as the table [ray] says.")
     ] = False,
+    **values: Any,
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
     from rollouts.cli.run.output import prepare_output
@@ -55,7 +61,8 @@ def run(
 
     check_rerun(rerun_failed, resume=resume, limit=limit)
     with exit_on_problems():
-        parts = checked_parts(read_config(config), limit=limit, resume=resume, dry_run=dry_run)
+        file = read_config(config, changes_of((SET,), values))
+        parts = checked_parts(file, limit=limit, resume=resume, dry_run=dry_run)
         if dry_run:
             return
         make_workers = ray_workers_of_run(parts.file) if ray else None
@@ -65,8 +72,7 @@ def run(
             print_summary(summary, Console())
             print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
 
-        continuing = _resume_command(config, limit, ray)
-        run_and_report(parts, output, limit, make_workers, continuing, show, rerun_failed=rerun_failed)
+        run_and_report(parts, output, limit, make_workers, show, rerun_failed=rerun_failed)
 
 
 def check_rerun(rerun_failed: bool, *, resume: bool, limit: int | None) -> None:
@@ -77,19 +83,15 @@ def check_rerun(rerun_failed: bool, *, resume: bool, limit: int | None) -> None:
 
 
 @contextmanager
-def exit_on_problems(options: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """End the command with the problems of a configuration, a line each, if the block finds any.
-
-    `options` are the names of the options that gave the values of keys, where there is no file.
-    """
+def exit_on_problems() -> Iterator[None]:
+    """End the command with the problems of a configuration, a line each, if the block finds any."""
     from rollouts.run_config.errors import RunConfigError
 
     try:
         yield
     except RunConfigError as error:
         for problem in error.problems:
-            named = f"{options.get(problem.key, problem.key)}: {problem.reason}"
-            print_error(named if options else problem.text(error.path))
+            print_error(str(problem))
         raise typer.Exit(2) from None
 
 
@@ -113,14 +115,10 @@ def checked_parts(file: ConfigFile, *, limit: int | None, resume: bool, dry_run:
     return parts
 
 
-def _resume_command(path: Path, limit: int | None, ray: bool) -> str:
-    """The command that continues a run where it is interrupted, with the options that it was begun with."""
-    command = ["rollouts", "run", str(path), "--resume"]
-    if limit is not None:
-        command += ["--limit", str(limit)]
-    if ray:
-        command.append("--ray")
-    return shlex.join(command)
+def _resume_command() -> str:
+    """The command that continues this one where it is interrupted."""
+    options = [option for option in sys.argv[1:] if option not in ("--resume", "--rerun-failed")]
+    return shlex.join(["rollouts", *options, "--resume"])
 
 
 def run_and_report(
@@ -128,7 +126,6 @@ def run_and_report(
     output: OutputDirectory,
     limit: int | None,
     make_workers: MakeWorkers | None,
-    resume_command: str,
     show: Callable[[Mapping[str, Any]], None],
     *,
     rerun_failed: bool,
@@ -145,6 +142,7 @@ def run_and_report(
 
     console = Console()
     started = time.monotonic()
+    resume_command = _resume_command()
     execution = Execution(
         parts,
         output,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from renderers import TemplateRenderer
 from rollouts.cli.run.execution import MakeWorkers
 from rollouts.engines.protocol import ChatEngine, Engine
 from rollouts.errors import ArgumentError
-from rollouts.run_config.config_file import ConfigFile, read_config
+from rollouts.run_config.config_file import Change, ConfigFile, read_config
 from rollouts.run_config.engines import connect
 from rollouts.run_config.parts import (
     WorkerParts,
@@ -27,11 +28,13 @@ from rollouts.workers.protocol import Workers
 class ConfiguredParts:
     """What a worker makes of a configuration file, in its own process.
 
-    `path` is the file as the worker finds it. `configuration` is the digest of what worker and run must have alike.
+    `path` is the file as the worker finds it, and `changes` what options change in it. `configuration` is the digest of
+    what worker and run must have alike.
     """
 
-    def __init__(self, path: str, configuration: str) -> None:
+    def __init__(self, path: str, changes: Sequence[Change], configuration: str) -> None:
         self._path = path
+        self._changes = changes
         self._configuration = configuration
 
     def make_environment(self, task: Task) -> Any:
@@ -57,7 +60,7 @@ class ConfiguredParts:
         if not Path(self._path).is_file():
             rule = "the nodes must have the file: use a shared directory, or `ray job submit --working-dir`"
             raise ArgumentError("CONFIG", self._path, f"there is no such file on this node, in {os.getcwd()}; {rule}")
-        file = read_config(Path(self._path))
+        file = read_config(Path(self._path), self._changes)
         if worker_configuration(file) != self._configuration:
             rule = "send the same file to all nodes"
             raise ArgumentError("CONFIG", self._path, f"its environment or renderer are not those of the run; {rule}")
@@ -78,7 +81,7 @@ def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
 
     section = file.config.ray
     connect(section.address)
-    parts = ConfiguredParts(_path_on_nodes(file.path), worker_configuration(file))
+    parts = ConfiguredParts(_path_on_nodes(file.path), file.changes, worker_configuration(file))
     options: dict[str, Any] = {"num_cpus": section.cpus, "num_gpus": section.gpus}
     if section.resources:
         options["resources"] = dict(section.resources)

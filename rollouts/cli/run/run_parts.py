@@ -77,8 +77,7 @@ class RunParts:
 
     @property
     def sampling(self) -> SamplingParams:
-        with self.file.naming("sampling"):
-            return SamplingParams(**self.file.config.sampling.model_dump())
+        return SamplingParams(**self.file.config.sampling.model_dump())
 
     @property
     def limits(self) -> EpisodeLimits:
@@ -165,7 +164,7 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
 
     Raises `RunConfigError` with every problem, and `MissingExtraError`.
     """
-    problems = ProblemList(file.path)
+    problems = ProblemList()
     verifiers = None
     if isinstance(file.config.environment, VerifiersSection):
         verifiers, tasks = problems.attempt(lambda: load_verifiers(file)) or (None, ())

@@ -36,7 +36,7 @@ async def probe_request(
         raise ApiKeyError(
             PROBE_NAME,
             f"{connection.base_url} refuses the API key for {path}; pass its key as api_key=, in "
-            "commands with --api-key-env NAME (serve, tinker: --upstream-api-key-env)",
+            "commands with --api-key-env NAME (tinker: --upstream-api-key-env)",
         )
     return response
 

@@ -100,12 +100,16 @@ def server() -> Iterator[ChatServer]:
 
 def options(tasks: Path, server: ChatServer, *more: object) -> list[object]:
     score = tasks.parent / "score.py"
-    return [tasks, "--score", score, "--openai-base-url", server.url, "--model", "any", "--out", "out", *more]
+    return [tasks, "--score", score, *endpoint(server), "--out", "out", *more]
+
+
+def endpoint(server: ChatServer) -> list[object]:
+    return ["--engine", "openai", "--base-url", server.url, "--model", "any"]
 
 
 @pytest.mark.slow
 def test_an_endpoint_is_evaluated_without_a_renderer_and_without_tokens(tasks: Path, server: ChatServer) -> None:
-    result = evaluate(*options(tasks, server, "-n", 2, "--id-key", "id"))
+    result = evaluate(*options(tasks, server, "-n", 2, "--set", "tasks.id_key=id"))
     assert result.exit_code == 0, result.output
     results = results_of(Path("out"))
     assert (results["tasks"], results["episodes"], results["failed"], results["complete"]) == (3, 6, 0, True)
@@ -134,7 +138,7 @@ def test_the_key_of_openai_goes_to_no_other_server_unless_it_is_named(tasks: Pat
 
 def test_environments_of_several_turns_run_on_an_endpoint(tasks: Path, server: ChatServer) -> None:
     twice = f"{tasks.parent / 'score.py'}:Twice"
-    result = evaluate(tasks, "--environment", twice, "--openai-base-url", server.url, "--model", "any", "--out", "out")
+    result = evaluate(tasks, "--environment", twice, *endpoint(server), "--out", "out")
     assert result.exit_code == 0, result.output
     assert [len(body["messages"]) for body in server.bodies].count(3) == 3
     assert results_of(Path("out"))["total_reward"]["value"] == pytest.approx(2 / 3)
@@ -147,7 +151,7 @@ def test_failed_episodes_are_counted_and_named(tasks: Path) -> None:
 
     with ChatServer(failing) as server:
         result = evaluate(*options(tasks, server, "-n", 2))
-        excluded = evaluate(*options(tasks, server, "--failed", "exclude", "--out", "excluded", "-n", 2))
+        excluded = evaluate(*options(tasks, server, "--set", "evaluation.failed=exclude", "--out", "excluded", "-n", 2))
     assert result.exit_code == excluded.exit_code == 0
     assert "2 of 6 episodes failed (count as 0)" in result.stdout
     assert "no images, please" in result.stdout
@@ -168,13 +172,14 @@ def test_failed_episodes_run_again_when_asked_for(tasks: Path) -> None:
         return failure(400, "not now") if broken[0] and "9 - 8" in str(body) else answer(body)
 
     with ChatServer(answers) as server:
-        evaluate(*options(tasks, server, "-n", 2, "--id-key", "id"))
+        by_id = options(tasks, server, "-n", 2, "--set", "tasks.id_key=id")
+        evaluate(*by_id)
         broken[0] = False
         asked = len(server.bodies)
-        kept = evaluate(*options(tasks, server, "-n", 2, "--id-key", "id", "--resume"))
+        kept = evaluate(*by_id, "--resume")
         assert "2 of 6 episodes failed" in kept.stdout
         assert len(server.bodies) == asked
-        again = evaluate(*options(tasks, server, "-n", 2, "--id-key", "id", "--resume", "--rerun-failed"))
+        again = evaluate(*by_id, "--resume", "--rerun-failed")
     assert again.exit_code == 0, again.output
     assert "1 task with failed episodes run again" in again.output
     assert "0 of 6 episodes failed" in again.stdout
@@ -195,12 +200,12 @@ def test_running_failed_episodes_again_needs_an_earlier_run(tasks: Path, server:
 @pytest.mark.slow
 def test_another_threshold_counts_the_stored_episodes_again_and_runs_none(tasks: Path, server: ChatServer) -> None:
     score = f"{tasks.parent / 'score.py'}:half"
-    arguments = [tasks, "--score", score, "--openai-base-url", server.url, "--model", "any", "--out", "out"]
+    arguments = [tasks, "--score", score, *endpoint(server), "--out", "out"]
     first = evaluate(*arguments)
     assert "the threshold 1 is outside of the rewards, which are from 0.5 to 0.5" in first.output
     assert results_of(Path("out"))["pass_at_k"]["1"]["value"] == 0.0
     asked = len(server.bodies)
-    again = evaluate(*arguments, "--threshold", 0.5, "--resume")
+    again = evaluate(*arguments, "--set", "evaluation.threshold=0.5", "--resume")
     assert again.exit_code == 0, again.output
     assert len(server.bodies) == asked
     assert results_of(Path("out"))["pass_at_k"]["1"]["value"] == 1.0
@@ -250,17 +255,18 @@ def test_a_dry_run_prints_the_messages_for_an_endpoint_and_asks_nothing(tasks: P
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--score", "a.py", "--model", "m", "--sampling", "top_p"], "--sampling: top_p is no KEY=VALUE"),
         ([], "pass either --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME"),
         (["--score", "score.py"], "--model: pass the model directory"),
-        (["--score", "a.py", "--environment", "b.py:B"], "pass either --score FILE.py:FUNCTION"),
-        (["--environment", "b.py:B", "--messages", "a.py:m", "--model", "m"], "--messages: an environment of"),
-        (["--score", "a.py", "--model", "m", "--api-key-env", "KEY"], "a model in this process has no key"),
+        (["--score", "a.py", "--environment", "b.py:B"], "--score and --environment: pass one of them"),
+        (["--score", "a.py", "--model", "m", "--engine", "sglang"], "--base-url URL and --engine sglang belong"),
         (
-            ["--score", "a.py", "--model", "m", "--base-url", "http://127.0.0.1:1", "--openai-base-url", "http://x"],
-            "pass one of them, a server or an endpoint",
+            ["--environment", "b.py:B", "--set", "environment.messages=a.py:m", "--model", "m"],
+            "--set: environment.messages: Extra inputs are not permitted",
         ),
-        (["--score", "a.py", "--model", "m", "--engine", "sglang"], "--engine: it says what serves at --base-url"),
+        (
+            ["--score", "a.py", "--model", "m", "--api-key-env", "KEY"],
+            "--api-key-env: engine.api_key_env: Extra inputs are not permitted",
+        ),
     ],
 )
 def test_options_that_are_missing_or_contradict_are_named(tasks: Path, arguments: list[str], said: str) -> None:
@@ -272,17 +278,15 @@ def test_options_that_are_missing_or_contradict_are_named(tasks: Path, arguments
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (["--k", "3"], "--k: k is 3; pass at most 1, the number of episodes of a task, or sample more"),
-        (["--failed", "ignore"], '--failed: \'ignore\' is not known; write "zero" or "exclude"'),
-        (["--threshold", "nan"], "--threshold: nan: Input should be a finite number"),
-        (["--id-key", "name"], "tasks.jsonl, line 1: has no 'name'"),
-        (["--score", "missing.py"], "--score: there is no file"),
-        (["--sampling", "top_p=2"], "sampling.top_p: 2: Input should be less than or equal to 1"),
-        (["--sampling", "seed=3"], "sampling.extra.seed: the request has this field already"),
-        (["--api-key-env", "UNSET_KEY"], "--api-key-env: the environment variable of this name is not set"),
-        (["--openai-base-url", "http://127.0.0.1:9/v1"], "--base-url or --openai-base-url: "),
+        (["--set", "evaluation.k=[3]"], "--set: evaluation.k: k is 3; pass at most 1, the number of episodes of a"),
+        (["--set", "evaluation.threshold=NaN"], "--set: evaluation.threshold: nan: Input should be a finite number"),
+        (["--set", "tasks.id_key=name"], "tasks.jsonl, line 1: has no 'name'"),
+        (["--score", "missing.py"], "--score: environment.rewards[0].function: there is no file"),
+        (["--samples", "0"], "--samples: group_size: 0: Input should be greater than or equal to 1"),
+        (["--set", "sampling.extra.seed=3"], "--set: sampling.extra.seed: the request has this field already"),
+        (["--api-key-env", "UNSET_KEY"], "--api-key-env: engine.api_key_env: the environment variable of this name"),
         (["--score", "SCORE:scores"], "module score has no 'scores'; did you mean"),
-        (["--openai-base-url", "ftp://x"], "--openai-base-url: base_url is"),
+        (["--base-url", "http://127.0.0.1:9/v1"], "--base-url: engine.base_url: ['"),
     ],
 )
 def test_wrong_values_are_named_with_their_place(tasks: Path, server: ChatServer, change: list[str], said: str) -> None:
@@ -293,6 +297,17 @@ def test_wrong_values_are_named_with_their_place(tasks: Path, server: ChatServer
     assert said in result.stderr.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("url", "said"), [("http://127.0.0.1:9/v1", "--base-url: engine.base_url: "), ("ftp://x", "engine: base_url is")]
+)
+def test_an_endpoint_that_does_not_answer_is_named_with_its_option(tasks: Path, url: str, said: str) -> None:
+    result = evaluate(
+        *(tasks, "--score", tasks.parent / "score.py", "--engine", "openai", "--base-url", url, "--model", "any")
+    )
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
 def test_a_row_without_a_prompt_fails_with_the_names_that_it_could_have(tasks: Path, server: ChatServer) -> None:
     tasks.write_text('{"text": "2 + 2?", "answer": "4"}\n')
     result = evaluate(*options(tasks, server))
@@ -301,7 +316,8 @@ def test_a_row_without_a_prompt_fails_with_the_names_that_it_could_have(tasks: P
 
 
 def test_further_sampling_options_reach_the_endpoint(tasks: Path, server: ChatServer) -> None:
-    evaluate(*options(tasks, server, "--sampling", "top_p=0.5", "--sampling", "reasoning_effort=low", "--limit", 1))
+    further = ["--set", "sampling.top_p=0.5", "--set", "sampling.extra.reasoning_effort=low"]
+    evaluate(*options(tasks, server, *further, "--limit", 1))
     assert (server.bodies[0]["top_p"], server.bodies[0]["reasoning_effort"]) == (0.5, "low")
 
 
@@ -318,9 +334,10 @@ def test_pictures_are_read_from_directories_that_are_named_and_from_no_other(
     refused = evaluate(*options(tasks, server))
     assert refused.exit_code == 1
     assert "1 of 1 episode failed" in refused.stdout
-    assert "in a command with --media-dir" in " ".join(refused.output.split())
+    assert "allowed_directories" in " ".join(refused.output.split())
     assert not server.bodies
-    read = evaluate(*options(tasks, server, "--media-dir", tasks.parent, "--out", "read"))
+    directories = f"engine.media.allowed_directories={json.dumps([str(tasks.parent)])}"
+    read = evaluate(*options(tasks, server, "--set", directories, "--out", "read"))
     assert read.exit_code == 0, read.output
     assert server.bodies[0]["messages"][0]["content"][0]["image_url"]["url"].startswith("data:image/png")
 
@@ -331,15 +348,6 @@ def test_a_key_that_is_refused_ends_the_command_before_any_episode(tasks: Path) 
         assert not server.bodies
     assert result.exit_code == 2
     assert "the server requires an API key" in result.stderr
-
-
-def test_a_renderer_beside_an_endpoint_and_an_engine_without_one_are_refused(tmp_path: Path) -> None:
-    scripted = 'kind = "scripted"\ncompletions = ["4", "7"]'
-    endpoint = 'kind = "openai"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "any"'
-    both = evaluate(write_run(tmp_path, CONFIG.replace(scripted, endpoint), model=False))
-    assert 'renderer: an engine of kind "openai" renders messages itself; remove the table' in both.stderr
-    neither = evaluate(write_run(tmp_path, CONFIG.replace('[renderer]\nmodel = "model"\n', ""), model=False))
-    assert "renderer: the table is missing; add [renderer]" in neither.stderr
 
 
 def test_a_file_with_the_name_of_a_loaded_module_is_refused(tasks: Path, server: ChatServer) -> None:

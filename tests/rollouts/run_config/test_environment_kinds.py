@@ -9,9 +9,6 @@ from run_config_files import CONFIG, write_run
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
-from rollouts.cli.run.run_parts import make_parts
-from rollouts.run_config.config_file import read_config
-from rollouts.run_config.errors import RunConfigError
 from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
@@ -34,11 +31,6 @@ def look(side: int):
 def calls(conversation, task):
     return sum(message["role"] == "tool" for message in conversation)
 
-def untyped(side):
-    return side
-
-def no_task():
-    return []
 """
 
 
@@ -96,55 +88,3 @@ action_names = ["left", "down", "right", "up"]
     assert [turn.info["action"] for turn in episode.turns] == [1, 1, 1]
     assert [turn.info["terminated"] for turn in episode.turns] == [False, False, True]
     assert (episode.done, episode.reward, len(list(episode.all_media()))) == (True, 0.0, 3)
-
-
-WRONG: dict[str, tuple[str, str, list[str]]] = {
-    "reward of a name that is used": (
-        'kind = "scored_prompt"\nmessages = "functions_env:messages"\n'
-        '[[environment.rewards]]\nname = "a"\nfunction = "functions_env:right"\n'
-        '[[environment.rewards]]\nname = "a"\nfunction = "functions_env:right"',
-        "environment.rewards",
-        ["name is 'a'; 2 rewards have this name"],
-    ),
-    "reward that does not exist": (
-        'kind = "scored_prompt"\nmessages = "functions_env:messages"\n'
-        '[[environment.rewards]]\nname = "a"\nfunction = "functions_env:rigth"',
-        "environment.rewards[0].function",
-        ['did you mean "functions_env:right"?'],
-    ),
-    "messages without a task": (
-        'kind = "tools"\ntools = ["functions_env:look"]\nmessages = "functions_env:no_task"',
-        "environment.messages",
-        ["it is called as no_task(task), but takes ()"],
-    ),
-    "tool without types": (
-        'kind = "tools"\nmessages = "functions_env:messages"\n'
-        'tools = [\n"functions_env:look",\n"functions_env:untyped"]',
-        "environment.tools[1]",
-        ["'side' has no annotation"],
-    ),
-    "tool twice": (
-        'kind = "tools"\nmessages = "functions_env:messages"\ntools = ["functions_env:look", "functions_env:look"]',
-        "environment.tools",
-        ["two tools have this name"],
-    ),
-    "number in a list whose name is that of the kind": (
-        'kind = "tools"\nmessages = "functions_env:messages"\ntools = [\n"functions_env:look",\n3]',
-        "environment.tools[1]",
-        ["3: Input should be a valid string"],
-    ),
-    "unknown id": ('kind = "gymnasium"\nid = "FrozenLak-v1"', "environment.id", ["FrozenLake"]),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_environment_is_named_with_its_key_and_the_cure(tmp_path: Path, name: str) -> None:
-    environment, key, reasons = WRONG[name]
-    path = write_run(tmp_path, config_with(environment, '["4"]'))
-    (tmp_path / "functions_env.py").write_text(FUNCTIONS)
-    with pytest.raises(RunConfigError) as caught:
-        make_parts(read_config(path), offline=True)
-    (problem,) = caught.value.problems
-    assert problem.key == key
-    for reason in reasons:
-        assert reason in problem.reason

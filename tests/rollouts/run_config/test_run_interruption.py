@@ -136,7 +136,7 @@ def test_a_signal_ends_a_run_that_waits_and_it_can_be_continued(tmp_path: Path, 
         process.send_signal(number)
         output, _ = process.communicate(timeout=MOST_SECONDS)  # it would wait for 600
     assert process.returncode == 130, output
-    assert f"interrupted; to continue: rollouts run {path} --resume --limit 50\n" in output
+    assert f"interrupted; to continue: rollouts run {path} --limit 50 --resume\n" in output
     assert "Traceback" not in output
     assert sorted(written_groups(tmp_path)) == ["0", "1", "2"]
     summary = json.loads((tmp_path / "out/summary.json").read_text())

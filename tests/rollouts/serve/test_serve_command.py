@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from run_config_files import write_run
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
 from rollouts.serve.server import bound_socket
+from rollouts.testing import tiny_qwen3_vl
 
 
 @pytest.mark.parametrize(
@@ -15,15 +17,16 @@ from rollouts.serve.server import bound_socket
         (["--host", "0.0.0.0"], "--api-key-file"),
         (["--engine", "sglang"], "--base-url URL and --engine sglang belong together"),
         (["--engine", "vllm"], "--base-url URL and --engine vllm belong together"),
-        (["--base-url", "http://127.0.0.1:1"], "--base-url URL and --engine vllm belong together"),
+        (["--engine", "local", "--base-url", "http://h"], "--base-url URL and --engine vllm belong together"),
         (["--api-key-file", "/nonexistent"], "/nonexistent: No such file or directory"),
-        (["--port", "0", "--model", "Qwen/Qwen3-8B"], "there is no directory Qwen/Qwen3-8B; pass that of the model"),
+        (["--port", "0", "--model", "./absent"], "--model: renderer.model: there is no directory"),
+        (["--port", "0", "--set", "limits.turns=1"], "--set: limits.turns: Extra inputs are not permitted"),
         (
             [
                 *("--engine", "vllm", "--base-url", "http://127.0.0.1:1"),
-                *("--port", "0", "--upstream-api-key-env", "ABSENT_KEY"),
+                *("--port", "0", "--api-key-env", "ABSENT_KEY"),
             ],
-            "--upstream-api-key-env ABSENT_KEY: this environment variable is not set",
+            "--api-key-env: engine.api_key_env: the environment variable of this name is not set",
         ),
     ],
 )
@@ -33,6 +36,29 @@ def test_wrong_options_are_one_line_with_the_cure(tiny_model_dir, arguments, mes
     assert refused.stderr.startswith("error: ")
     assert message in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "served"),
+    [
+        ([], "serving model (scripted) at http://127.0.0.1:"),
+        (["--set", "renderer.model=other", "--name", "policy"], "serving policy (scripted) at http://127.0.0.1:"),
+    ],
+)
+def test_the_engine_of_a_configuration_is_served(tmp_path, monkeypatch, options, served):
+    monkeypatch.setattr("rollouts.serve.server.run_server", lambda app, listener, on_ready: on_ready())
+    path = write_run(tmp_path)
+    tiny_qwen3_vl(tmp_path / "other", weights=False)
+    result = CliRunner().invoke(app, ["serve", str(path), "--port", "0", *options])
+    assert result.exit_code == 0, result.output
+    assert served in result.stdout
+
+
+def test_a_chat_endpoint_is_not_served(tmp_path):
+    options = ["--engine", "openai", "--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--port", "0"]
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert result.exit_code == 2
+    assert "--base-url: engine: a chat endpoint gives no tokens" in result.stderr
 
 
 def test_a_port_in_use_is_an_error_before_the_model_is_loaded(tmp_path):

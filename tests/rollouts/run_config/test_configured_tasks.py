@@ -1,0 +1,135 @@
+"""The tasks of a configuration: rows of files, and what is imported."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from run_config_files import CONFIG, write_run
+
+from rollouts.cli.run.run_parts import RunParts, make_parts
+from rollouts.run_config.config_file import read_config
+from rollouts.run_config.errors import TaskFileError
+from rollouts.run_config.tasks import FileTaskSource
+from rollouts.task import Task
+
+
+def parts_of(directory: Path, config: str = CONFIG) -> RunParts:
+    return make_parts(read_config(write_run(directory, config)), offline=True)
+
+
+# Tasks.
+
+
+def with_tasks(lines: str) -> str:
+    section = '[tasks]\nkind = "jsonl"\npath = "tasks.jsonl"\nid_key = "name"\n'
+    assert section in CONFIG
+    return CONFIG.replace(section, f"[tasks]\n{lines}\n")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "toml", "parquet"])
+def test_files_of_each_kind_give_the_same_tasks_each_time_they_are_read(tmp_path: Path, kind: str) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"name": "four", "number": 4, "image": b"\x89P"}, {"name": "seven", "number": 7, "image": None}]
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    else:
+        rows = [{"name": "four", "number": 4}, {"name": "seven", "number": 7}]
+        text = '[[tasks]]\nname = "four"\nnumber = 4\n[[tasks]]\nname = "seven"\nnumber = 7\n'
+        (tmp_path / "rows.toml").write_text(text)
+        (tmp_path / "rows.jsonl").write_text('{"name": "four", "number": 4}\n\n{"name": "seven", "number": 7}')
+    source = parts_of(tmp_path, with_tasks(f'kind = "{kind}"\npath = "rows.{kind}"\nid_key = "name"')).tasks
+    for _ in range(2):
+        assert [(task.task_id, task.data) for task in source] == [("four", rows[0]), ("seven", rows[1])]
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ('id_key = "name"', "row 3: has the id of row 1, 'four'"),
+        ('id_key = "names"', "row 1: has no 'names'"),
+        ('id_key = "image"', "row 1: image is b'"),
+        ('seed_key = "number"', None),
+        ('seed_key = "name"', "row 1: "),
+        ("", None),
+    ],
+)
+def test_the_ids_and_seeds_of_a_parquet_file_are_checked(tmp_path: Path, keys: str, reason: str | None) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"name": name, "number": 4, "image": b"\x89P"} for name in ("four", "seven", "four")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    source = parts_of(tmp_path, with_tasks(f'kind = "parquet"\npath = "rows.parquet"\n{keys}')).tasks
+    assert isinstance(source, FileTaskSource)
+    if reason is None:
+        source.check()
+    else:
+        with pytest.raises(TaskFileError, match=re.escape(reason)):
+            source.check()
+
+
+ROWS = {
+    "no JSON": ("{'a': 1}", "line 2: not JSON", "write one JSON object a line"),
+    "incomplete JSON": ('{"a": 1', "line 2: not JSON", "column 8"),
+    "no object": ("[1]", "line 2: holds [1]", "write an object"),
+    "no id": ('{"a": 1}', "line 2: has no 'name'", "add it, or remove tasks.id_key"),
+    "id of another type": ('{"name": 1.5}', "line 2: name is 1.5", "write a text or an integer"),
+    "half of a surrogate pair": ('{"name": "\\ud800"}', "line 2: it has half of a surrogate pair", "whole character"),
+    "empty id": ('{"name": ""}', "line 2: task_id is ''", "not empty"),
+    "Latin-1": ('{"name": "caf\udce9"}', "line 2: is not UTF-8 text", "save the file as UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_wrong_row_is_named_with_its_line(tmp_path: Path, name: str) -> None:
+    row, place, cure = ROWS[name]
+    text = f'{{"name": "a", "number": 1}}\n{row}\n'
+    (tmp_path / "wrong.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    parts = parts_of(tmp_path, CONFIG.replace("tasks.jsonl", "wrong.jsonl"))
+    iterator = iter(parts.tasks)
+    assert next(iterator).task_id == "a"
+    with pytest.raises(TaskFileError) as caught:
+        next(iterator)
+    assert place in str(caught.value)
+    assert cure in str(caught.value)
+    assert caught.value.row == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "reason"),
+    [
+        ("toml", b"x = 1", r"begin each task with \[\[tasks\]\]"),
+        ("toml", b"x", "not TOML"),
+        ("toml", b"x = " + b"9" * 5000, "not TOML: Exceeds the limit"),
+        ("parquet", b"nothing", "cannot be read as Parquet"),
+        ("jsonl", b'{"name": "caf\xe9"}', "is not UTF-8"),
+    ],
+)
+def test_a_file_that_holds_no_tasks_is_an_error(tmp_path: Path, kind: str, content: bytes, reason: str) -> None:
+    (tmp_path / f"rows.{kind}").write_bytes(content)
+    parts = parts_of(tmp_path, with_tasks(f'kind = "{kind}"\npath = "rows.{kind}"'))
+    with pytest.raises(TaskFileError, match=reason):
+        list(parts.tasks)
+
+
+IMPORTED = """\
+from rollouts.task import Task
+LIST = [Task("a"), Task("b")]
+def count(n):
+    return (Task(str(number)) for number in range(n))
+"""
+
+
+def imported(directory: Path, source: str, arguments: str = "") -> str:
+    (directory / "some_tasks.py").write_text(IMPORTED)
+    return with_tasks(f'kind = "import"\nsource = "some_tasks:{source}"\n{arguments}')
+
+
+def test_tasks_are_imported_as_an_iterable_or_from_a_function(tmp_path: Path) -> None:
+    assert [task.task_id for task in parts_of(tmp_path, imported(tmp_path, "LIST")).tasks] == ["a", "b"]
+    counted = parts_of(tmp_path, imported(tmp_path, "count", "arguments = { n = 3 }"))
+    assert list(counted.tasks) == [Task("0"), Task("1"), Task("2")]
