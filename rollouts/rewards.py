@@ -32,7 +32,27 @@ INFO_KEY = "rewards"
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
+class _RewardFunction:
+    name: str
+    weight: float
+    function: Callable[..., Any]
+    threaded: bool = False
+
+    def __post_init__(self) -> None:
+        # Values of other types would fail only when an episode has ended.
+        is_name = isinstance(self.name, str) and self.name and is_unicode(self.name)
+        for field, is_valid, rule in (
+            ("name", is_name, "text that is not empty"),
+            ("weight", finite_number(self.weight) is not None, "a finite number"),
+            ("function", callable(self.function), "a function"),
+        ):
+            if not is_valid:
+                rule = f"pass {rule}, for {type(self).__name__} {short_repr(self.name)}"
+                raise ArgumentError(field, getattr(self, field), rule)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward(_RewardFunction):
     """A named reward of an episode: `weight` times what `function` returns, a finite number.
 
     The environment that the reward is given to documents the arguments of `function`. A function that is not `async` is
@@ -40,31 +60,15 @@ class Reward:
     millisecond. Raises `ArgumentError` for values of other types.
     """
 
-    name: str
-    weight: float
-    function: Callable[..., Any]
-    threaded: bool = False
-
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True, slots=True)
-class GroupReward:
+class GroupReward(_RewardFunction):
     """A named reward of the episodes of a group: `weight` times what `function(episodes)` returns.
 
     `episodes` are the G trajectories of a finished group by index, also those that failed (`error` is not empty); the
     result is a finite number for each. `rank_by` makes such a function. `async` and `threaded`: as for `Reward`.
     Raises `ArgumentError` for values of other types.
     """
-
-    name: str
-    weight: float
-    function: Callable[[Sequence[Trajectory]], Any]
-    threaded: bool = False
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 class Scores(NamedTuple):
@@ -210,7 +214,7 @@ async def _column(reward: GroupReward, place: str, episodes: Sequence[Trajectory
     return np.array(numbers, np.float64)
 
 
-async def _call(reward: Reward | GroupReward, place: str, arguments: tuple[Any, ...]) -> Any:
+async def _call(reward: _RewardFunction, place: str, arguments: tuple[Any, ...]) -> Any:
     try:
         if reward.threaded:
             value = await call_on_thread(reward.function, *arguments)
@@ -224,14 +228,3 @@ async def _call(reward: Reward | GroupReward, place: str, arguments: tuple[Any, 
         raise RolloutsError(f"reward {reward.name!r} for {place} waited for something that was cancelled") from error
     except Exception as error:  # a function of a user may raise anything
         raise RolloutsError(f"reward {reward.name!r} for {place} raised {describe_exception(error)}") from error
-
-
-def _check(reward: Reward | GroupReward) -> None:
-    """Raise `ArgumentError` for a field of another type, which would fail only when an episode has ended."""
-    kind = type(reward).__name__
-    if not isinstance(reward.name, str) or not reward.name or not is_unicode(reward.name):
-        raise ArgumentError("name", reward.name, f"pass text that is not empty as the name of a {kind}")
-    if finite_number(reward.weight) is None:
-        raise ArgumentError("weight", reward.weight, f"pass a finite number as the weight of {kind} {reward.name!r}")
-    if not callable(reward.function):
-        raise ArgumentError("function", reward.function, f"pass a function for {kind} {reward.name!r}")

@@ -46,14 +46,18 @@ def check_teacher(renderer: TemplateRenderer, teacher: TemplateRenderer) -> None
     alone, with a system message and with tools, as far as the template of `renderer` takes them, and of one with an
     image, where both take images; and the processors of media, by their fingerprints.
     """
+    if (difference := _difference(renderer, teacher)) is not None:
+        raise ArgumentError("teacher", teacher, difference)
+
+
+def _difference(renderer: TemplateRenderer, teacher: TemplateRenderer) -> str | None:
     own, other = renderer.tokenizer.vocabulary(), teacher.tokenizer.vocabulary()
     if differing := [(token_id, token) for token, token_id in own.items() if other.get(token) != token_id]:
         first_id, first = min(differing)
-        rule = (
+        return (
             f"its tokenizer of {len(other)} tokens gives {first!r} the id {other.get(first)}, and that of the student, "
             f"of {len(own)} tokens, {first_id}: take a teacher with the student's vocabulary"
         )
-        raise ArgumentError("teacher", teacher, rule)
     for what, (messages, tools) in _PROBES.items():
         if what == " with an image" and not ("image" in renderer.processors and "image" in teacher.processors):
             continue
@@ -66,8 +70,7 @@ def check_teacher(renderer: TemplateRenderer, teacher: TemplateRenderer) -> None
         try:
             of_teacher = teacher.render_ids(messages, **options)
         except RendererError as error:
-            rule = f"its chat template refuses a prompt{what} that the student's takes: {error}. {_SAME_TEMPLATE}"
-            raise ArgumentError("teacher", teacher, rule) from error
+            return f"its chat template refuses a prompt{what} that the student's takes: {error}. {_SAME_TEMPLATE}"
         if ids != of_teacher:
             pairs = enumerate(zip(ids, of_teacher, strict=False))
             # Where one is the beginning of the other, they differ behind it.
@@ -76,9 +79,10 @@ def check_teacher(renderer: TemplateRenderer, teacher: TemplateRenderer) -> None
                 each.tokenizer.decode(row[place : place + 8]) for each, row in ((renderer, ids), (teacher, of_teacher))
             )
             rule = f"its chat template prints another prompt{what}, {expected!r} where the student's prints {printed!r}"
-            raise ArgumentError("teacher", teacher, f"{rule}. {_SAME_TEMPLATE}")
+            return f"{rule}. {_SAME_TEMPLATE}"
     for modality, processor in renderer.processors.items():
         of_teacher_too = teacher.processors.get(modality)
         if of_teacher_too is None or of_teacher_too.fingerprint != processor.fingerprint:
             rule = f"it processes {modality} input in another way, or not at all: it would see other features"
-            raise ArgumentError("teacher", teacher, f"{rule}. Take a teacher with the student's processor")
+            return f"{rule}. Take a teacher with the student's processor"
+    return None

@@ -7,7 +7,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, get_args
@@ -110,6 +110,69 @@ def check_choice(name: str, value: object, choices: Any) -> None:
     """Raise `ArgumentError` unless the argument `name` is one of the texts of the `Literal` `choices`."""
     if value not in get_args(choices):
         raise ArgumentError(name, value, f"pass one of {', '.join(get_args(choices))}")
+
+
+def whole_field(default: Any, *, least: int = 1, most: int | None = None) -> Any:
+    """A field of a `Bounded` dataclass: an integer; also None where that is its default."""
+    return field(default=default, metadata={"bounds": _Bounds(whole_number, "an integer", least, most)})
+
+
+def number_field(
+    default: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A field of a `Bounded` dataclass: a finite number from `least` or above `above`, to `most` or below `below`."""
+    bounds = _Bounds(_real_number, "a finite number", least, most, above, below)
+    return field(default=default, metadata={"bounds": bounds})
+
+
+def _real_number(value: Any) -> float | None:
+    return None if isinstance(value, bool) else finite_number(value)
+
+
+class _Bounds(NamedTuple):
+    read: Callable[[Any], float | None]
+    kind: str
+    least: float | None
+    most: float | None
+    above: float | None = None
+    below: float | None = None
+
+    def allow(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        limits = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
+        return f"{self.kind} {' and '.join(f'{word} {limit}' for word, limit in limits.items() if limit is not None)}"
+
+
+class Bounded:
+    """A frozen dataclass that checks fields of `whole_field` and `number_field`; numbers of numpy become Python's.
+
+    Not pydantic's dataclass: `import rollouts` has such fields, and pydantic lengthens that import by a quarter.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]  # a subclass is a dataclass
+            bounds, value = each.metadata.get("bounds"), getattr(self, each.name)
+            if bounds is None or (value is None and each.default is None):
+                continue
+            found = bounds.read(value)
+            if found is None or not bounds.allow(found):
+                or_none = ", or None" if each.default is None else ""
+                raise ArgumentError(each.name, value, f"pass {bounds}{or_none}")
+            object.__setattr__(self, each.name, found)
 
 
 @wire_type("rollouts.Bfloat16Array")

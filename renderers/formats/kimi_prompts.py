@@ -168,8 +168,7 @@ class _Declaration:
         if "enum" in schema:
             return self._enum(schema)
         if "type" not in schema:
-            if schema:
-                raise NotImplementedError
+            _require(not schema)
             return "any"
         kind = schema["type"]
         if isinstance(kind, list):
@@ -224,27 +223,22 @@ class _Declaration:
     def _check_enum(self, values: Sequence[Any], kind: Any) -> None:
         if isinstance(kind, list):
             named = [one for one in kind if one != "null"]
-            if len(kind) > 2 or len(named) > 1:
-                raise NotImplementedError
+            _require(len(kind) <= 2 and len(named) <= 1)
             kind = named[0] if named else "null"
         allowed = _ENUM_TYPES.get(kind) if isinstance(kind, str) else None
-        for value in values:
-            if allowed is not None and value is not None and not isinstance(value, allowed):
-                raise NotImplementedError
+        _require(allowed is None or all(value is None or isinstance(value, allowed) for value in values))
 
     def _union(self, kinds: Sequence[Any]) -> str:
-        if not all(isinstance(kind, str) and kind in _UNION_NAMES for kind in kinds):
-            raise NotImplementedError
+        _require(all(isinstance(kind, str) and kind in _UNION_NAMES for kind in kinds))
         return " | ".join(_UNION_NAMES[kind] for kind in kinds)
 
     def _reference(self, target: Any) -> str:
         if target == "#":
             self._refers_to_root = True
             return "parameters"
-        name = target.split("/")[-1] if isinstance(target, str) and target.startswith("#/$defs/") else None
-        if name is None or name not in self._definitions:
-            raise NotImplementedError
-        _object(self._definitions[name])
+        _require(isinstance(target, str) and target.startswith("#/$defs/"))
+        name = target.split("/")[-1]
+        _object(self._definitions.get(name))
         return str(name)
 
     # Comments.
@@ -264,23 +258,27 @@ class _Declaration:
         return pieces
 
     def _comment_lines(self, description: Any, indent: str) -> str:
-        if not isinstance(description, str):
-            raise NotImplementedError
+        _require(isinstance(description, str))
         return traced_join(
             "\n", [traced_join("", (indent, "// ", line)) if line else "" for line in description.split("\n")]
         )
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
+def _require(is_expressible: bool) -> None:
+    if not is_expressible:
         raise NotImplementedError
-    return value
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    _require(isinstance(value, Mapping))
+    found: Mapping[str, Any] = value
+    return found
 
 
 def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise NotImplementedError
-    return value
+    _require(isinstance(value, list))
+    found: list[Any] = value
+    return found
 
 
 def _braced(members: Sequence[_Member], rest: str | None, indent: str) -> str:

@@ -9,22 +9,17 @@ import numpy as np
 
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.errors import ContextLengthError, InvalidRequestError, short_repr
-from rollouts.values import check_integer
+from rollouts.values import Bounded, whole_field
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLimits:
+class EngineLimits(Bounded):
     """Upper bounds, checked before anything is reserved for a request: for `n`, `max_tokens` and `top_logprobs` of
     `SamplingParams`, the last one also for `GenerateRequest.prompt_top_logprobs`."""
 
-    n: int = 1024
-    max_tokens: int = 2**20
-    top_logprobs: int = 1024
-
-    def __post_init__(self) -> None:
-        for name, least in (("n", 1), ("max_tokens", 1), ("top_logprobs", 0)):
-            rule = f"pass an integer of at least {least}" + (": a smaller limit admits no request" if least else "")
-            check_integer(f"EngineLimits.{name}", getattr(self, name), least=least, rule=rule)
+    n: int = whole_field(1024)
+    max_tokens: int = whole_field(2**20)
+    top_logprobs: int = whole_field(1024, least=0)
 
     def check(self, request: GenerateRequest) -> None:
         """Raise `InvalidRequestError`, naming the field, for a request that exceeds a bound."""

@@ -9,14 +9,14 @@ from renderers import MediaSource
 from renderers.errors import OverlongPromptError
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.episodes.errors import EpisodeLimitError
-from rollouts.errors import ArgumentError, ContextLengthError
-from rollouts.values import check_integer, finite_number
+from rollouts.errors import ContextLengthError
+from rollouts.values import Bounded, number_field, whole_field
 from transport import wire_type
 
 
 @wire_type("rollouts.EpisodeLimits")
 @dataclass(frozen=True, slots=True)
-class EpisodeLimits:
+class EpisodeLimits(Bounded):
     """When an episode ends `truncated`. None, the default of each: no limit.
 
     Without `max_turns` and `episode_seconds`, an episode whose environment is never done does not end; a `Runner` logs
@@ -37,24 +37,12 @@ class EpisodeLimits:
     seconds that are not above 0.
     """
 
-    max_turns: int | None = None
-    max_tokens: int | None = None
-    max_images: int | None = None
-    max_media_bytes: int | None = None
-    turn_seconds: float | None = None
-    episode_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, lowest in (("max_turns", 1), ("max_tokens", 1), ("max_images", 0), ("max_media_bytes", 0)):
-            if (value := getattr(self, name)) is not None:
-                rule = f"pass an integer of at least {lowest}, or None for no limit"
-                object.__setattr__(self, name, check_integer(name, value, least=lowest, rule=rule))
-        for name in ("turn_seconds", "episode_seconds"):
-            if (value := getattr(self, name)) is not None:
-                seconds = None if isinstance(value, bool) else finite_number(value)
-                if seconds is None or seconds <= 0:
-                    raise ArgumentError(name, value, "pass a number of seconds above 0, or None for no limit")
-                object.__setattr__(self, name, seconds)
+    max_turns: int | None = whole_field(None)
+    max_tokens: int | None = whole_field(None)
+    max_images: int | None = whole_field(None, least=0)
+    max_media_bytes: int | None = whole_field(None, least=0)
+    turn_seconds: float | None = number_field(None, above=0)
+    episode_seconds: float | None = number_field(None, above=0)
 
     def check_prompt(self, request: GenerateRequest, turn: int) -> None:
         """Raises `EpisodeLimitError` if the prompt of `request` is over a limit."""

@@ -16,7 +16,7 @@ import torch
 from renderers.errors import MissingExtraError
 from rollouts.errors import ArgumentError, UnsupportedModelError
 from rollouts.models.architecture import EXTEND, Architecture
-from rollouts.values import check_integer, check_positive, whole_number
+from rollouts.values import Bounded, number_field, whole_field
 
 #: The largest value of vLLM's --max-lora-rank.
 MAX_RANK = 512
@@ -32,7 +32,7 @@ _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 
 @dataclass(frozen=True, slots=True)
-class LoraOptions:
+class LoraOptions(Bounded):
     """A LoRA adapter (Hu et al. 2021, arXiv:2106.09685) on linear layers of the language model.
 
     `rank` of its matrices; their product is multiplied by `alpha` / `rank`. `seed` of the random initial values; None:
@@ -40,23 +40,15 @@ class LoraOptions:
     the MLPs, and the output layer. Raises `ArgumentError`.
     """
 
-    rank: int = 32
-    alpha: float = 32.0
-    seed: int | None = None
+    rank: int = whole_field(32, most=MAX_RANK)
+    alpha: float = number_field(32.0, above=0)
+    seed: int | None = whole_field(None, least=0, most=2**63 - 1)
     train_mlp: bool = True
     train_attn: bool = True
     train_unembed: bool = True
 
     def __post_init__(self) -> None:
-        rank = check_integer("rank", self.rank)
-        if rank > MAX_RANK:
-            raise ArgumentError("rank", rank, f"pass an integer from 1 to {MAX_RANK}")
-        seed = whole_number(self.seed)
-        if self.seed is not None and (seed is None or not 0 <= seed < 2**63):
-            raise ArgumentError("seed", self.seed, "pass an integer from 0 to 2**63 - 1, or None")
-        # Numbers of numpy as Python's: they are written as JSON.
-        for name, value in (("rank", rank), ("alpha", check_positive("alpha", self.alpha)), ("seed", seed)):
-            object.__setattr__(self, name, value)
+        Bounded.__post_init__(self)
         if not (self.train_mlp or self.train_attn or self.train_unembed):
             raise ArgumentError("train_mlp, train_attn and train_unembed", False, "set at least one of them")
 

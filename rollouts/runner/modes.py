@@ -7,10 +7,10 @@ consumer, and it says what happens to a sample that is too old all the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal, Protocol
 
-from rollouts.values import check_choice, check_integer
+from rollouts.values import Bounded, check_choice, whole_field
 
 #: What happens to a group with tokens that are too old.
 OnStale = Literal["drop", "downweight"]
@@ -80,7 +80,7 @@ class OneStepOffPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Asynchronous:
+class Asynchronous(Bounded):
     """Groups run all the time, while the trainer trains and while it waits.
 
     A sample is stale by at most `max_staleness` updates, counted from its oldest token. With `on_stale="drop"` a group
@@ -91,13 +91,11 @@ class Asynchronous:
     turn comes. A stream has no batches; as many groups run as there is capacity for. Raises `ArgumentError`.
     """
 
-    max_staleness: int
+    max_staleness: int = whole_field(MISSING, least=0)
     on_stale: OnStale = "drop"
 
     def __post_init__(self) -> None:
-        rule = "pass a number of updates, an integer from 0"
-        updates = check_integer("max_staleness", self.max_staleness, least=0, rule=rule)
-        object.__setattr__(self, "max_staleness", updates)
+        Bounded.__post_init__(self)
         check_choice("on_stale", self.on_stale, OnStale)
 
     def max_undelivered(self, demand: Demand) -> int | None:

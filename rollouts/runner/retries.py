@@ -7,12 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from rollouts.episodes.errors import ErrorKind, error_kind, is_outage
-from rollouts.errors import ArgumentError
-from rollouts.values import check_choice, check_integer, finite_number
+from rollouts.values import Bounded, check_choice, number_field, whole_field
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Bounded):
     """Runs a failed episode again, from its beginning, where its error is of one of `kinds`.
 
     - "engine": a server that is unreachable, too slow, overloaded (HTTP 429) or fails (HTTP 500 and above), an aborted
@@ -32,21 +31,16 @@ class RetryPolicy:
     ago; they need the kind "engine". Raises `ArgumentError`.
     """
 
-    max_attempts: int = 3
+    max_attempts: int = whole_field(3)
     kinds: Collection[ErrorKind] = ("engine", "media")
-    first_delay: float = 1.0
-    max_delay: float = 30.0
-    outage_seconds: float = 600.0
+    first_delay: float = number_field(1.0, least=0)
+    max_delay: float = number_field(30.0, least=0)
+    outage_seconds: float = number_field(600.0, least=0)
 
     def __post_init__(self) -> None:
-        rule = "pass an integer of at least 1; 1 repeats nothing"
-        check_integer("max_attempts", self.max_attempts, rule=rule)
+        Bounded.__post_init__(self)
         for kind in self.kinds:
             check_choice("kinds", kind, ErrorKind)
-        for name in ("first_delay", "max_delay", "outage_seconds"):
-            seconds = finite_number(getattr(self, name))
-            if seconds is None or seconds < 0:
-                raise ArgumentError(name, getattr(self, name), "pass a number of seconds, 0 or more")
 
     def backoff(self, attempts: int) -> float:
         """The seconds before the next attempt, after `attempts` that failed."""

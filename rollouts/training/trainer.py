@@ -36,7 +36,7 @@ from rollouts.training.checkpoints import ADAM_STATE, Checkpoint, read_checkpoin
 from rollouts.training.datums import Datum, check_data, datum_from_sample, passes
 from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
 from rollouts.training.sequence_logprobs import sequence_logprobs
-from rollouts.values import check_choice, check_integer, check_positive, finite_number
+from rollouts.values import Bounded, check_choice, check_integer, number_field
 
 __all__ = ["AdamParams", "Datum", "LoraOptions", "LossResult", "Trainer", "datum_from_sample"]
 
@@ -46,29 +46,19 @@ _WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.
 
 
 @dataclass(frozen=True, slots=True)
-class AdamParams:
+class AdamParams(Bounded):
     """The numbers of one step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); the defaults are Tinker's.
 
     `grad_clip_norm` is the largest norm of all gradients together; 0: no limit. Raises `ArgumentError`.
     """
 
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "weight_decay", "grad_clip_norm", "eps"):
-            value = getattr(self, name)
-            # A step is computed in float32.
-            if isinstance(value, bool) or (number := finite_number(value)) is None or not 0 <= number <= 1e15:
-                raise ArgumentError(name, value, "pass a number from 0 to 1e15")
-        for name in ("beta1", "beta2"):
-            if (number := finite_number(getattr(self, name))) is None or not 0 <= number < 1:
-                raise ArgumentError(name, getattr(self, name), "pass a number from 0, below 1")
-        check_positive("eps", self.eps)
+    # A step is computed in float32.
+    learning_rate: float = number_field(1e-4, least=0, most=10**15)
+    beta1: float = number_field(0.9, least=0, below=1)
+    beta2: float = number_field(0.95, least=0, below=1)
+    eps: float = number_field(1e-12, above=0, most=10**15)
+    weight_decay: float = number_field(0.0, least=0, most=10**15)
+    grad_clip_norm: float = number_field(0.0, least=0, most=10**15)
 
 
 class LossResult(NamedTuple):

@@ -137,9 +137,7 @@ class WorkerPool:
                 self._give_back(member)
             if outcome is not None:
                 return outcome.result()
-            if self._is_closed:
-                raise WorkersClosedError
-            self._jobs_moved += 1
+            self._jobs_moved += not self._is_closed
             if member.is_lost:
                 losses.append(f"{member.name}: {member.removed}")
             if len(losses) >= self._max_losses:

@@ -164,11 +164,11 @@ ARGUMENTS = [
     (lambda: check_mismatch(MismatchReport(), max_abs=0), "max_abs is 0; pass a number of nats above 0"),
     (lambda: check_mismatch(MismatchReport(), k3=1, action="raise"), "action is 'raise'; pass one of error, warning"),
     # The trainer's options.
-    (lambda: LoraOptions(rank=513), "rank is 513; pass an integer from 1 to 512"),
+    (lambda: LoraOptions(rank=513), "rank is 513; pass an integer of at least 1 and of at most 512"),
     (lambda: LoraOptions(alpha=math.nan), "alpha is nan"),
     (lambda: LoraOptions(seed=-1), "seed is -1"),
     (lambda: LoraOptions(train_mlp=False, train_attn=False, train_unembed=False), "train_mlp, train_attn"),
-    (lambda: AdamParams(learning_rate=1e38), "learning_rate is 1e+38; pass a number from 0 to 1e15"),
+    (lambda: AdamParams(learning_rate=1e38), "learning_rate is 1e+38; pass a finite number of at least 0"),
     (lambda: AdamParams(grad_clip_norm=-1.0), "grad_clip_norm is -1.0"),
     (lambda: AdamParams(beta2=1.0), "beta2 is 1.0"),
     (lambda: AdamParams(eps=0), "eps is 0"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollouts.errors import ArgumentError
-from rollouts.values import check_integer, check_positive, finite_number
+from rollouts.values import Bounded, number_field, whole_field
 
 
 @dataclass(frozen=True, slots=True)
-class FleetLimits:
+class FleetLimits(Bounded):
     """Seconds and counts.
 
     While requests run, every member is checked each `check_seconds`, and a check may take `check_timeout` seconds. A
@@ -24,22 +23,11 @@ class FleetLimits:
     member; an older one gets a member as a new session does.
     """
 
-    check_seconds: float = 5.0
-    check_timeout: float = 10.0
-    eject_after: int = 2
-    failovers: int = 2
-    wait_seconds: float = 60.0
-    spill_ratio: float = 1.25
-    spill_requests: int = 8
-    sessions: int = 2**18
-
-    def __post_init__(self) -> None:
-        least_counts = {"eject_after": 1, "failovers": 0, "sessions": 1, "spill_requests": 0}
-        for name, least in least_counts.items():
-            check_integer(name, getattr(self, name), least=least)
-        for name in ("check_seconds", "check_timeout"):
-            check_positive(name, getattr(self, name), "pass a finite number of seconds above 0")
-        if (seconds := finite_number(self.wait_seconds)) is None or seconds < 0:
-            raise ArgumentError("wait_seconds", self.wait_seconds, "pass a finite number of seconds, 0 or more")
-        if (ratio := finite_number(self.spill_ratio)) is None or ratio < 1:
-            raise ArgumentError("spill_ratio", self.spill_ratio, "pass a finite number of at least 1")
+    check_seconds: float = number_field(5.0, above=0)
+    check_timeout: float = number_field(10.0, above=0)
+    eject_after: int = whole_field(2)
+    failovers: int = whole_field(2, least=0)
+    wait_seconds: float = number_field(60.0, least=0)
+    spill_ratio: float = number_field(1.25, least=1)
+    spill_requests: int = whole_field(8, least=0)
+    sessions: int = whole_field(2**18)

@@ -26,17 +26,16 @@ from rollouts.engines.http.events import EventDecoder
 from rollouts.engines.http.exchange import Body, Call, SegmentsPayload
 from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.errors import (
-    ArgumentError,
     EngineClosedError,
     EngineError,
     MalformedResultError,
     ServerTimeoutError,
 )
-from rollouts.values import check_integer, check_positive, finite_number
+from rollouts.values import Bounded, number_field, whole_field
 
 
 @dataclass(frozen=True, slots=True)
-class HttpLimits:
+class HttpLimits(Bounded):
     """Bounds of requests to one server: seconds, bytes, counts.
 
     At most `concurrency` requests are in flight per engine, whatever their routes. `total_seconds`
@@ -48,26 +47,15 @@ class HttpLimits:
     with Retry-After. `response_bytes` bounds a response after decompression.
     """
 
-    concurrency: int = 512
-    connect_seconds: float = 10.0
-    read_seconds: float | None = None
-    total_seconds: float = 3600.0
-    keepalive_seconds: float = 3.0
-    retries: int = 8
-    backoff_seconds: float = 0.25
-    longest_backoff_seconds: float = 15.0
-    response_bytes: int = 256 * 2**20
-
-    def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("retries", 0), ("response_bytes", 1)):
-            check_integer(f"HttpLimits.{name}", getattr(self, name), least=least)
-        for name in ("connect_seconds", "total_seconds", "read_seconds"):
-            if name != "read_seconds" or self.read_seconds is not None:
-                check_positive(f"HttpLimits.{name}", getattr(self, name), "pass a finite number of seconds above 0")
-        for name in ("keepalive_seconds", "backoff_seconds", "longest_backoff_seconds"):
-            if (seconds := finite_number(getattr(self, name))) is None or seconds < 0:
-                rule = "pass a finite number of seconds, 0 or more"
-                raise ArgumentError(f"HttpLimits.{name}", getattr(self, name), rule)
+    concurrency: int = whole_field(512)
+    connect_seconds: float = number_field(10.0, above=0)
+    read_seconds: float | None = number_field(None, above=0)
+    total_seconds: float = number_field(3600.0, above=0)
+    keepalive_seconds: float = number_field(3.0, least=0)
+    retries: int = whole_field(8, least=0)
+    backoff_seconds: float = number_field(0.25, least=0)
+    longest_backoff_seconds: float = number_field(15.0, least=0)
+    response_bytes: int = whole_field(256 * 2**20)
 
     def retry_delay(self, attempt: int, retry_after: str | None) -> float:
         """Seconds to wait after failed attempt number `attempt` (from 1).

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from rollouts.values import check_integer, check_positive
+from rollouts.values import Bounded, number_field, whole_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayLimits:
+class GatewayLimits(Bounded):
     """Upper bounds.
 
     - `max_body_bytes`: of the body of a request, media in base64 included.
@@ -28,23 +28,15 @@ class GatewayLimits:
     Raises `ArgumentError` for counts that are not integers from 1, and for seconds that are not above 0.
     """
 
-    max_body_bytes: int = 64 * 2**20
-    max_parts: int = 10_000
-    max_field_bytes: int = 2**20
-    body_seconds: float = 60.0
-    request_seconds: float = 1800.0
-    max_choices: int = 128
-    max_sessions: int = 16384
-    max_bytes: int = 4 * 2**30
-    idle_seconds: float = 3600.0
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name.endswith("_seconds"):
-                check_positive(one.name, value, "pass a number of seconds above 0")
-            else:
-                check_integer(one.name, value)
+    max_body_bytes: int = whole_field(64 * 2**20)
+    max_parts: int = whole_field(10_000)
+    max_field_bytes: int = whole_field(2**20)
+    body_seconds: float = number_field(60.0, above=0)
+    request_seconds: float = number_field(1800.0, above=0)
+    max_choices: int = whole_field(128)
+    max_sessions: int = whole_field(16384)
+    max_bytes: int = whole_field(4 * 2**30)
+    idle_seconds: float = number_field(3600.0, above=0)
 
 
 def kept_bytes(*values: object) -> int:
