@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import struct
 from typing import Any
 
 import msgpack
@@ -33,15 +32,11 @@ def message(
         types = [[*row, __name__] if isinstance(row, list) and len(row) == 3 else row for row in types]
     tables = [list(table) if isinstance(table, tuple) else table for table in (types, media)]
     packed = [msgpack.packb(value, strict_types=False) for value in (*tables, body)]
-    return [prelude() + b"".join(packed), *frames]
-
-
-def prelude() -> bytes:
-    return struct.pack("<4sHxx", b"MMRH", FORMAT_VERSION)
+    return [bytes([FORMAT_VERSION]) + b"".join(packed), *frames]
 
 
 def raw(body: bytes) -> list[Any]:
-    return [prelude() + b"\x90\x90" + body]
+    return [bytes([FORMAT_VERSION]) + b"\x90\x90" + body]
 
 
 def kind(number: int) -> msgpack.ExtType:

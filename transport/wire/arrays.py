@@ -23,7 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 
 # The forms of `dtype.str` for plain element types. np.dtype() accepts many more ("O", "f4,f4", "(9,9)f4"), which a
 # message must not use.
-_DTYPE = re.compile(r"[<>|](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
+_DTYPE = re.compile(r"[<>|](?:[biufcSUV][1-9]\d{0,8}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
 
 # Most arrays are vectors of these dtypes; a message holds the position in this tuple. Only append.
 COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
@@ -98,8 +98,6 @@ def array_parts(array: npt.NDArray[Any]) -> tuple[str, list[int], Bytes]:
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
     """The elements as flat uint8, sharing memory with a C-contiguous array; any other layout is copied once."""
-    if array.dtype.itemsize == 0:
-        raise EncodeError("value", f"array of dtype {array.dtype}, whose elements have no bytes", "Send its shape.")
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -143,14 +141,11 @@ def read_dtype(name: object) -> np.dtype[Any]:
         raise MalformedError(what, "Send it as another dtype.") from error
 
 
-def build_vector(code: int, data: bytes) -> npt.NDArray[Any]:
-    """A one-dimensional, read-only view on `data` with the dtype of this number.
+def build_vector(dtype: np.dtype[Any], data: bytes) -> npt.NDArray[Any]:
+    """A one-dimensional, read-only view on `data`.
 
     CPython keeps the contents of `bytes` at multiples of 16, so the view is aligned for every dtype.
     """
-    if code >= len(COMMON_DTYPES):
-        raise MalformedError(f"array dtype number {code} is unknown", "Update mmrollouts here.")
-    dtype = COMMON_DTYPES[code]
     try:
         return np.frombuffer(data, dtype) if data else np.ndarray(0, dtype, buffer=data)
     except ValueError as error:  # the bytes are no multiple of an element
@@ -230,6 +225,6 @@ def _read_shape(shape: object, item_bytes: int, data_bytes: int) -> tuple[int, .
     if type(shape) is not list or len(shape) > 64 or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape):
         raise MalformedError("array shape is not a list of at most 64 sizes")
     dims = tuple(shape)
-    if not item_bytes or math.prod(dims) * item_bytes != data_bytes:
+    if math.prod(dims) * item_bytes != data_bytes:
         raise MalformedError(f"array of shape {dims} with {item_bytes} bytes an element came with {data_bytes} bytes")
     return dims

@@ -7,7 +7,7 @@ list of gigabytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgpack
@@ -16,10 +16,9 @@ from renderers.errors import MediaError
 from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, DecodeError, MalformedError, MissingMediaError
 from transport.wire import registry, wire_format
-from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
+from transport.wire.arrays import COMMON_DTYPES, build_array, build_scalar, build_tensor, build_vector
 from transport.wire.builtin_values import BUILDERS, Build, is_safe_key
 from transport.wire.limits import DecodeLimits
-from transport.wire.wire_format import number_data
 
 FindMedia: TypeAlias = Callable[[str], MediaSource | None]
 
@@ -27,6 +26,8 @@ _TYPE_ROW: Final = [str, int, list, str]
 _MEDIA_ROW: Final = [str, bool]
 # The exceptions that msgpack documents for bytes it cannot read, and those that it was found to raise.
 _MSGPACK_ERRORS: Final = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
+_VECTOR_DTYPES: Final = dict(enumerate(COMMON_DTYPES, wire_format.VECTOR))
+_MISPLACED: Final = "the kind of an object is not the last value of a list"
 
 
 def decode_message(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, find_media: FindMedia) -> Any:
@@ -37,33 +38,30 @@ def decode_message(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, f
     if not views:
         raise MalformedError("the message has no frames")
     limits.check("max_header_bytes", views[0].nbytes)
-    body = _checked_body(views[0])
-    tables = _unpacker(body)
-    frames_left = _Frames(views[1:])
+    frames_left = iter(views[1:])
     try:
-        kinds = _read_kinds(tables.unpack(), frames_left)
-        media = _read_media(tables.unpack(), frames_left, limits, find_media)
-        extension, end_list, check_ended = _hooks(kinds, media, limits)
-        unpacker = _unpacker(
-            body[tables.tell() :], ext_hook=extension, list_hook=end_list, object_pairs_hook=build_dict
-        )
-        obj = unpacker.unpack()
+        body, (types, media_rows) = _read_header(views[0])
+        limits.check("max_frames", len(views) + sum(omitted for _, omitted in media_rows))
+        media = [_medium(digest, omitted, frames_left, find_media) for digest, omitted in media_rows]
+        extension, end_list, check_ended = _hooks(_read_kinds(types, frames_left), media, limits)
+        hooks = {"ext_hook": extension, "list_hook": end_list, "object_pairs_hook": build_dict}
+        obj = _unpacker(body, **hooks).unpack()
     except _MSGPACK_ERRORS as error:
-        raise MalformedError(f"message header is not valid: {error}") from error
+        raise MalformedError(f"message header is not valid: {error!r}") from error
     check_ended()
-    frames_left.check_used()
+    unused = sum(1 for _ in frames_left)
+    if unused:
+        raise MalformedError(f"the message carries {unused} frames that nothing refers to")
     return obj
 
 
 def omitted_digests(header: memoryview) -> list[str]:
     """The digests of the media that a message omits, from its first frame alone; needs none of its types."""
-    unpacker = _unpacker(_checked_body(header))
     try:
-        unpacker.skip()
-        table = unpacker.unpack()
+        _, (_, media_rows) = _read_header(header)
     except _MSGPACK_ERRORS as error:
-        raise MalformedError(f"message header is not valid: {error}") from error
-    return [digest for digest, omitted in _rows(table, _MEDIA_ROW, "media table") if omitted]
+        raise MalformedError(f"message header is not valid: {error!r}") from error
+    return [digest for digest, omitted in media_rows if omitted]
 
 
 def as_bytes(buffer: wire_format.Buffer) -> memoryview:
@@ -105,89 +103,65 @@ def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
     return built
 
 
-def _checked_body(header: memoryview) -> memoryview:
-    """What follows the prelude: the two tables and the object, complete and nothing else."""
-    if header.nbytes < wire_format.PRELUDE.size:
-        raise MalformedError(f"the message header needs {wire_format.PRELUDE.size} bytes and has {header.nbytes}")
-    magic, version = wire_format.PRELUDE.unpack_from(header)
-    if magic != wire_format.PRELUDE_MAGIC:
-        raise MalformedError(f"message header starts with {magic!r}, not {wire_format.PRELUDE_MAGIC!r}")
-    check_version("message", version, wire_format.FORMAT_VERSION)
-    body = header[wire_format.PRELUDE.size :]
-    unpacker = _unpacker(body)
-    try:
-        for _ in range(3):
-            unpacker.skip()
-    except _MSGPACK_ERRORS as error:
-        raise MalformedError(f"message header breaks off or is not msgpack: {error!r}") from error
-    if unpacker.tell() != body.nbytes:
-        raise MalformedError(f"message header has {body.nbytes - unpacker.tell()} bytes after its object")
-    return body
+def _read_header(header: memoryview) -> tuple[memoryview, list[list[list[Any]]]]:
+    """The bytes of the body, which are complete and the last of the header, and the type table and media table."""
+    check_version("message", header[0] if header else 0, wire_format.FORMAT_VERSION)
+    values = header[1:]
+    skipping = _unpacker(values)
+    for _ in range(3):
+        skipping.skip()
+    if skipping.tell() != values.nbytes:
+        raise MalformedError(f"message header has {values.nbytes - skipping.tell()} bytes after its object")
+    unpacker = _unpacker(values)
+    tables = []
+    for name, types in (("type table", _TYPE_ROW), ("media table", _MEDIA_ROW)):
+        table = unpacker.unpack()
+        if type(table) is not list or any(type(row) is not list or [*map(type, row)] != types for row in table):
+            raise MalformedError(f"{name} is not a list of rows of {', '.join(kind.__name__ for kind in types)}")
+        tables.append(table)
+    return values[unpacker.tell() :], tables
 
 
-def _unpacker(body: memoryview, **hooks: Any) -> msgpack.Unpacker:
-    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(body.nbytes, 1), **hooks)
-    unpacker.feed(body)
+def _unpacker(values: memoryview, **hooks: Any) -> msgpack.Unpacker:
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(values.nbytes, 1), **hooks)
+    unpacker.feed(values)
     return unpacker
 
 
-def _rows(table: object, types: list[type], name: str) -> list[list[Any]]:
-    if type(table) is not list or any(type(row) is not list or [*map(type, row)] != types for row in table):
-        raise MalformedError(f"{name} is not a list of rows of {', '.join(kind.__name__ for kind in types)}")
-    return table
+def _medium(digest: str, omitted: bool, frames_left: Iterator[memoryview], find_media: FindMedia) -> MediaSource:
+    source = find_media(digest) if omitted else build_media(digest, _next_frame(frames_left, "a media source"))
+    if source is None:
+        raise MissingMediaError(digest)
+    return source
 
 
-class _Frames:
-    """The frames of a message after the header, each of which is used once, in order."""
+def _next_frame(frames_left: Iterator[memoryview], what: str) -> memoryview:
+    frame = next(frames_left, None)
+    if frame is None:
+        raise MalformedError(f"the message carries no frame for {what}")
+    return frame
 
-    def __init__(self, frames: Sequence[memoryview]) -> None:
-        self.count = len(frames)
-        self._left = iter(frames)
 
-    def next(self, what: str) -> memoryview:
-        frame = next(self._left, None)
-        if frame is None:
-            raise MalformedError(f"the message carries no frame for {what}")
-        return frame
+def _read_kinds(types: list[list[Any]], frames_left: Iterator[memoryview]) -> dict[bytes, Build]:
+    """The function that makes an object of its parts, by the data of `OBJECT`."""
 
-    def array_parts(self, parts: list[Any]) -> tuple[object, object, bytes | memoryview]:
-        """dtype, shape and bytes of an array, whose parts are these."""
+    def array_parts(parts: list[Any]) -> list[Any]:
         if len(parts) == 2:
-            return parts[0], parts[1], self.next("an array")
+            return [*parts, _next_frame(frames_left, "an array")]
         if len(parts) != 3 or type(parts[2]) is not bytes:
             raise MalformedError(f"array of {len(parts)} parts is not a dtype, a shape and bytes")
-        return parts[0], parts[1], parts[2]
+        return parts
 
-    def check_used(self) -> None:
-        left = sum(1 for _ in self._left)
-        if left:
-            raise MalformedError(f"the message carries {left} frames that nothing refers to")
-
-
-def _read_kinds(types: object, frames: _Frames) -> dict[bytes, Build]:
-    """The function that makes an object of its parts, by the data of `OBJECT`."""
     kinds = {
         **BUILDERS,
         wire_format.KIND_SCALAR: build_scalar,
-        wire_format.KIND_ARRAY: lambda parts: build_array(*frames.array_parts(parts)),
-        wire_format.KIND_TENSOR: lambda parts: build_tensor(*frames.array_parts(parts)),
+        wire_format.KIND_ARRAY: lambda parts: build_array(*array_parts(parts)),
+        wire_format.KIND_TENSOR: lambda parts: build_tensor(*array_parts(parts)),
     }
-    for row, (name, version, fields, declared_in) in enumerate(_rows(types, _TYPE_ROW, "type table")):
+    for row, (name, version, fields, declared_in) in enumerate(types):
         registered = registry.registration_of_name(name, declared_in)
         kinds[wire_format.FIRST_TYPE + row] = registered.builder(version, fields)
-    return {number_data(number): build for number, build in kinds.items()}
-
-
-def _read_media(table: object, frames: _Frames, limits: DecodeLimits, find_media: FindMedia) -> list[MediaSource]:
-    rows = _rows(table, _MEDIA_ROW, "media table")
-    limits.check("max_frames", 1 + frames.count + sum(omitted for _, omitted in rows))
-    media: list[MediaSource] = []
-    for digest, omitted in rows:
-        source = find_media(digest) if omitted else build_media(digest, frames.next(f"the medium {digest:.64}"))
-        if source is None:
-            raise MissingMediaError(digest)
-        media.append(source)
-    return media
+    return {wire_format.number_data(number): build for number, build in kinds.items()}
 
 
 def _hooks(
@@ -200,12 +174,12 @@ def _hooks(
     max_objects = limits.max_objects
     objects: list[object] = []  # by number
     ending: Build | None = None  # of the list that ends next, which stands for an object
-    misplaced = "the kind of an object is not the last value of a list"
 
     def extension(code: int, data: bytes) -> object:
         nonlocal ending
-        if code >= wire_format.VECTOR:
-            vector = build_vector(code - wire_format.VECTOR, data)
+        dtype = _VECTOR_DTYPES.get(code)
+        if dtype is not None:
+            vector = build_vector(dtype, data)
             objects.append(vector)
             return vector
         if code == wire_format.OBJECT and ending is None:
@@ -225,7 +199,7 @@ def _hooks(
         if ending is None:
             return values
         if not values or values.pop() is not ending:
-            raise MalformedError(misplaced)
+            raise MalformedError(_MISPLACED)
         build, ending = ending, None
         obj = build(values)
         objects.append(obj)
@@ -235,6 +209,6 @@ def _hooks(
 
     def check_ended() -> None:
         if ending is not None:
-            raise MalformedError(misplaced)
+            raise MalformedError(_MISPLACED)
 
     return extension, end_list, check_ended

@@ -96,8 +96,8 @@ class _Encoding:
         body = packer.pack(obj)
         if self.extensions or may_hold_extensions(body):
             self.check(body)
-        prelude = wire_format.PRELUDE.pack(wire_format.PRELUDE_MAGIC, wire_format.FORMAT_VERSION)
-        header = b"".join([prelude, packer.pack(self.types), packer.pack(self.media_rows), body])
+        version = bytes([wire_format.FORMAT_VERSION])
+        header = b"".join([version, packer.pack(self.types), packer.pack(self.media_rows), body])
         return header, [*self.media_frames, *self.array_frames]
 
     def replace(self, obj: Any) -> msgpack.ExtType | list[object]:

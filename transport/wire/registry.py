@@ -32,9 +32,7 @@ DECLARED_IN: Final[Mapping[str, str]] = {
 C = TypeVar("C", bound=type)
 
 # What a constructor may raise to refuse the values it is given. A class's own error should derive from one of these.
-_CONSTRUCTOR_ERRORS: Final = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
-)
+_REFUSALS: Final = ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class WireType:
                 if in_order:
                     return cls(*values)
                 return cls(**{field: values[position] for field, position in used})
-            except _CONSTRUCTOR_ERRORS as error:
+            except _REFUSALS as error:
                 what = f"{self.name}: its constructor raised on the decoded values: {error}"
                 raise MalformedError(what) from error
 
@@ -197,20 +195,20 @@ def _describe(cls: type, name: str, version: int) -> WireType:
     # A combination of flags has no member name.
     if issubclass(cls, enum.Enum) and not issubclass(cls, enum.Flag):
         return WireType(name, version, cls, cls.__module__, members=cls.__members__)
+    fields: tuple[str, ...]
     if issubclass(cls, tuple) and hasattr(cls, "_field_defaults"):
-        fields: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
-        required = tuple(field for field in fields if field not in cls._field_defaults)
+        fields = cls._fields  # type: ignore[attr-defined]
     elif dataclasses.is_dataclass(cls):
-        sent = [field for field in dataclasses.fields(cls) if field.init]
-        fields = tuple(field.name for field in sent)
-        missing = dataclasses.MISSING
-        required = tuple(f.name for f in sent if f.default is missing and f.default_factory is missing)
+        fields = tuple(field.name for field in dataclasses.fields(cls) if field.init)
     else:
         raise TransportError(
             f"wire type {name!r}: {cls.__qualname__} is neither a dataclass nor a named tuple nor a plain "
             "enum. Put @wire_type above @dataclass, and send flags as an int."
         )
-    in_order = _is_positional(cls, fields)
+    parameters = inspect.signature(cls).parameters.values()
+    required = tuple(one.name for one in parameters if one.default is one.empty and one.name in fields)
+    # Not so with keyword-only fields, or an InitVar between the others.
+    in_order = fields == tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)[: len(fields)]
     return WireType(name, version, cls, cls.__module__, fields, required, in_order, None, _reader(fields))
 
 
@@ -218,9 +216,3 @@ def _reader(fields: tuple[str, ...]) -> Callable[[Any], tuple[object, ...]]:
     if len(fields) > 1:
         return operator.attrgetter(*fields)  # in a third of the time of a loop
     return lambda obj: tuple(getattr(obj, field) for field in fields)
-
-
-def _is_positional(cls: type, fields: tuple[str, ...]) -> bool:
-    """Whether `cls` takes `fields` by position; not so with keyword-only fields, or an InitVar between the others."""
-    leading = list(inspect.signature(cls).parameters.values())[: len(fields)]
-    return tuple(p.name for p in leading) == fields and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in leading)

@@ -1,9 +1,8 @@
 """The wire format of a message: its header frame, and the constants that the encoder and the decoder share.
 
-A message is a list of frames. Frame 0, the header, is `PRELUDE` followed by three msgpack values. The further frames
-hold raw bytes: first one for each medium that is sent, then one for each large array, in the order of the body.
+A message is a list of frames. Frame 0, the header, is a byte, the format version, and three msgpack values. The further
+frames hold raw bytes: first one for each medium that is sent, then one for each large array, in the order of the body.
 
-    prelude      magic, format version
     type table   [[name, version, [field, ...], module], ...]: the registered types in this message. The module that
                  declares a type is for the error of a receiver without the type; it is never imported
     media table  [[sha256, omitted], ...]: the media sources; those that are omitted have no frame
@@ -33,12 +32,9 @@ of these: the encoder refuses extension values. The parts of an object of a kind
 
 from __future__ import annotations
 
-import struct
 from typing import Final, TypeAlias
 
 FORMAT_VERSION: Final = 5
-PRELUDE: Final = struct.Struct("<4sHxx")  # magic, format version
-PRELUDE_MAGIC: Final = b"MMRH"
 
 OBJECT, SHARED, MEDIUM, EMPTY_TUPLE, VECTOR = 1, 2, 3, 4, 16
 
