@@ -77,15 +77,12 @@ def _parts(value: Any) -> Collection[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The `number`th episode of a file, from record `record`.
-
-    `violation` says why its values cannot be printed or exported; None if they can.
-    """
+    """The `number`th episode of a file, and the `place`th of record `record`, counted from 0."""
 
     number: int
     record: int
+    place: int
     trajectory: Trajectory
-    violation: str | None
 
     @property
     def name(self) -> str:
@@ -93,49 +90,47 @@ class Episode:
 
 
 def read_episodes(reader: RecordReader, problems: list[str], *, media: bool = True) -> Iterator[Episode]:
-    """Every episode in order; one record holds one, or a list of them.
+    """The episodes in order whose values can be printed and exported; one record holds one, or a list of them.
 
     Without `media`, the media have digests and no bytes (`RecordReader.without_media`). `problems` gets a line for
-    each record, or part of one, that holds no episode, and for an incomplete last record.
+    each record, or part of one, that holds no such episode, and for an incomplete last record.
     """
     number = 0
     for record in range(len(reader)):
         try:
-            for episode in episodes_of_record(reader, record, number, problems, media=media):
-                yield episode
-                number += 1
+            found, episodes = episodes_of_record(reader, record, number, problems, media=media)
         except TransportError as error:
             problems.append(f"record {record}: {error}")
+            continue
+        number += found
+        yield from episodes
     if reader.truncated_bytes:
         problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
 
 
-def printable_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
-    """As `read_episodes`, without the episodes whose values cannot be printed or exported, which `problems` names."""
-    for episode in read_episodes(reader, problems):
-        if episode.violation is None:
-            yield episode
-        else:
-            problems.append(f"{episode.name}: {episode.violation}")
-
-
 def episodes_of_record(
     reader: RecordReader, record: int, number: int, problems: list[str], *, media: bool = True
-) -> Iterator[Episode]:
-    """The episodes of one record; the first is number `number`. `problems` and `media` as for `read_episodes`.
+) -> tuple[int, list[Episode]]:
+    """How many episodes a record holds, of which the first is number `number`, and those that can be printed.
 
-    Raises `TransportError` before the first episode for a record that cannot be read.
+    `problems` and `media` as for `read_episodes`. Raises `TransportError` for a record that cannot be read.
     """
     held = reader[record] if media else reader.without_media(record)
     found = list(_members(held))
     if not found:
         problems.append(f"record {record}: it holds a {type(held).__name__} and no episode")
+    place, episodes = 0, []
     for member in found:
-        if isinstance(member, Trajectory):
-            yield Episode(number, record, member, _unbounded_value(member))
-            number += 1
-        else:
+        if not isinstance(member, Trajectory):
             problems.append(f"record {record}: it holds a {type(member).__name__} among its episodes")
+            continue
+        episode = Episode(number + place, record, place, member)
+        place += 1
+        if (violation := _unbounded_value(member)) is None:
+            episodes.append(episode)
+        else:
+            problems.append(f"{episode.name}: {violation}")
+    return place, episodes
 
 
 def _members(held: object) -> Iterator[object]:

@@ -13,7 +13,7 @@ import typer
 from renderers import TemplateRenderer, load_renderer
 from rollouts.cli.render.conversation_file import read_tools
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note
-from rollouts.trajectory_files import open_reader, printable_episodes, title_of_file, trajectory_file
+from rollouts.trajectory_files import open_reader, read_episodes, title_of_file, trajectory_file
 from rollouts.view import write_html
 
 
@@ -76,7 +76,7 @@ def _serve(path: Path, port: int, renderer: TemplateRenderer | None, tools: list
 def _write(path: Path, out: Path, renderer: TemplateRenderer | None, tools: list[Any] | None) -> None:
     problems: list[str] = []
     with open_reader(path) as reader:
-        episodes = (episode.trajectory for episode in printable_episodes(reader, problems))
+        episodes = (episode.trajectory for episode in read_episodes(reader, problems))
         written = write_html(
             episodes, out, renderer=renderer, tools=tools, title=title_of_file(path), problems=problems
         )

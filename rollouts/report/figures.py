@@ -22,7 +22,7 @@ from rollouts.view.token_columns import ENTROPY, is_column
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFigures:
-    """One episode. `number` is its place in the file, `record` that of its record.
+    """One episode. `number` is its place in the file, `record` that of its record, `place` its own in the record.
 
     `sampled` counts sampled tokens; `surprisal` is the mean of their negative log-probabilities, in nats, `entropy`
     that of their entropies, as far as they are known. NaN: none is.
@@ -30,6 +30,7 @@ class EpisodeFigures:
 
     number: int
     record: int
+    place: int
     episode_id: str
     group_id: str
     environment_reward: float
@@ -49,7 +50,7 @@ class EpisodeFigures:
         return bool(self.error)
 
 
-def episode_figures(trajectory: Trajectory, number: int, record: int) -> EpisodeFigures:
+def episode_figures(trajectory: Trajectory, number: int, record: int, place: int = 0) -> EpisodeFigures:
     """The figures of an episode. Its environment reward may be infinite: that is the sum of rewards of turns."""
     entropies = [
         node.extras[ENTROPY][node.sampled]
@@ -60,6 +61,7 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
     return EpisodeFigures(
         number=number,
         record=record,
+        place=place,
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
         environment_reward=trajectory.reward,
@@ -182,7 +184,7 @@ def collect(files: RunFiles, deadline: float | None = None) -> Collected:
     collected.evaluation = files.evaluation()
     collected.mismatch = by_modality(files.mismatches(files.problems))
     for episode in files.episodes() if files.has_episodes else ():
-        collected.episodes.append(episode_figures(episode.trajectory, episode.number, episode.record))
+        collected.episodes.append(episode_figures(episode.trajectory, episode.number, episode.record, episode.place))
         if deadline is not None and time.monotonic() > deadline:
             collected.is_partial = True
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from rollouts.observability.training_log import (
     StepMismatch,
     read_step_mismatch,
 )
+from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode, episodes_of_record, open_reader, read_episodes
 from transport import RecordReader, TransportError
 
@@ -35,7 +36,6 @@ class RunFiles:
 
     path: Path
     problems: list[str] = field(default_factory=list)
-    _first_numbers: dict[int, int] = field(default_factory=dict)  # record -> the number of its first episode
 
     @property
     def has_episodes(self) -> bool:
@@ -45,20 +45,16 @@ class RunFiles:
         """The episodes that are written so far and can be read, in order."""
         found: list[str] = []
         with open_reader(self.path / TRAJECTORIES_FILE) as reader:
-            for episode in read_episodes(reader, found):
-                self._first_numbers.setdefault(episode.record, episode.number)
-                if episode.violation is None:
-                    yield episode
-                else:
-                    found.append(f"{episode.name}: {episode.violation}")
+            yield from read_episodes(reader, found)
         self.problems += [f"{TRAJECTORIES_FILE}: {problem}" for problem in found]
 
-    def chosen_episodes(self, records: Mapping[int, Collection[int]]) -> Iterator[Episode]:
-        """Episodes that `episodes` has yielded, in order: of each record those with the given numbers."""
+    def chosen_episodes(self, records: Mapping[int, Mapping[int, int]]) -> Iterator[tuple[int, Trajectory]]:
+        """Episodes that `episodes` has yielded, in order, with their numbers: of each record those at the places."""
         with open_reader(self.path / TRAJECTORIES_FILE) as reader:
             for record in sorted(records):
-                found = episodes_of_record(reader, record, self._first_numbers[record], [])
-                yield from (episode for episode in found if episode.number in records[record])
+                _, found = episodes_of_record(reader, record, 0, [])
+                numbers = records[record]
+                yield from ((numbers[one.place], one.trajectory) for one in found if one.place in numbers)
 
     def mismatches(self, problems: list[str]) -> Iterator[StepMismatch]:
         """The compared tokens of each training step; none where there is no file, or none that can be read.

@@ -50,16 +50,16 @@ def write_viewer_page(
     if not chosen:
         return ViewerPage()
     places: dict[int, int] = {}
-    records: defaultdict[int, set[int]] = defaultdict(set)
+    records: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for episode in chosen:
-        records[episode.record].add(episode.number)
+        records[episode.record][episode.place] = episode.number
 
     def trajectories() -> Iterator[Trajectory]:
-        for episode in files.chosen_episodes(records):
+        for number, trajectory in files.chosen_episodes(records):
             if deadline is not None and time.monotonic() > deadline and places:
                 return
-            places[episode.number] = len(places)
-            yield episode.trajectory
+            places[number] = len(places)
+            yield trajectory
 
     total = len(collected.episodes)
     title = f"{collected.title}: {len(chosen)} of {total} episodes" if len(chosen) < total else collected.title

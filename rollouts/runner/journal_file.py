@@ -33,7 +33,7 @@ log = logging.getLogger("rollouts")
 
 JOURNAL_FILE: Final = "journal.mmr"
 #: The file is written anew, without what no longer counts, when it is larger than twice what it was then, and this.
-_SLACK_BYTES: Final = 16 << 20
+_SLACK_BYTES: Final = 4 << 20
 
 #: The fields of a group that are stored with it; the task and the episodes are stored already.
 _GROUP_VALUES: Final = tuple(each.name for each in fields(Group) if each.init and each.name not in ("task", "episodes"))

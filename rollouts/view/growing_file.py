@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ class GrowingFile:
         self.title = title_of_file(path)
         self._path = path
         self._reader = open_reader(path)
-        self._places: list[tuple[int, int]] = []  # of each episode its record, and its position there
+        self._places: list[tuple[int, int]] = []  # of each episode its record, and its place there
         self._rows: list[dict[str, Any]] = []
         self._media: dict[tuple[Modality, str], int] = {}  # modality and digest -> the first episode that has it
         self._problems: list[str] = []
@@ -57,11 +56,11 @@ class GrowingFile:
         """Raises `RolloutsError`, and `TransportError` for a record that cannot be read."""
         if number >= len(self._places):
             raise RolloutsError(f"episode {number}: {self._path} has {len(self._places)} episodes")
-        record, position = self._places[number]
-        found = next(islice(self._episodes(record, []), position, None), None)
-        if found is None:
-            raise RolloutsError(f"episode {number}: record {record} of {self._path} has changed")
-        return found.trajectory
+        record, place = self._places[number]
+        try:
+            return self._episodes(record, [])[place].trajectory
+        except IndexError:
+            raise RolloutsError(f"episode {number}: record {record} of {self._path} has changed") from None
 
     def search(self, wanted: Sequence[str], start: int, seconds: float) -> tuple[list[int], int]:
         """The episodes from number `start` on whose messages have all texts, and the first one that was not read."""
@@ -74,8 +73,8 @@ class GrowingFile:
             with contextlib.suppress(TransportError):  # opening one of them says that it cannot be read any more
                 episodes = self._episodes(record, [])
             while number < count and self._places[number][0] == record:
-                position = self._places[number][1]
-                if position < len(episodes) and has_texts(episodes[position].trajectory, wanted):
+                place = self._places[number][1]
+                if place < len(episodes) and has_texts(episodes[place].trajectory, wanted):
                     found.append(number)
                 number += 1
         return found, max(number, start)
@@ -104,23 +103,20 @@ class GrowingFile:
 
     def _read_record(self, record: int) -> None:
         try:
-            for position, episode in enumerate(self._episodes(record, self._problems)):
-                self._add((record, position), episode)
+            for place, episode in enumerate(self._episodes(record, self._problems)):
+                self._add((record, place), episode.trajectory)
         except TransportError as error:
             self._problems.append(f"record {record}: {error}")
         except RecursionError:
             self._problems.append(f"record {record}: a value is nested too deep")
 
     def _episodes(self, record: int, problems: list[str]) -> Sequence[Episode]:
-        return list(episodes_of_record(self._reader, record, 0, problems))
+        return episodes_of_record(self._reader, record, 0, problems)[1]
 
-    def _add(self, place: tuple[int, int], episode: Episode) -> None:
-        if episode.violation is not None:
-            self._problems.append(f"{episode.name}: {episode.violation}")
-            return
+    def _add(self, place: tuple[int, int], trajectory: Trajectory) -> None:
         number = len(self._places)
-        row = summary(episode.trajectory, number)
-        for reference in episode.trajectory.all_media():
+        row = summary(trajectory, number)
+        for reference in trajectory.all_media():
             self._media.setdefault((reference.modality, reference.source.digest), number)
         self._places.append(place)  # before the row: the page asks for the episodes of rows
         self._rows.append(row)

@@ -60,7 +60,7 @@ def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = D
         if not dropped and not report.truncated_bytes:
             return report
         lost = {drop.index for drop in dropped}
-        with _writer_beside(path) as writer:
+        with writer_beside(path) as writer:
             for index in range(len(reader)):
                 if index not in lost:
                     writer.copy(reader, index)
@@ -83,7 +83,7 @@ def merge_record_files(
     out, copied = Path(out), 0
     if out.exists():
         raise FileExistsError(f"{out} exists. Name a file that does not.")
-    with _writer_beside(out) as writer:
+    with writer_beside(out) as writer:
         for path in paths:
             check_unlocked(path)  # not locked: merging must not keep a writer from the file
             size = os.stat(path).st_size
@@ -107,7 +107,7 @@ def _add_path_to_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _writer_beside(path: Path) -> Iterator[RecordWriter]:
+def writer_beside(path: Path) -> Iterator[RecordWriter]:
     """A writer of a temporary file beside `path`, which is removed at the end. Errors of the system name `path`."""
     name = ""
     try:

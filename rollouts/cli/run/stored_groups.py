@@ -13,10 +13,11 @@ from pathlib import Path
 from rollouts.cli.run.group_files import read_group_rows, write_errors_name
 from rollouts.cli.run.output import OutputDirectory
 from rollouts.errors import CommandFileError
-from rollouts.files import replaced_file, replaced_path
+from rollouts.files import replaced_file
 from rollouts.observability.metric_sinks import cut_incomplete_line
 from rollouts.trajectory.tree import Trajectory
-from transport import DecodeError, MalformedError, RecordReader, RecordWriter
+from transport import DecodeError, MalformedError, RecordReader
+from transport.records.rewriting import writer_beside
 
 
 class StoredGroups:
@@ -70,13 +71,12 @@ def remove_failed_groups(output: OutputDirectory) -> frozenset[str]:
         return frozenset()
     with (
         write_errors_name(output.trajectories),
-        replaced_path(output.trajectories) as partial,
         _opened(output.trajectories) as reader,
-        RecordWriter(partial) as writer,
+        writer_beside(output.trajectories) as writer,
     ):
         for index in kept:
-            writer.append(reader[index])
-        writer.flush()
+            writer.copy(reader, index)
+        writer.replace(output.trajectories)
     return frozenset(failed)
 
 

@@ -24,7 +24,7 @@ from rollouts.terminal.text import (
     print_note,
     printable_line,
 )
-from rollouts.trajectory_files import Episode, open_reader, printable_episodes, read_episodes, trajectory_file
+from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
 from rollouts.values import finite_number
 from transport import RecordReader
 from transport.records.file_lock import locked
@@ -52,7 +52,7 @@ def ls(
     """
     problems: list[str] = []
     with open_reader(file) as reader:
-        described = [describe_episode(episode) for episode in printable_episodes(reader, problems)]
+        described = [describe_episode(episode) for episode in read_episodes(reader, problems)]
     if as_json:
         finite = [{**one, "environment_reward": finite_number(one["environment_reward"])} for one in described]
         print_json(finite)  # JSON has no infinite numbers
@@ -85,8 +85,6 @@ def show(
             exit_with_error(
                 "; ".join([f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them", *problems[:1]])
             )
-        if found.violation is not None:
-            exit_with_error(f"{found.name}: {found.violation}")
         described = describe_episode(found)
         name, group = printable_line(described["episode"]), printable_line(described["group"]) or "-"
         print_line(
@@ -174,7 +172,7 @@ def _export_whole(file: Path, out: Path, path: Path, problems: list[str]) -> str
         MediaFiles(out.parent / f"{out.stem}-media", problems) as files,
         path.open("w", encoding="ascii") as lines,
     ):
-        for episode in printable_episodes(reader, problems):
+        for episode in read_episodes(reader, problems):
             try:
                 lines.write(json_line(episode, files))
                 written += 1

@@ -49,11 +49,10 @@ _FREE: Final[Mapping[Level, tuple[str, ...]]] = {
 
 
 class Found(NamedTuple):
-    """An episode, the line of its group and its place in the group. `group` is None where no line is known."""
+    """An episode and the line of its group, None where no line is known."""
 
     episode: Episode
     group: GroupMetrics | None
-    place: int
 
 
 def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[Found]:
@@ -65,18 +64,14 @@ def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[F
     for row in RunFiles(file, problems).groups() if file.is_dir() else ():
         rows[row.task_id].append(row)
     with open_reader(file) as reader:
-        record, place = -1, 0
+        record = -1
         group: GroupMetrics | None = None
         for episode in read_episodes(reader, problems, media=media):
-            place = place + 1 if episode.record == record else 0
-            if not place or (group and group.task_id != episode.trajectory.group_id):
+            if episode.record != record or (group and group.task_id != episode.trajectory.group_id):
                 of_task = rows.get(episode.trajectory.group_id)
                 group = of_task.popleft() if of_task else None
             record = episode.record
-            if episode.violation is not None:
-                problems.append(f"{episode.name}: {episode.violation}")
-            else:
-                yield Found(episode, group if group and place < len(group.total_rewards) else None, place)
+            yield Found(episode, group if group and episode.place < len(group.total_rewards) else None)
 
 
 class FileColumns:
@@ -116,7 +111,7 @@ def _names(episode: Episode) -> dict[str, Any]:
 
 
 def _episode_rows(found: Found, files: FileColumns) -> Iterator[dict[str, Any]]:
-    trajectory, group, place = found.episode.trajectory, found.group, found.place
+    trajectory, group, place = found.episode.trajectory, found.group, found.episode.place
     nodes, turns = trajectory.nodes, trajectory.turns
     if group is None:
         parts: Mapping[str, float] = episode_reward_parts(trajectory)
