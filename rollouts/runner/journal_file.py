@@ -18,11 +18,8 @@ from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import (
     ChecksumError,
-    DecodeError,
     EncodeError,
-    FileChangedError,
     FileLockedError,
-    MalformedError,
     RecordReader,
     RecordWriter,
     TransportError,
@@ -34,6 +31,8 @@ log = logging.getLogger("rollouts")
 JOURNAL_FILE: Final = "journal.mmr"
 #: The file is written anew, without what no longer counts, when it is larger than twice what it was then, and this.
 _SLACK_BYTES: Final = 4 << 20
+
+_CURE: Final = "Restore it, or delete it and start the run again: what the consumer has stored is not lost"
 
 #: The fields of a group that are stored with it; the task and the episodes are stored already.
 _GROUP_VALUES: Final = tuple(each.name for each in fields(Group) if each.init and each.name not in ("task", "episodes"))
@@ -82,19 +81,20 @@ class _Attempt:
     """The last attempt at an episode of an open task; `record` is the index of its record."""
 
     record: int
-    attempt: int
-    final: bool
     episode_id: str
     failed: bool
 
 
 @dataclass(slots=True)
 class _OpenTask:
-    """A task whose group is not delivered. `record` is its own, `group` that of its finished group, None before."""
+    """A task whose group is not delivered; `record` is the index of its record."""
 
     record: int
     attempts: dict[int, _Attempt] = field(default_factory=dict)
-    group: int | None = None
+
+    @property
+    def records(self) -> list[int]:
+        return [self.record, *(each.record for each in self.attempts.values())]
 
     @property
     def episode_ids(self) -> list[str]:
@@ -130,7 +130,7 @@ class Recorder:
         self._versions: dict[str, None] = {}
         self._closed: dict[str, str] = {}
         self._tasks: dict[str, _OpenTask] = {}  # in the order of their start
-        self._finished: dict[str, None] = {}  # open tasks, in the order in which their groups were finished
+        self._finished: dict[str, int] = {}  # open tasks with the records of their groups, in the order of these
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -139,13 +139,6 @@ class Recorder:
         with self._name_errors(), contextlib.ExitStack() as opened:
             self._writer = opened.enter_context(RecordWriter(self._file))
             self._reader = opened.enter_context(RecordReader(self._file))
-            if len(self._reader):
-                match self._reader.without_media(0):
-                    case ("run", configuration):
-                        self._configuration = configuration
-                    case _:
-                        reason = f"{JOURNAL_FILE} is no journal; begin the run in another directory"
-                        raise JournalError(self.path, reason)
             opened.pop_all()
         self._rewritten = 0  # the size of the file when it was written anew
 
@@ -166,9 +159,11 @@ class Recorder:
                     self._apply(index, self._reader.without_media(index))
                 except ChecksumError as error:
                     damage.append(str(error))
-            if self._configuration is None:
+            if not len(self._reader):
                 self._append("run", configuration)
-                self._configuration = configuration
+            elif self._configuration is None:
+                reason = "does not begin with the configuration of a run: it is no journal, or damaged"
+                raise JournalError(self.path, f"{JOURNAL_FILE} {reason}. {_CURE}")
             elif differing := differences(self._configuration, configuration):
                 shown = "; ".join(differing[:5])
                 more = f"; {len(differing) - 5} more values differ" if len(differing) > 5 else ""
@@ -195,18 +190,18 @@ class Recorder:
     def _apply(self, index: int, record: tuple[Any, ...]) -> None:
         """Take record `index` into account. What belongs to a damaged record before it does not count."""
         match record:
+            case ("run", configuration):
+                self._configuration = configuration
             case ("version", name):
                 self._versions.setdefault(name)
             case ("task", task):
                 self._tasks[task.task_id] = _OpenTask(index)
-            case ("attempt", task_id, place, attempt, final, episode):
+            case ("attempt", task_id, place, _, _, episode):
                 if task_id in self._tasks:
-                    made = _Attempt(index, attempt, final, episode.episode_id, bool(episode.error))
-                    self._tasks[task_id].attempts[place] = made
+                    self._tasks[task_id].attempts[place] = _Attempt(index, episode.episode_id, bool(episode.error))
             case ("group", task_id, episode_ids, _):
                 if task_id in self._tasks and self._tasks[task_id].episode_ids == episode_ids:
-                    self._tasks[task_id].group = index
-                    self._finished[task_id] = None
+                    self._finished[task_id] = index
             case ("closed", reasons):
                 for task_id, reason in reasons.items():
                     self._closed.setdefault(task_id, reason)  # before it leaves the others: it is always in one of them
@@ -247,7 +242,6 @@ class Recorder:
         task = self._tasks[task_id]
         for place in [place for place, each in task.attempts.items() if condition(each)]:
             del task.attempts[place]
-            task.group = None
             self._finished.pop(task_id, None)
 
     # Recording.
@@ -317,7 +311,8 @@ class Recorder:
             for record in (("run", self._configuration), *(("version", name) for name in self._versions)):
                 writer.append(record)
             writer.append(("closed", self._closed))
-            moved = {index: writer.copy(self._reader, index) for index in self._live_records()}
+            counting = [index for task in self._tasks.values() for index in task.records]
+            moved = {index: writer.copy(self._reader, index) for index in (*counting, *self._finished.values())}
             writer.replace(self._file)
         except BaseException:
             writer.close()
@@ -327,22 +322,12 @@ class Recorder:
         with contextlib.suppress(OSError):  # that it has no name any more
             self._writer.close()
         self._writer, self._rewritten = writer, writer.size
+        self._finished = {task_id: moved[index] for task_id, index in self._finished.items()}
         for task in self._tasks.values():
             task.record = moved[task.record]
-            task.group = None if task.group is None else moved[task.group]
             for each in task.attempts.values():
                 each.record = moved[each.record]
         self._reader = RecordReader(self._file)
-
-    def _live_records(self) -> Iterator[int]:
-        """The records that still count, with those of a task before its group, and the groups in their order."""
-        for task in self._tasks.values():
-            yield task.record
-            yield from (each.record for each in task.attempts.values())
-        for task_id in self._finished:
-            group = self._tasks[task_id].group
-            assert group is not None
-            yield group
 
     # Reading.
 
@@ -352,22 +337,16 @@ class Recorder:
 
     def read_attempts(self, task_id: str) -> dict[int, RecordedAttempt]:
         attempts = self._unfinished(task_id).attempts
-        return {
-            place: RecordedAttempt(each.attempt, each.final, self._read(each.record)[-1])
-            for place, each in sorted(attempts.items())
-        }
+        return {place: RecordedAttempt(*self._read(each.record)[2:]) for place, each in sorted(attempts.items())}
 
     def read_group(self, task_id: str) -> Group:
         task = self._tasks[task_id]
-        assert task.group is not None, f"there is no undelivered group of task {task_id!r:.80}"
         episodes = tuple(self._read(task.attempts[place].record)[-1] for place in sorted(task.attempts))
-        return Group(task=self._read(task.record)[0], episodes=episodes, **self._read(task.group)[-1])
+        return Group(task=self._read(task.record)[0], episodes=episodes, **self._read(self._finished[task_id])[-1])
 
     def _unfinished(self, task_id: str) -> _OpenTask:
-        task = self._tasks.get(task_id)
-        assert task is not None, f"task {task_id!r:.80} was not started, or is closed"
-        assert task.group is None, f"the group of task {task_id!r:.80} is finished"
-        return task
+        assert task_id not in self._finished, f"the group of task {task_id!r:.80} is finished"
+        return self._tasks[task_id]
 
     def _read(self, index: int) -> tuple[Any, ...]:
         """What record `index` holds after its kind."""
@@ -392,18 +371,9 @@ class Recorder:
             if (error.pid, error.host) == (os.getpid(), socket.gethostname()):
                 reason = "another Runner of this process has it open; close that one first"
             raise JournalOfAnotherRunError(self.path, reason) from error
-        except (FileNotFoundError, FileChangedError) as error:
-            reason = f"another program has deleted or changed its files during the run: {error}"
-            raise JournalError(self.path, f"{reason}. Restore them, or begin a new run") from error
         except OSError as error:
             intact = "What was recorded before is intact: correct the cause and start the run again with this journal"
             reason = f"it cannot be written: {error.strerror or error}. {intact}"
             raise JournalError(self.path, reason) from error
-        except (ChecksumError, MalformedError) as error:
-            cure = "Restore it, or delete it and start the run again: what the consumer has stored is not lost"
-            raise JournalError(self.path, f"{JOURNAL_FILE} cannot be read: {error} {cure}") from error
-        except DecodeError as error:
-            reason = f"a record cannot be read: {error} Continue the run with the version that began it"
-            raise JournalError(self.path, reason) from error
         except TransportError as error:
-            raise JournalError(self.path, str(error)) from error
+            raise JournalError(self.path, f"{JOURNAL_FILE} cannot be used: {error} {_CURE}") from error

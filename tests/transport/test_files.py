@@ -23,7 +23,7 @@ from transport import (
     read_records,
 )
 from transport.errors import DecodeError
-from transport.records.layout import FileBytes, Index, scan
+from transport.records.layout import AppendedRecords, FileBytes, Index, find_appended
 from transport.records.rewriting import repair_record_file
 
 
@@ -227,12 +227,12 @@ def test_a_file_that_is_cut_short_while_it_is_opened_is_an_error(path: Path, mon
     write(path, 1, 2)
     size = path.stat().st_size
 
-    def scan_and_lose(source: FileBytes) -> Index:
-        index = scan(source)
+    def find_and_lose(source: FileBytes, index: Index) -> AppendedRecords:
+        found = find_appended(source, index)
         os.truncate(path, 64)
-        return index
+        return found
 
-    monkeypatch.setattr("transport.records.reader.scan", scan_and_lose)
+    monkeypatch.setattr("transport.records.reader.find_appended", find_and_lose)
     with pytest.raises(FileChangedError, match=f"has 64 bytes and had {size} "):
         RecordReader(path)
 

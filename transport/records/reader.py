@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
 from transport.records.compression import Decompression
-from transport.records.layout import FileBytes, Record, add_records, find_appended, open_regular, scan
+from transport.records.layout import FileBytes, Index, Record, add_records, find_appended, open_regular
 from transport.wire import codec, container
 from transport.wire.decoding import build_media, omitted_digests
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
@@ -57,17 +57,16 @@ class RecordReader:
         self._decompression = Decompression(limits)
         self._mapping = _Mapping(self._file, 0)
         self._refresh_lock = threading.Lock()
+        self._index = Index()
+        self.truncated_bytes = 0
         try:
-            source = FileBytes(self._file)
-            self._index = scan(source)
-            self._mapping = self._map(self._index.end)
+            self.refresh()
         except BaseException:
             self.close()
             raise
         self._media: dict[str, MediaSource] = {}  # views on the file, by digest
         self._verified: set[str] = set()  # digests of the media that were read and verified
         self._decompressed: WeakValueDictionary[str, MediaSource] = WeakValueDictionary()  # while they are in use
-        self.truncated_bytes = source.size - self._index.end
 
     def refresh(self) -> int:
         """Add the records that were appended since, without reading earlier ones again; return their number.

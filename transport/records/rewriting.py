@@ -34,18 +34,24 @@ class RepairReport:
     truncated_bytes: int
 
 
-def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = DEFAULT_LIMITS) -> RepairReport:
+def repair_record_file(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    limits: DecodeLimits = DEFAULT_LIMITS,
+) -> RepairReport:
     """Drop every damaged record of the file, and keep the others in their order, each media source once.
 
     A record is damaged if its own bytes or a media source it refers to are. A new file is written beside the file (of a
-    link, beside its target) and replaces it in one step; an undamaged file is not changed. No writer can open the file
-    meanwhile.
+    link, beside its target) and replaces it in one step; an undamaged file is not changed. With `out` the records are
+    written to this new file, and `path` is not changed. No writer can open the file meanwhile.
 
-    Raises `FileLockedError` if a writer has it open, `FileChangedError` if another program wrote to it,
-    `MalformedError` if it is not a record file, `OSError`, and the errors of a record that is not damaged but cannot be
-    read here: `LimitError`, `MissingExtraError`, `DecodeError`.
+    Raises `FileExistsError` if `out` exists, `FileLockedError` if a writer has it open, `FileChangedError` if another
+    program wrote to it, `MalformedError` if it is not a record file, `OSError`, and the errors of a record that is not
+    damaged but cannot be read here: `LimitError`, `MissingExtraError`, `DecodeError`.
     """
     path = Path(path).resolve()
+    new = None if out is None else _new_path(out)
     dropped = []
     with locked(path), _add_path_to_errors(path), RecordReader(path, limits=limits) as reader:
         size = path.stat().st_size
@@ -57,17 +63,20 @@ def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = D
             except (ChecksumError, MalformedError) as error:
                 dropped.append(DroppedRecord(index, error))
         report = RepairReport(len(reader) - len(dropped), tuple(dropped), reader.truncated_bytes)
-        if not dropped and not report.truncated_bytes:
+        if new is None and not dropped and not report.truncated_bytes:
             return report
         lost = {drop.index for drop in dropped}
-        with writer_beside(path) as writer:
+        with writer_beside(new or path) as writer:
             for index in range(len(reader)):
                 if index not in lost:
                     writer.copy(reader, index)
             if (now := path.stat().st_size) != size:
                 raise FileChangedError(str(path), size, now)
-            shutil.copymode(path, writer.path)
-            writer.replace(path)
+            if new is not None:
+                writer.link(new)
+            else:
+                shutil.copymode(path, writer.path)
+                writer.replace(path)
     return report
 
 
@@ -80,10 +89,8 @@ def merge_record_files(
     if a writer changed one of them during the merge, and the reader's `DecodeError` for a damaged record: call
     `repair_record_file` on that file first. After an error nothing is left at `out`.
     """
-    out, copied = Path(out), 0
-    if out.exists():
-        raise FileExistsError(f"{out} exists. Name a file that does not.")
-    with writer_beside(out) as writer:
+    new, copied = _new_path(out), 0
+    with writer_beside(new) as writer:
         for path in paths:
             check_unlocked(path)  # not locked: merging must not keep a writer from the file
             size = os.stat(path).st_size
@@ -92,9 +99,14 @@ def merge_record_files(
                     copied = writer.copy(reader, index) + 1
             if (now := os.stat(path).st_size) != size:
                 raise FileChangedError(os.fspath(path), size, now)
-        writer.flush()
-        os.link(writer.path, out)  # unlike a rename, this never replaces a file
+        writer.link(new)
     return copied
+
+
+def _new_path(path: str | os.PathLike[str]) -> Path:
+    if os.path.lexists(path):
+        raise FileExistsError(f"{os.fspath(path)} exists. Name a file that does not.")
+    return Path(path)
 
 
 @contextlib.contextmanager

@@ -134,6 +134,11 @@ class RecordWriter:
         self._check_open()
         os.fsync(self._file.fileno())
 
+    def link(self, path: str | os.PathLike[str]) -> None:
+        """Wait as `flush`, and give the file a second name, which is new: this never replaces a file."""
+        self.flush()
+        os.link(self.path, path)
+
     def replace(self, path: str | os.PathLike[str]) -> None:
         """Wait as `flush`, and let the file take the place of the one at `path`; this writer goes on with it there."""
         self.flush()

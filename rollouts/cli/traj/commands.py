@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +26,6 @@ from rollouts.terminal.text import (
 from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
 from rollouts.values import finite_number
 from transport import RecordReader
-from transport.records.file_lock import locked
 from transport.records.rewriting import merge_record_files, repair_record_file
 
 traj_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
@@ -206,12 +204,9 @@ def merge(
 @traj_commands.command(cls=Command)
 def repair(file: File, out: Annotated[Path, typer.Option(metavar="NEW_FILE", help="The new file.")]) -> None:
     """Write the complete records, in order, to a new file; name the others. FILE is not changed."""
-    with open_reader(file):  # an error about the file names FILE and not the copy
+    with open_reader(file):  # another kind of file is an error of this command's
         pass
-    damaged = trajectory_file(file)
-    with new_file(out) as path, locked(damaged):  # a record that a writer has not finished yet is not damaged
-        shutil.copyfile(damaged, path)
-        report = repair_record_file(path)
+    report = repair_record_file(trajectory_file(file), out)
     for dropped in report.dropped:
         print_line(f"record {dropped.index}: {dropped.reason}")
     print_line(
