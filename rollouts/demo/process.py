@@ -20,7 +20,7 @@ from rollouts.errors import RolloutsError
 from rollouts.observability.training_log import MISMATCH_FILE, TRAINING_FILE
 from rollouts.terminal.interrupts import defer_interrupts
 from transport import RecordReader, decode, encode, wire_type
-from transport.records.file_lock import check_unlocked, locked
+from transport.records.file_lock import locked
 
 if TYPE_CHECKING:
     from rollouts.demo.task import Learn, Learned, WarmStart
@@ -38,7 +38,8 @@ def prepare_output(out: Path) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     if episodes_file(out).exists():
-        check_unlocked(episodes_file(out))
+        with locked(episodes_file(out)):
+            pass
 
 
 def remove_earlier_episodes(out: Path) -> None:

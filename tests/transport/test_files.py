@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from transport import (
     read_records,
 )
 from transport.errors import DecodeError
-from transport.records.layout import AppendedRecords, FileBytes, Index, find_appended
+from transport.records.reader import _Mapping
 from transport.records.rewriting import repair_record_file
 
 
@@ -223,18 +224,18 @@ def test_reading_a_file_that_was_cut_short_is_an_error_and_not_the_end_of_the_pr
     assert subprocess.run(arguments, check=False).returncode == 0
 
 
-def test_a_file_that_is_cut_short_while_it_is_opened_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_cut_short_while_it_is_mapped_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, 1, 2)
     size = path.stat().st_size
 
-    def find_and_lose(source: FileBytes, index: Index) -> AppendedRecords:
-        found = find_appended(source, index)
-        os.truncate(path, 64)
-        return found
+    class CutMapping(_Mapping):
+        def __init__(self, file: io.FileIO, size: int) -> None:
+            os.truncate(path, 64 if size else path.stat().st_size)
+            super().__init__(file, size)
 
-    monkeypatch.setattr("transport.records.reader.find_appended", find_and_lose)
-    with pytest.raises(FileChangedError, match=f"has 64 bytes and had {size} "):
-        RecordReader(path)
+    monkeypatch.setattr("transport.records.reader._Mapping", CutMapping)
+    with RecordReader(path) as reader, pytest.raises(FileChangedError, match=f"has 64 bytes and had {size} "):
+        reader[0]
 
 
 def test_a_write_the_system_takes_in_pieces_is_completed(path: Path) -> None:

@@ -70,12 +70,6 @@ def locked(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
         file.close()
 
 
-def check_unlocked(path: str | os.PathLike[str]) -> None:
-    """Raise `FileLockedError` if a writer has the file at `path` open now."""
-    with locked(path):
-        pass
-
-
 def _acquire(file: io.FileIO, path: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

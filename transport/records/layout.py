@@ -136,15 +136,6 @@ class Index:
     end: int = 0  # offset of the next record, after the last complete one
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedRecords:
-    """Records that are not in an index yet; `gaps` maps the start of a record to the offset of damage before it."""
-
-    records: list[Record]
-    gaps: dict[int, int]
-    end: int
-
-
 def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, compressed: bool = False) -> list[Buffer]:
     """The parts of a record: header, checksum, payload, padding. A record with a digest (sha256, hex) is a blob."""
     length = memoryview(payload).nbytes
@@ -153,33 +144,25 @@ def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, comp
     return [header, _CRC.pack(zlib.crc32(header)), payload, bytes(aligned(length) - length)]
 
 
-def scan(source: FileBytes) -> Index:
-    """The index of a file. Raises `MalformedError` if it is no record file, `DecodeError` if its version is another."""
-    index = Index()
-    add_records(index, find_appended(source, index))
-    return index
+def add_appended(source: FileBytes, index: Index) -> None:
+    """Add the records after those of the `index` to it; an empty index gets all.
 
-
-def find_appended(source: FileBytes, index: Index) -> AppendedRecords:
-    """The records after those of the `index`, which is not changed. Raises as `scan`."""
+    Raises `MalformedError` if it is no record file, `DecodeError` if its version is another.
+    """
     if not index.end and not _has_file_header(source):
-        return AppendedRecords([], {}, 0)
+        return
     start = index.end or HEADER_BYTES
     records, gaps = find_complete(source, start, len(index.objects))
-    return AppendedRecords(records, gaps, records[-1].end if records else start)
-
-
-def add_records(index: Index, found: AppendedRecords) -> None:
-    for record in found.records:
+    for record in records:
         # Before the record itself: after a damaged header of an object the next record may be a blob.
         lost = range(len(index.objects), record.objects_before)
-        index.gaps.update(dict.fromkeys(lost, found.gaps.get(record.start, record.start)))
+        index.gaps.update(dict.fromkeys(lost, gaps.get(record.start, record.start)))
         index.objects.extend(None for _ in lost)
         if record.digest:
             index.blobs[record.digest] = record
         else:
             index.objects.append(record)
-    index.end = found.end
+    index.end = records[-1].end if records else start
 
 
 def find_complete(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:

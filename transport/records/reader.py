@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
 from transport.records.compression import Decompression
-from transport.records.layout import FileBytes, Index, Record, add_records, find_appended, open_regular
+from transport.records.layout import FileBytes, Index, Record, add_appended, open_regular
 from transport.wire import codec, container
 from transport.wire.decoding import build_media, omitted_digests
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
@@ -76,14 +76,9 @@ class RecordReader:
         with self._refresh_lock:
             source = FileBytes(self._file)
             self._check_size()
-            found = find_appended(source, self._index)
             known = len(self)
-            if found.end > self._index.end:
-                # Before the index: another thread may read a record as soon as the index has it. Arrays that are views
-                # on the old mapping keep it.
-                self._mapping = self._map(found.end)
-            add_records(self._index, found)
-            self.truncated_bytes = source.size - found.end
+            add_appended(source, self._index)
+            self.truncated_bytes = source.size - self._index.end
             return len(self) - known
 
     def __len__(self) -> int:
@@ -134,12 +129,12 @@ class RecordReader:
         for digest in digests:
             if digest not in self._verified and self._find_media(digest) is None:
                 raise self._media_lost(record, digest)
-        return StoredRecord(record.payload(self._mapping.view, self._path), record.compressed, digests)
+        return StoredRecord(self._payload(record), record.compressed, digests)
 
     def stored_media(self, digest: str) -> tuple[memoryview, bool]:
         """The bytes of a media source as stored in the file, and whether they are compressed."""
         record = self._index.blobs[digest]
-        return record.payload(self._mapping.view, self._path), record.compressed
+        return self._payload(record), record.compressed
 
     def _record(self, index: int) -> Record:
         try:
@@ -155,13 +150,21 @@ class RecordReader:
             )
         return record
 
-    def _map(self, end: int) -> _Mapping:
-        """Map the file up to `end`. Access to mapped bytes beyond the end of the file would end the process."""
-        self._check_size(end)
-        try:
-            return _Mapping(self._file, end)
-        except ValueError as error:  # the file was truncated after the check
-            raise FileChangedError(self._path, end, FileBytes(self._file).size) from error
+    def _payload(self, record: Record) -> memoryview:
+        """The payload as stored, from the mapping, which grows with the file.
+
+        Access to mapped bytes beyond the end of the file would end the process. Arrays that are views on an earlier
+        mapping keep it.
+        """
+        mapping = self._mapping
+        if record.end > mapping.size:
+            end = max(record.end, self._index.end)
+            self._check_size(end)
+            try:
+                mapping = self._mapping = _Mapping(self._file, end)
+            except ValueError as error:  # the file was truncated after the check
+                raise FileChangedError(self._path, end, FileBytes(self._file).size) from error
+        return record.payload(mapping.view, self._path)
 
     def _check_size(self, end: int | None = None) -> None:
         end = self._index.end if end is None else end
@@ -187,7 +190,7 @@ class RecordReader:
         return source
 
     def _contents(self, record: Record) -> memoryview:
-        payload = record.payload(self._mapping.view, self._path)
+        payload = self._payload(record)
         return self._decompression.decompress(payload) if record.compressed else payload
 
 
@@ -201,6 +204,7 @@ class _Mapping:
     """The first `size` bytes of a file as a read-only view; `size` may be 0, which mmap does not support."""
 
     def __init__(self, file: io.FileIO, size: int) -> None:
+        self.size = size
         self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else None
         self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
 

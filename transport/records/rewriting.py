@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transport.errors import ChecksumError, DecodeError, FileChangedError, MalformedError
-from transport.records.file_lock import check_unlocked, locked
+from transport.records.file_lock import locked
 from transport.records.reader import RecordReader
 from transport.records.writer import RecordWriter
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
@@ -92,7 +92,8 @@ def merge_record_files(
     new, copied = _new_path(out), 0
     with writer_beside(new) as writer:
         for path in paths:
-            check_unlocked(path)  # not locked: merging must not keep a writer from the file
+            with locked(path):  # for a moment: merging must not keep a writer from the file
+                pass
             size = os.stat(path).st_size
             with _add_path_to_errors(path), RecordReader(path, limits=limits) as reader:
                 for index in range(len(reader)):

@@ -17,10 +17,11 @@ from transport.records.compression import find_compressor
 from transport.records.file_lock import open_locked, unlock
 from transport.records.layout import (
     FileBytes,
+    Index,
+    add_appended,
     file_header,
     find_complete,
     frame_record,
-    scan,
 )
 from transport.records.reader import RecordReader
 from transport.wire import codec
@@ -52,7 +53,8 @@ class RecordWriter:
         self._file = open_locked(self.path, "a+")
         try:
             source = FileBytes(self._file)
-            index = scan(source)
+            index = Index()
+            add_appended(source, index)
             # The offset and the index of the next record; one value, so that an interrupt cannot change only one of
             # them.
             self._tail = (index.end, len(index.objects))
