@@ -1,145 +1,43 @@
 """Messages <-> tokens: a model's own chat template, run under provenance tracing. Knows no engine and no network."""
+# ruff: noqa: F403, F405 - `__all__` has the names, once; a type checker finds them by the imports below
 
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from renderers import errors
-from renderers.bridging.refusals import BridgeRefusal, BridgeStats, ThinkingRetention
-from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError, missing_name
-from renderers.family_renderers import (
-    DeepSeekR1Renderer,
-    DeepSeekV3Renderer,
-    DeepSeekV4Renderer,
-    DefaultRenderer,
-    Gemma4Renderer,
-    GLM5Renderer,
-    GLM45Renderer,
-    GLM51Renderer,
-    GLM53Renderer,
-    GptOssRenderer,
-    Hy3Renderer,
-    InklingRenderer,
-    KimiK2Renderer,
-    KimiK25Renderer,
-    LagunaM1Renderer,
-    LagunaS21Renderer,
-    LagunaXS2Renderer,
-    LagunaXS21Renderer,
-    Llama3Renderer,
-    MiniMaxM2Renderer,
-    Nemotron3Renderer,
-    Nemotron3UltraRenderer,
-    Nemotron35Renderer,
-    PrimeQwen3Renderer,
-    Qwen3Renderer,
-    Qwen3VLRenderer,
-    Qwen35Renderer,
-    Qwen36Renderer,
-    Qwen38Renderer,
-    add_family_modules,
-    create_renderer,
-)
-from renderers.loading import load_renderer
-from renderers.media.item import MediaItem, MediaSource
-from renderers.media.policy import MediaPolicy
-from renderers.media.store import MediaStore
-from renderers.messages import (
-    Content,
-    ContentPart,
-    ImagePart,
-    Message,
-    TextPart,
-    ThinkingPart,
-    ToolCall,
-    ToolCallFunction,
-    ToolSpec,
-    VideoPart,
-)
-from renderers.options import RendererOptions
-from renderers.parsing.format import Format
-from renderers.parsing.parser import ResponseParser
-from renderers.parsing.response import (
-    ContentDelta,
-    ParsedResponse,
-    ParsedToolCall,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallParseStatus,
-)
-from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
-from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan, UnprintedField
-from renderers.template_renderer import TemplateRenderer
-from renderers.vision.processor import ProcessorOutput
+from renderers.errors import missing_name
+from renderers.family_renderers import add_family_modules
 
 if TYPE_CHECKING:
-    from renderers.base import build_trajectory_step, create_renderer_pool, extract_message_tool_names
-    from renderers.configs import (
-        AutoRendererConfig,
-        BaseRendererConfig,
-        CustomRendererConfig,
-        DeepSeekR1RendererConfig,
-        DeepSeekV3RendererConfig,
-        DeepSeekV4RendererConfig,
-        DefaultRendererConfig,
-        Gemma4RendererConfig,
-        GLM5RendererConfig,
-        GLM45RendererConfig,
-        GLM51RendererConfig,
-        GLM53RendererConfig,
-        GptOssRendererConfig,
-        Hy3RendererConfig,
-        InklingRendererConfig,
-        KimiK2RendererConfig,
-        KimiK25RendererConfig,
-        LagunaM1RendererConfig,
-        LagunaS21RendererConfig,
-        LagunaXS2RendererConfig,
-        LagunaXS21RendererConfig,
-        Llama3RendererConfig,
-        MiniMaxM2RendererConfig,
-        Nemotron3RendererConfig,
-        Nemotron3UltraRendererConfig,
-        Nemotron35RendererConfig,
-        PrimeQwen3RendererConfig,
-        Qwen3RendererConfig,
-        Qwen3VLRendererConfig,
-        Qwen35RendererConfig,
-        Qwen36RendererConfig,
-        Qwen38RendererConfig,
-        RendererConfig,
-        config_from_name,
-    )
-    from renderers.custom import custom_renderer_config, load_custom_renderer, load_target
-    from renderers.family_options import merge_chat_template_kwargs, template_field_names
-    from renderers.model_tokenizer import load_tokenizer
+    from renderers import errors
+    from renderers.base import *
+    from renderers.bridging.refusals import *
+    from renderers.configs import *
+    from renderers.custom import *
+    from renderers.errors import *
+    from renderers.family_options import *
+    from renderers.family_renderers import *
+    from renderers.loading import load_renderer
+    from renderers.media.item import *
+    from renderers.media.policy import *
+    from renderers.media.store import *
+    from renderers.messages import *
+    from renderers.model_tokenizer import *
+    from renderers.options import *
+    from renderers.parsing.format import *
+    from renderers.parsing.parser import *
+    from renderers.parsing.response import *
     from renderers.pool import RendererPool
-    from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
+    from renderers.protocol import *
+    from renderers.rendered import *
+    from renderers.template_renderer import *
+    from renderers.training_sample import *
+    from renderers.vision.processor import *
 
 #: Tells this package from the other distribution that installs an import package of the same name.
 __distribution__ = "mmrollouts"
 
 add_family_modules(sys.modules[__name__])
-
-# Imported on first access: asyncio (the pool) takes a tenth of the time of all other imports, pydantic (the typed
-# configurations) a third.
-_MODULE_OF = {
-    "RendererConfig": "configs",
-    "config_from_name": "configs",
-    "RenderedTrainingSample": "training_sample",
-    "RendererPool": "pool",
-    "build_training_sample": "training_sample",
-    "build_training_samples": "training_sample",
-    "build_trajectory_step": "base",
-    "create_renderer_pool": "base",
-    "custom_renderer_config": "custom",
-    "extract_message_tool_names": "base",
-    "load_custom_renderer": "custom",
-    "load_target": "custom",
-    "load_tokenizer": "model_tokenizer",
-    "merge_chat_template_kwargs": "family_options",
-    "template_field_names": "family_options",
-}
 
 __all__ = [
     "AutoRendererConfig",
@@ -262,9 +160,36 @@ __all__ = [
     "template_field_names",
 ]
 
+#: The modules in which a name is looked for. The last ones take a time of their own to import: asyncio (the pool) a
+#: tenth of that of all others, pydantic (the typed configurations) a third.
+_MODULES = (
+    "rendered",
+    "template_renderer",
+    "bridging.refusals",
+    "loading",
+    "messages",
+    "parsing.response",
+    "parsing.parser",
+    "protocol",
+    "family_renderers",
+    "training_sample",
+    "vision.processor",
+    "base",
+    "pool",
+    "custom",
+    "family_options",
+    "errors",
+)
+
 
 def __getattr__(name: str) -> Any:
-    module = "configs" if name in __all__ and name.endswith("RendererConfig") else _MODULE_OF.get(name)
-    if module is None:
+    """A name of `__all__`, imported when it is first read."""
+    if name not in __all__:
         raise missing_name(__name__, name)
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    modules = ("configs",) if name.endswith("RendererConfig") or name == "config_from_name" else _MODULES
+    for module in modules:
+        members = vars(importlib.import_module(f"{__name__}.{module}"))
+        if name in members:
+            globals()[name] = members[name]
+            break
+    return globals()[name]

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from renderers.errors import LoadError, short_repr
-from renderers.model_files import (
-    DEFAULT_TEMPLATE,
-    TOOL_TEMPLATE,
-)
+from renderers.model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from renderers.options import RendererOptions
 from renderers.process.files import read_text
-from renderers.template.call_forms import CallConvertingTemplate
-from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
-from renderers.template.content_forms import ConvertingTemplate
+from renderers.template.call_forms import CallForms
+from renderers.template.chat_template import ChatTemplate, ConvertedTemplate, Template, TemplateWithTools
+from renderers.template.content_forms import ContentForms
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 
@@ -52,9 +49,11 @@ def compiled_template(
 
 
 def converting(template: Template, options: RendererOptions) -> Template:
-    if options.tool_arguments == "auto":
-        template = CallConvertingTemplate(template)
-    return template if options.content_form == "as_given" else ConvertingTemplate(template)
+    """The template with the conversions that the options ask for. That of content tries the other one, too."""
+    calls = [] if options.tool_arguments == "as_given" else [CallForms(template).convert]
+    converted = ConvertedTemplate(template, *calls)
+    contents = [] if options.content_form == "as_given" else [ContentForms(converted).convert]
+    return ConvertedTemplate(template, *contents, *calls)
 
 
 def chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None) -> dict[str, str]:

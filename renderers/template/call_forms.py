@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from renderers.errors import LoadError, TemplateLimitError
 from renderers.messages import as_chat_tool
-from renderers.template.chat_template import Messages, Printed, Template, Tools
+from renderers.template.chat_template import Messages, Template, Tools
 from renderers.template.probe_conversation import (
     CALL_ID,
     PROBE_TOOL,
@@ -34,23 +34,21 @@ _ARGUMENT_TEXT: Final = json.dumps(_ARGUMENTS)
 _NO_CONTENT: Final[Mapping[str, Mapping[str, Any]]] = {"text": {"content": ""}, "none": {"content": None}, "absent": {}}
 
 
-class CallConvertingTemplate:
-    """Wraps a template: converts turns with tool calls, and tools, to a form that it reads, then prints.
+class CallForms:
+    """Converts turns with tool calls, and tools, to a form that a template reads.
 
     A call or a tool without a `type` is a function's; a schema alone becomes a tool of chat completions. Arguments that
     cannot be converted (text that is no JSON object) stay unchanged, and so does content that is not empty.
     """
 
     def __init__(self, template: Template) -> None:
-        self.source = template.source
         self._template = template
 
-    def print(self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False) -> Printed:
-        """As `Template.print`; message indices of the result are those of `messages`."""
+    def convert(self, messages: Messages, tools: Tools | None, prompt: bool) -> tuple[Messages, Tools | None]:
+        """A `Conversion` of checked messages."""
         if any(message.get("tool_calls") for message in messages):
             messages = [self._converted(message) if message.get("tool_calls") else message for message in messages]
-        tools = None if tools is None else [as_chat_tool(tool) for tool in tools]
-        return self._template.print(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        return messages, None if tools is None else [as_chat_tool(tool) for tool in tools]
 
     def _converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         given = way = "text" if "content" in message else "absent"

@@ -50,6 +50,25 @@ class Template(Protocol):
     ) -> Printed: ...
 
 
+#: Messages, tools, and whether with the generation prompt -> messages and tools as a template reads them.
+Conversion = Callable[[Messages, Tools | None, bool], tuple[Messages, Tools | None]]
+
+
+class ConvertedTemplate:
+    """A template whose conversations go through conversions, one after another, before it prints them."""
+
+    def __init__(self, template: Template, *conversions: Conversion) -> None:
+        self.source = template.source
+        self._template = template
+        self._conversions = conversions
+
+    def print(self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False) -> Printed:
+        """The print of the converted conversation; message indices of the result are those of `messages`."""
+        for convert in self._conversions:
+            messages, tools = convert(messages, tools, add_generation_prompt)
+        return self._template.print(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+
 class ChatTemplate:
     """One Jinja chat template, compiled once and safe to run from many threads.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from renderers.errors import LoadError, TemplateLimitError
-from renderers.template.chat_template import Messages, Printed, Template, Tools
+from renderers.template.chat_template import Messages, Template, Tools
 from renderers.template.probe_conversation import (
     CALL_ID,
     PROBE_TOOL,
@@ -79,10 +79,8 @@ class ContentForms:
         forms = self._of(message["role"]).somewhere
         return message if not forms or form in forms else _in_form(message, _OTHER[form])
 
-    def converted_conversation(
-        self, messages: Messages, tools: Tools | None, *, prompt: bool
-    ) -> list[Mapping[str, Any]]:
-        """All messages of a conversation `converted`; each to a form that the template reads at the message's position.
+    def convert(self, messages: Messages, tools: Tools | None, prompt: bool) -> tuple[Messages, Tools | None]:
+        """A `Conversion`: each message to a form that the template reads at the message's position.
 
         Llama 3.2 reads the parts of a user, but prints those of the first user as data once tools are
         given. So where the form depends on the position, this conversation is printed with probe texts in
@@ -101,7 +99,7 @@ class ContentForms:
         if forms:
             for index in self._read_in_position(result, forms, tools, prompt):
                 result[index] = _in_form(result[index], forms[index])
-        return result
+        return result, tools
 
     def _depends_on_position(self, message: Mapping[str, Any]) -> bool:
         """Whether the content could be converted and is in a form that is read at some positions only."""
@@ -190,17 +188,3 @@ def has_text(message: Mapping[str, Any]) -> bool:
 
 _Case = tuple[list[Mapping[str, Any]], int, Tools | None]
 """Messages, the index of the probe message, tools."""
-
-
-class ConvertingTemplate:
-    """Wraps a template: converts the content of every message to a form that the template reads, then prints."""
-
-    def __init__(self, template: Template) -> None:
-        self.source = template.source
-        self._template = template
-        self._forms = ContentForms(template)
-
-    def print(self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False) -> Printed:
-        """As `Template.print`; message indices of the result are those of `messages`."""
-        converted = self._forms.converted_conversation(messages, tools, prompt=add_generation_prompt)
-        return self._template.print(converted, tools=tools, add_generation_prompt=add_generation_prompt)

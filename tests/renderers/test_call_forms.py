@@ -19,12 +19,13 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from renderers import RendererOptions, build_training_samples, load_renderer
 from renderers.errors import TemplateError
 from renderers.messages import check_messages
-from renderers.template.call_forms import CallConvertingTemplate
+from renderers.model_template import converting
 from renderers.template.chat_template import ChatTemplate
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 ARGUMENTS = {"city": "Kraków", "days": 3, "when": {"hour": [1, 2]}}
 TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
+ALONE = RendererOptions(content_form="as_given")
 
 
 def forms_of_a_call(*, with_result: bool) -> Iterator[list[dict[str, Any]]]:
@@ -59,7 +60,9 @@ def printed_by_transformers(source: str, messages: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize("name", corpus.drawn(corpus.templates()))
 def test_a_call_in_every_usual_form_is_printed_alike_and_as_transformers_prints_one_of_them(name, with_result):
     source = corpus.templates()[name]
-    template = CallConvertingTemplate(ChatTemplate(source, model=name, variables=VARIABLES))
+    template = converting(
+        ChatTemplate(source, model=name, variables=VARIABLES), RendererOptions(content_form="as_given")
+    )
     conversations = list(forms_of_a_call(with_result=with_result))
     theirs = {printed_by_transformers(source, messages) for messages in conversations}
     ours = {printed(template, messages) for messages in conversations}
@@ -139,7 +142,9 @@ FORMS_OF_TOOLS = [
 @pytest.mark.parametrize("name", corpus.drawn(corpus.templates()))
 def test_tools_in_every_usual_form_are_declared_as_transformers_declares_its_own(name):
     source = corpus.templates()[name]
-    template = CallConvertingTemplate(ChatTemplate(source, model=name, variables=VARIABLES))
+    template = converting(
+        ChatTemplate(source, model=name, variables=VARIABLES), RendererOptions(content_form="as_given")
+    )
     for content in ("Q", corpus.text("Q")):
         messages = [corpus.user(content)]
         expected = printed(template, messages)
@@ -149,7 +154,7 @@ def test_tools_in_every_usual_form_are_declared_as_transformers_declares_its_own
 
 
 def test_a_tool_that_is_no_function_is_declared_as_given():
-    template = CallConvertingTemplate(ChatTemplate("{{ tools | tojson }}", model="m"))
+    template = converting(ChatTemplate("{{ tools | tojson }}", model="m"), ALONE)
     tools = [{"type": "web_search", "name": "search"}]
     assert template.print([corpus.user("Q")], tools=tools).text == json.dumps(tools)
 

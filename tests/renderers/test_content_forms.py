@@ -28,10 +28,11 @@ from renderers import (
 )
 from renderers.errors import MessageError, TemplateError
 from renderers.messages import check_messages, without_media
+from renderers.model_template import converting
 from renderers.template.chat_template import ChatTemplate
-from renderers.template.content_forms import ConvertingTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+ALONE = RendererOptions(tool_arguments="as_given")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 PARTS = """\
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
@@ -130,7 +131,9 @@ def as_two_parts(content: str) -> Any:
 @pytest.mark.parametrize("template", corpus.drawn(corpus.templates()))
 def test_every_template_prints_the_converted_conversation_as_transformers_does(template: str) -> None:
     source = corpus.templates()[template]
-    ours = ConvertingTemplate(ChatTemplate(source, model=template, variables=SPECIAL))
+    ours = converting(
+        ChatTemplate(source, model=template, variables=SPECIAL), RendererOptions(tool_arguments="as_given")
+    )
     compared = 0
     for form in (as_strings, as_two_parts):
         for messages, tools in corpus.CONVERSATIONS.values():
@@ -217,7 +220,7 @@ STRING_AT_THE_END = """\
 def test_content_is_converted_only_where_its_form_is_not_read(
     source: str, tools: Any, given_so: Any, shown: Any
 ) -> None:
-    ours = ConvertingTemplate(ChatTemplate(source, model="m", variables=SPECIAL))
+    ours = converting(ChatTemplate(source, model="m", variables=SPECIAL), ALONE)
     for prompt in (False, True):
         printed = ours.print(without_media(check_messages(given_so)), tools=tools, add_generation_prompt=prompt)
         assert printed.text == hugging_face(source, shown, tools, prompt=prompt)
