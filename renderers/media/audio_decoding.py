@@ -25,7 +25,7 @@ from renderers.media.declared_length import declared_bytes, holds_several
 from renderers.media.decoding import decode_errors
 from renderers.media.item import MediaSource
 from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
-from renderers.media.samples import MAX_PEAK, MAX_RATE, is_raw_audio, raw_samples
+from renderers.media.samples import MAX_PEAK, MAX_RATE, raw_samples
 from renderers.media.sniffing import sniff
 from renderers.media.video_decoding import package_version
 
@@ -138,7 +138,7 @@ def _opened(source: MediaSource, policy: MediaPolicy) -> Iterator[_Sound]:
 
 
 def _reader(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Sound]:
-    if is_raw_audio(source.data):
+    if source.raw_modality == "audio":
         return nullcontext(_array(source))
     data = _without_tags(bytes(source.data))
     if holds_several(data, sniff(data) or ""):

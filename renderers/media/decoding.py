@@ -55,10 +55,6 @@ PILLOW_ERRORS = (
 _MODE_OF_CHANNELS = {count: mode for mode, count in _CHANNELS.items()}
 
 
-def is_raw(data: bytes | memoryview) -> bool:
-    return bytes(data[:4]) == IMAGE_MAGIC
-
-
 def raw_size(data: bytes | memoryview, *, digest: str | None = None) -> tuple[str, int, int]:
     """(mode, width, height) of raw source bytes, checked against their length; `digest` is for errors."""
     if len(data) < _HEADER.size:
@@ -161,10 +157,6 @@ def array_to_raw(array: np.ndarray) -> bytes:
     return b"".join([_header(mode, width, height), np.ascontiguousarray(array.transpose(2, 0, 1)).data])
 
 
-def is_raw_video(data: bytes | memoryview) -> bool:
-    return bytes(data[:4]) == VIDEO_MAGIC
-
-
 def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
     """Copy uint8 frames of shape (time, height, width, 3) with `fps` frames per second (None: unknown)."""
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape:
@@ -227,7 +219,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     The size is checked before anything is decompressed; reading and decoding may take `policy.timeout`
     seconds. Raises `MediaLimitError`, `MediaError`.
     """
-    if is_raw(source.data):
+    if source.raw_modality == "image":
         _check_raw(source, policy)
         return to_rgb(raw_to_image(source.data))
     deadline = Deadline(policy.timeout)
@@ -356,7 +348,7 @@ def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:
 
 def decode_planes(source: MediaSource, policy: MediaPolicy) -> np.ndarray:
     """The pixels of `decode_image` as uint8 (3, height, width), read-only; raw RGB pixels are not copied."""
-    if is_raw(source.data) and _check_raw(source, policy) == "RGB":
+    if source.raw_modality == "image" and _check_raw(source, policy) == "RGB":
         return raw_planes(source.data)
     return image_planes(decode_image(source, policy))
 

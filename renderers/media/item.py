@@ -19,6 +19,12 @@ from renderers.messages import Modality
 IMAGE_MAGIC = b"mmpx"
 VIDEO_MAGIC = b"mmpv"
 AUDIO_MAGIC = b"mmpa"
+_RAW: Mapping[bytes, Modality] = {IMAGE_MAGIC: "image", VIDEO_MAGIC: "video", AUDIO_MAGIC: "audio"}
+
+
+def raw_modality(data: bytes | memoryview) -> Modality | None:
+    """The modality of bytes in a form of `renderers.media` for pixels or samples; None for a file."""
+    return _RAW.get(bytes(data[:4]))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -56,9 +62,9 @@ class MediaSource:
             )
 
     @property
-    def is_raw(self) -> bool:
-        """Whether `data` has a form of `renderers.media` for pixels or samples."""
-        return bytes(self.data[:4]) in (IMAGE_MAGIC, VIDEO_MAGIC, AUDIO_MAGIC)
+    def raw_modality(self) -> Modality | None:
+        """The modality of `data` in a form of `renderers.media` for pixels or samples; None for a file."""
+        return raw_modality(self.data)
 
     @property
     def nbytes(self) -> int:

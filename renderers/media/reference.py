@@ -13,25 +13,12 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 from PIL import Image
 
-from renderers.errors import (
-    MediaError,
-    MediaLimitError,
-    MediaPolicyError,
-    short_repr,
-)
-from renderers.media.decoding import (
-    array_to_raw,
-    decode_image,
-    frames_to_raw,
-    image_to_raw,
-    is_raw,
-    is_raw_video,
-    raw_video_size,
-)
-from renderers.media.item import MediaSource
+from renderers.errors import MediaError, MediaLimitError, MediaPolicyError, short_repr
+from renderers.media.decoding import array_to_raw, decode_image, frames_to_raw, image_to_raw, raw_video_size
+from renderers.media.item import MediaSource, raw_modality
 from renderers.media.paths import path_of_url, read_path
 from renderers.media.policy import MediaPolicy
-from renderers.media.samples import AUDIO, array_and_rate, check_holds_data, is_raw_audio, raw_samples, samples_source
+from renderers.media.samples import AUDIO, array_and_rate, check_holds_data, raw_samples, samples_source
 from renderers.media.sniffing import check_type, sniff
 from renderers.media.store import MediaStore
 from renderers.media.urls import allowed_target
@@ -50,6 +37,11 @@ _VIDEO = (
     "array (time, height, width, 3) or tensor (time, 3, height, width)"
 )
 _EXPECTED: Mapping[Modality, str] = {"image": _IMAGE, "video": _VIDEO, "audio": AUDIO}
+_RATE_OF_FILE = {
+    "video": "fps is the frame rate of a list or array of frames; a video file contains its own, and "
+    "video_preprocessor_config.json decides how many of its frames are taken. Leave fps out",
+    "audio": "sampling_rate is the rate of an array of samples; a file has its own. Leave sampling_rate out",
+}
 
 
 def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
@@ -72,11 +64,12 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
     if value is None:
         keys = "input_audio.data (base64)" if "input_audio" in part else f"{modality}, url, path or base64"
         raise MediaError(f"the part has no {keys}; {_EXPECTED[modality]}")
-    if modality == "audio":
-        openai = part.get("input_audio")
-        declared = f"audio/{openai['format']}" if isinstance(openai, Mapping) and openai.get("format") else None
-        return _audio(value, rate, policy, declared)
-    return _video(value, part.get("fps"), policy) if modality == "video" else _image(value, policy)
+    raw = _raw_form(value, modality, rate, policy)
+    if raw is not None:
+        return raw if isinstance(raw, MediaSource) else MediaSource.of(raw)
+    source = _source_of_file(value, policy, _EXPECTED[modality])
+    _check(source, part, rate, policy)
+    return source
 
 
 def part_of_value(value: Any) -> dict[str, Any] | None:
@@ -87,9 +80,7 @@ def part_of_value(value: Any) -> dict[str, Any] | None:
     """
     if isinstance(value, (bytes, bytearray, MediaSource)):
         data = value.data if isinstance(value, MediaSource) else memoryview(value)
-        kind = (sniff(data) or "").partition("/")[0]
-        if is_raw_audio(data) or is_raw_video(data):
-            kind = "audio" if is_raw_audio(data) else "video"
+        kind = raw_modality(data) or (sniff(data) or "").partition("/")[0]
         modality = kind if kind in ("audio", "video") else "image"
         return {"type": modality, modality: value}
     if isinstance(value, Mapping):
@@ -108,9 +99,14 @@ def _modality(part: Mapping[str, Any]) -> Modality:
 
 
 def _value_and_rate(part: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The medium of a part, and for a sound its sampling rate. Each call copies base64 that is no data URL yet."""
-    value = media_value(part)
-    return array_and_rate(value, part.get("sampling_rate")) if _modality(part) == "audio" else (value, None)
+    """The medium of a part, and the rate of a sound's samples or of a video's frames.
+
+    Each call copies base64 that is no data URL yet.
+    """
+    value, modality = media_value(part), _modality(part)
+    if modality == "audio":
+        return array_and_rate(value, part.get("sampling_rate"))
+    return value, part.get("fps") if modality == "video" else None
 
 
 def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:
@@ -139,16 +135,9 @@ def _stored_source(
     cached = store.references.get(key)
     # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
     # error. For raw pixels and samples the policy limits their number, not their bytes.
-    if cached is None or not (cached.is_raw or cached.nbytes <= policy.max_bytes):
+    if cached is None or not (cached.raw_modality or cached.nbytes <= policy.max_bytes):
         return None
-    # It may have been loaded from a part of another type.
-    match _modality(part):
-        case "audio":
-            _check_audio(cached, rate, policy)
-        case "video":
-            _check_video(cached, part.get("fps"), policy)
-        case _:
-            _check_image(cached)
+    _check(cached, part, rate, policy)  # it may have been loaded from a part of another type
     return cached
 
 
@@ -179,81 +168,51 @@ def _scheme(text: str) -> str:
     return match[1].lower() if match else ""
 
 
-def _image(value: Any, policy: MediaPolicy) -> MediaSource:
+def _raw_form(value: Any, modality: Modality, rate: Any, policy: MediaPolicy) -> bytes | MediaSource | None:
+    """The form of pixels or samples that are in memory already; None for a file, and for what is no medium."""
+    if modality == "video" and isinstance(value, (list, tuple)):
+        return frames_to_raw(_frames(value, policy), _frame_rate(rate))
+    if modality == "audio":
+        is_array = isinstance(value, np.ndarray) or _is_tensor(value)
+        return samples_source(value, rate, policy) if is_array else None
     if isinstance(value, Image.Image):
+        if modality == "video":
+            raise MediaError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
         policy.check_size(value.width, value.height)
         with _LOADING_LOCKS[id(value) // 64 % len(_LOADING_LOCKS)]:
-            return MediaSource.of(image_to_raw(value))
-    array = _array(value, policy)
-    if array is not None:
-        return MediaSource.of(array_to_raw(array))
-    source = _source_of_file(value, policy, _IMAGE)
-    _check_image(source)
-    return source
+            return image_to_raw(value)
+    array = _array(value, policy, of_frames=modality == "video")
+    if array is None:
+        return None
+    return array_to_raw(array) if modality == "image" else frames_to_raw(array, _frame_rate(rate))
 
 
-def _check_image(source: MediaSource) -> None:
-    _check_raw_kind(source, "image")
-    check_type(source.data, expected="image", digest=source.digest)
+def _check(source: MediaSource, part: Mapping[str, Any], rate: Any, policy: MediaPolicy) -> None:
+    """Raise `MediaError` for a source of another modality than that of its part, or past the limits of the policy.
 
-
-def _check_raw_kind(source: MediaSource, expected: Modality) -> None:
-    """Raise `MediaError` for pixels or samples, in their source form, of another modality."""
-    kinds: Mapping[Modality, Any] = {"image": is_raw, "video": is_raw_video, "audio": is_raw_audio}
-    for kind, is_of_kind in kinds.items():
-        if kind != expected and is_of_kind(source.data):
-            reason = f'raw {kind}, not {NOUNS[expected]}; pass it in a part of type "{kind}"'
-            raise MediaError(reason, digest=source.digest)
-
-
-def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
-    if isinstance(value, (list, tuple)):
-        return _frames(value, _frame_rate(fps), policy)
-    if isinstance(value, Image.Image):
-        raise MediaError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
-    array = _array(value, policy, of_frames=True)
-    if array is not None:
-        return MediaSource.of(frames_to_raw(array, _frame_rate(fps)))
-    source = _source_of_file(value, policy, _VIDEO)
-    _check_video(source, fps, policy)
-    return source
-
-
-def _check_video(source: MediaSource, fps: Any, policy: MediaPolicy) -> None:
-    if fps is not None:
-        raise MediaError(
-            "fps is the frame rate of a list or array of frames; a video file contains its own, and "
-            "video_preprocessor_config.json decides how many of its frames are taken. Leave fps out",
-            digest=source.digest,
-        )
-    if is_raw_video(source.data):
+    Bytes of an unknown type are left to the decoder.
+    """
+    modality, raw = _modality(part), source.raw_modality
+    if rate is not None and (raw is None or raw == "video"):
+        raise MediaError(_RATE_OF_FILE[modality], digest=source.digest)
+    if raw == "audio" == modality:
+        samples, sampling_rate = raw_samples(source)
+        policy.check_audio(len(samples) / sampling_rate, samples.shape[1], digest=source.digest)
+    elif raw == "video" == modality:
         count, width, height, _ = raw_video_size(source.data)
         policy.check_frames(count, width, height)
         policy.check_size(width, height)
-    else:
-        _check_is_moving(source)
-
-
-def _audio(value: Any, sampling_rate: Any, policy: MediaPolicy, declared: str | None) -> MediaSource:
-    if isinstance(value, np.ndarray) or _is_tensor(value):
-        return samples_source(value, sampling_rate, policy)
-    source = _source_of_file(value, policy, AUDIO)
-    _check_audio(source, sampling_rate, policy, declared)
-    return source
-
-
-def _check_audio(source: MediaSource, sampling_rate: Any, policy: MediaPolicy, declared: str | None = None) -> None:
-    if is_raw_audio(source.data):
-        samples, rate = raw_samples(source)
-        policy.check_audio(len(samples) / rate, samples.shape[1], digest=source.digest)
-        return
-    if sampling_rate is not None:
-        raise MediaError(
-            "sampling_rate is the rate of an array of samples; a file has its own. Leave sampling_rate out",
-            digest=source.digest,
-        )
-    _check_raw_kind(source, "audio")
-    check_type(source.data, expected="audio", declared=declared, digest=source.digest)
+    elif raw not in (None, modality):
+        still = "one image, " if (raw, modality) == ("image", "video") else ""
+        reason = f'{still}raw {raw}, not {NOUNS[modality]}; pass it in a part of type "{raw}"'
+        raise MediaError(reason, digest=source.digest)
+    elif raw is None:
+        openai = part.get("input_audio")
+        declared = f"audio/{openai['format']}" if isinstance(openai, Mapping) and openai.get("format") else None
+        media_type = check_type(source.data, expected=modality, declared=declared, digest=source.digest) or ""
+        if modality == "video" and media_type.startswith("image/") and not _is_animated(media_type, source.data):
+            cure = 'pass it in a part of type "image", or in a list of frames'
+            raise MediaError(f"one image ({media_type}), not a video; {cure}", digest=source.digest)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -312,7 +271,8 @@ def _read_reference(value: str | os.PathLike[str], policy: MediaPolicy) -> bytes
     )
 
 
-def _frames(values: Sequence[Any], fps: float | None, policy: MediaPolicy) -> MediaSource:
+def _frames(values: Sequence[Any], policy: MediaPolicy) -> np.ndarray:
+    """uint8 (time, height, width, 3) of a list of images in any form."""
     if not values:
         raise MediaError("a video without frames; leave the part out")
     policy.check_frames(len(values))
@@ -333,7 +293,7 @@ def _frames(values: Sequence[Any], fps: float | None, policy: MediaPolicy) -> Me
             raise type(error)(f"frame {index}: {error.reason}", digest=error.digest) from error.__cause__
         frames[index] = frame
     assert frames is not None
-    return MediaSource.of(frames_to_raw(frames, fps))
+    return frames
 
 
 def _frame(value: Any, policy: MediaPolicy) -> np.ndarray:
@@ -343,7 +303,7 @@ def _frame(value: Any, policy: MediaPolicy) -> np.ndarray:
     array = _array(value, policy)
     if array is not None and array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3:
         return array
-    return np.asarray(decode_image(_image(value, policy), policy))
+    return np.asarray(decode_image(source_of_part({"type": "image", "image": value}, policy), policy))
 
 
 def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> None:
@@ -351,20 +311,8 @@ def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> N
     start = b"" if isinstance(data, memoryview) and data.ndim != 1 else bytes(data[:4])
     # max_pixels bounds raw pixels, max_audio_seconds raw samples; max_bytes bounds files, whose size does not depend on
     # their contents alone.
-    if nbytes > policy.max_bytes and not (is_raw(start) or is_raw_video(start) or is_raw_audio(start)):
+    if nbytes > policy.max_bytes and raw_modality(start) is None:
         raise MediaLimitError(f"{nbytes} bytes of media, more than max_bytes={policy.max_bytes} of the policy")
-
-
-def _check_is_moving(source: MediaSource) -> None:
-    """Raise `MediaError` for a still image and for samples. Unknown bytes are left to the decoder."""
-    media_type = check_type(source.data, expected="video", digest=source.digest) or ""
-    if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
-        raise MediaError(
-            f'one image ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
-            "list of frames",
-            digest=source.digest,
-        )
-    _check_raw_kind(source, "video")
 
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:

@@ -42,10 +42,6 @@ class Samples(NamedTuple):
     sampling_rate: int
 
 
-def is_raw_audio(data: bytes | memoryview) -> bool:
-    return bytes(data[:4]) == AUDIO_MAGIC
-
-
 def raw_samples(source: MediaSource) -> Samples:
     """The samples of a source in the form of this module, not copied. Raises `MediaError`."""
     data = source.data

@@ -24,7 +24,6 @@ from renderers.media.decoding import (
     decode_errors,
     decoder_versions,
     image_planes,
-    is_raw_video,
     raw_video_frames,
     to_rgb,
 )
@@ -131,7 +130,7 @@ def _read_frames(
 
 
 def _open_video(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Video]:
-    if is_raw_video(source.data):
+    if source.raw_modality == "video":
         return nullcontext(_raw_video(source, policy))
     container = container_of(source, "video")
     if container is not None:

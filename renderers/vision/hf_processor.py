@@ -22,7 +22,7 @@ import numpy as np
 
 from renderers.errors import LoadError, MediaError, MissingExtraError, missing_token
 from renderers.media.audio_decoding import audio_decoder_versions, decode_audio, holds_sound
-from renderers.media.decoding import decode_image, decoder_versions, is_raw_video
+from renderers.media.decoding import decode_image, decoder_versions
 from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, PackedArray
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
@@ -221,7 +221,7 @@ class VideosWithSound(HFProcessor):
         self._embeds[sounds.embed_token] = "audio"
 
     def make_item(self, source: MediaSource) -> MediaItem:
-        if is_raw_video(source.data):
+        if source.raw_modality == "video":
             raise MediaError(
                 "frames have no sound, and use_audio_in_video asks for that of the video; pass the file of the video",
                 digest=source.digest,

@@ -15,7 +15,7 @@ from renderers import MediaSource, ParsedResponse, ParsedToolCall
 from renderers.errors import MediaError, MessageError
 from renderers.media.audio_decoding import audio_info, decode_audio
 from renderers.media.policy import MediaPolicy
-from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
+from renderers.media.samples import raw_samples, wav_bytes
 from renderers.messages import AUDIO_PART_TYPES, VIDEO_PART_TYPES, as_chat_tool
 from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
@@ -118,7 +118,7 @@ def wav_or_mp3(source: MediaSource, policy: MediaPolicy) -> SourceFile:
 
     Every sound is decoded first. Raises `MediaError`.
     """
-    if is_raw_audio(source.data):
+    if source.raw_modality == "audio":
         return SourceFile(wav_bytes(*raw_samples(source)), "audio/wav")
     info = audio_info(source, policy)
     samples = decode_audio(source, policy, info.sampling_rate)

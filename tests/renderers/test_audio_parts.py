@@ -62,7 +62,7 @@ def test_arrays_keep_their_samples_in_the_source(value: Any, expected: np.ndarra
         sound({"array": value, "sampling_rate": 8000, "path": None}),
         sound(value, sampling_rate=np.int64(8000)),
     ):
-        assert source.is_raw
+        assert source.raw_modality == "audio"
         samples, rate = raw_samples(source)
         assert rate == 8000
         assert samples.dtype == (np.int16 if expected.dtype == np.int16 else np.float32)

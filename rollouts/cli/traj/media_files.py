@@ -10,11 +10,9 @@ from typing import Final
 from PIL import Image
 
 from renderers import MediaSource
-from renderers.errors import (
-    MediaError,
-)
-from renderers.media.decoding import is_raw, is_raw_video, raw_to_image, raw_video_frames
-from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
+from renderers.errors import MediaError
+from renderers.media.decoding import raw_to_image, raw_video_frames
+from renderers.media.samples import raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
 from renderers.process.files import read_bytes
 from rollouts.files import new_file
@@ -60,11 +58,11 @@ def export_medium(source: MediaSource, directory: Path) -> Path:
 
 def file_contents(source: MediaSource) -> tuple[str, bytes | memoryview]:
     """The suffix and the bytes of a file: the source, or a PNG or WAV of raw pixels or samples. Raises `MediaError`."""
-    if is_raw_audio(source.data):
+    if source.raw_modality == "audio":
         return "wav", wav_bytes(*raw_samples(source))
-    if is_raw(source.data):
+    if source.raw_modality == "image":
         return "png", _png([raw_to_image(source.data)], None)
-    if is_raw_video(source.data):
+    if source.raw_modality == "video":
         frames, fps = raw_video_frames(source.data)
         return "png", _png([Image.fromarray(frame) for frame in frames], fps)
     media_type = sniff(source.data) or ""

@@ -22,9 +22,9 @@ from PIL import ExifTags, Image
 
 from renderers import MediaSource
 from renderers.media.audio_decoding import audio_info, decode_audio
-from renderers.media.decoding import decode_image, is_raw_video, raw_video_frames
+from renderers.media.decoding import decode_image, raw_video_frames
 from renderers.media.policy import MediaPolicy
-from renderers.media.samples import is_raw_audio, is_wav_in_mono, raw_samples, wav_bytes
+from renderers.media.samples import is_wav_in_mono, raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
 from renderers.process.caches import ByteLRU
 
@@ -65,7 +65,7 @@ def source_file(
     Files that are made here of images and sounds are kept in memory, so that each is encoded once for all servers.
     """
     if modality == "video":
-        if is_raw_video(source.data):
+        if source.raw_modality == "video":
             return SourceFile(encode_avi(source), "video/x-msvideo")
         return SourceFile(source.data, str(sniff(source.data)))
     key = (source.digest, sampling_rate)
@@ -88,7 +88,7 @@ def sound_file(source: MediaSource, policy: MediaPolicy, sampling_rate: int | No
     """
     if sampling_rate is None:
         audio_info(source, policy)  # raises the errors
-    if is_raw_audio(source.data):
+    if source.raw_modality == "audio":
         samples, rate = raw_samples(source)
         if sampling_rate is None or (samples.dtype == np.int16 and (samples.shape[1], rate) == (1, sampling_rate)):
             return SourceFile(wav_bytes(samples, rate), "audio/wav")

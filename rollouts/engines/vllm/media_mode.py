@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from renderers import MediaItem, PlaceholderRange
-from renderers.media.decoding import is_raw_video, raw_video_size
+from renderers.media.decoding import raw_video_size
 from renderers.media.sniffing import sniff
 from renderers.messages import PLURALS
 from rollouts.engines.http.prompt_checks import feature_token, item_name
@@ -240,7 +240,7 @@ def _against_content(
         return Objection(item, reason, "start the server with VLLM_USE_RUST_FRONTEND=0")
     if item.modality == "audio":
         return None
-    if is_raw_video(item.source.data):
+    if item.source.raw_modality == "video":
         if (frames := raw_video_size(item.source.data)[0]) < MIN_VIDEO_FRAMES:
             reason, cure = (
                 f"a server cannot decode a video of {frames} frame",

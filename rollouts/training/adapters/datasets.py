@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from renderers import MediaSource, PlaceholderRange
-from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
+from renderers.media.samples import raw_samples, wav_bytes
 from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
@@ -107,7 +107,7 @@ def _has_no_video(sample: TrainingSample) -> Violations:
 
 
 def _sound_file(source: MediaSource) -> bytes:
-    return wav_bytes(*raw_samples(source)) if is_raw_audio(source.data) else bytes(source.data)
+    return wav_bytes(*raw_samples(source)) if source.raw_modality == "audio" else bytes(source.data)
 
 
 def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaProcessor]) -> TrainingSample:
