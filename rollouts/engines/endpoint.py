@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import os
-import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
@@ -28,7 +27,6 @@ from rollouts.engines.chat_completions import (
     wav_or_mp3,
 )
 from rollouts.engines.event_loop import EngineLoop
-from rollouts.engines.http.address import redacted
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.engines.http.source_files import image_file
@@ -121,9 +119,8 @@ class ChatEndpoint(ChatEngine):
         policy: MediaPolicy | None = None,
         store: MediaStore | None = None,
     ) -> None:
-        self.base_url = _checked_url(base_url)
         self.model = model
-        self._api_key = _checked_key(api_key, api_key_env, self.base_url)
+        self._api_key = _key(api_key, api_key_env, base_url)
         self._concurrency = check_integer("concurrency", concurrency)
         if self._concurrency > _MAX_CONCURRENCY:
             raise ArgumentError("concurrency", concurrency, f"pass at most {_MAX_CONCURRENCY}")
@@ -136,15 +133,14 @@ class ChatEndpoint(ChatEngine):
         self._omitted = frozenset(omit)
         if tool_images is not None:
             check_choice("tool_images", tool_images, ToolImages)
-        of_openai = self.base_url.startswith(_OPENAI)
+        of_openai = base_url.startswith(_OPENAI)
         self._tool_images: ToolImages = tool_images or ("user" if of_openai else "tool")
         self._returns_tokens = return_token_ids
         self.media_policy = MediaPolicy() if policy is None else policy
         self._store = MediaStore() if store is None else store  # an empty store is falsy
         self._data_urls: ByteLRU[str, str] = ByteLRU(_DATA_URL_BYTES)
-        root, self._path = _root_and_path(self.base_url)
         self._connection = ServerConnection(
-            root,
+            base_url,
             api_key=self._api_key,
             limits=HttpLimits(
                 concurrency=_MAX_CONCURRENCY,
@@ -155,12 +151,17 @@ class ChatEndpoint(ChatEngine):
                 response_bytes=_RESPONSE_BYTES,
             ),
             is_retried=lambda status: status in (408, 409, 429) or status >= 500,
+            is_root=False,
             uses_proxies=True,
             seconds_option="timeout_seconds (request_seconds of a configuration)",
         )
         self._loop = EngineLoop()
         self._slots = asyncio.Semaphore(self._concurrency)
         self._closed = False
+
+    @property
+    def base_url(self) -> str:
+        return self._connection.base_url
 
     def __repr__(self) -> str:
         return f"ChatEndpoint({self.base_url!r}, {self.model!r})"
@@ -230,7 +231,7 @@ class ChatEndpoint(ChatEngine):
         self._check_open(request_id)
         try:
             response = await self._connection.request(
-                "GET", f"{self._path}/models", name=request_id, seconds=min(self._timeout_seconds, 10.0), retry=False
+                "GET", "/models", name=request_id, seconds=min(self._timeout_seconds, 10.0), retry=False
             )
             if response.status in (401, 403):
                 raise self._refusal(request_id, response)
@@ -306,8 +307,8 @@ class ChatEndpoint(ChatEngine):
             return await self._sent(request_id, {name: body[name] for name in body if name != self._max_tokens_field})
 
     async def _sent(self, request_id: str, body: Mapping[str, Any]) -> bytes:
-        path, content = f"{self._path}/chat/completions", json.dumps(body, ensure_ascii=False).encode()
-        response = await self._connection.request("POST", path, name=request_id, body=[content])
+        content = json.dumps(body, ensure_ascii=False).encode()
+        response = await self._connection.request("POST", "/chat/completions", name=request_id, body=[content])
         if response.status != 200:
             raise self._refusal(request_id, response)
         return response.body
@@ -324,7 +325,7 @@ class ChatEndpoint(ChatEngine):
             )
         if (overflow := overflow_in(status, error_code(response.body), failed.body)) is not None:
             return ContextLengthError(request_id, overflow.prompt_tokens, overflow.limit, failed.body)
-        if status in (404, 405) and not self._path:
+        if status in (404, 405) and not urlsplit(self.base_url).path:
             cure = f"the chat completion (most servers have their API below /v1: pass {self.base_url}/v1 as base_url)"
             return response_error(request_id, response, cure)
         return failed
@@ -339,38 +340,14 @@ class ChatEndpoint(ChatEngine):
             raise EngineClosedError(request_id, "the endpoint is closed") from None
 
 
-def _root_and_path(base_url: str) -> tuple[str, str]:
-    parts = urlsplit(base_url)
-    return f"{parts.scheme}://{parts.netloc}", parts.path
-
-
-def _checked_url(base_url: str) -> str:
-    """The address without a slash at its end. Raises `ArgumentError`, whose text contains no credentials."""
-    rule = 'pass the part of the address before /chat/completions, such as "http://127.0.0.1:8000/v1"'
-    shown = redacted(re.split("[?#]", base_url)[0])
-    try:
-        parts = urlsplit(base_url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        is_valid &= not (parts.query or parts.fragment or parts.path.rstrip("/").endswith("/chat/completions"))
-    except ValueError:  # the port, or brackets
-        is_valid = False
-    if not is_valid or not re.fullmatch(r"[\x21-\x7e]+", base_url):
-        raise ArgumentError("base_url", shown, rule)
-    if parts.username is not None or parts.password is not None:
-        raise ArgumentError("base_url", shown, "it has credentials; pass the key as api_key")
-    return base_url.rstrip("/")
-
-
-def _checked_key(api_key: str | None, api_key_env: str | None, base_url: str) -> str:
+def _key(api_key: str | None, api_key_env: str | None, base_url: str) -> str:
     """The key; empty for none. Raises `ArgumentError`, whose text contains no key."""
-    name, key = "api_key", api_key
-    if key is None and api_key_env is not None:
-        name, key = "api_key_env", os.environ.get(api_key_env)
-        if not key:  # the name is not repeated: it may be the key itself
-            raise ArgumentError(name, "...", "the environment variable of this name is not set; put the key in it")
-    elif key is None and base_url.startswith(_OPENAI):
-        name, key = "OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY")
-    if not re.fullmatch(r"[\x21-\x7e]*", key or ""):
-        rule = "the key has spaces, line ends or other characters that no HTTP header can carry; strip it"
-        raise ArgumentError(name, "...", rule)
-    return key or ""
+    if api_key is None and api_key_env is not None:
+        api_key = os.environ.get(api_key_env)
+        if not api_key:  # the name is not repeated: it may be the key itself
+            raise ArgumentError(
+                "api_key_env", "...", "the environment variable of this name is not set; put the key in it"
+            )
+    elif api_key is None and base_url.startswith(_OPENAI):
+        api_key = os.environ.get("OPENAI_API_KEY")
+    return api_key or ""

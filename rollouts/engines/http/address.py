@@ -9,36 +9,46 @@ from functools import partial
 
 from yarl import URL
 
+from rollouts.errors import ArgumentError
+
 # The user:password@ of a URL; the value of an Authorization header.
 _CREDENTIALS = re.compile(r"(?i)(?<=//)[^/\s'\"]*@|\b(bearer|basic)\s+[\w.~+/=-]{4,}")
 _SHORTEST_KEY = 6
 
 
-def parse_address(base_url: str, *, api_key: str | None) -> tuple[str, str | None]:
-    """The URL of a server's root without credentials or trailing slash, and the Authorization header's value.
+def parse_address(base_url: str, *, api_key: str | None, is_root: bool = True) -> tuple[str, str | None]:
+    """A URL without credentials or trailing slash, and the value of the Authorization header.
 
-    `user:password@` becomes a Basic Authorization header, `api_key` a Bearer one. Raises `ValueError`, whose text
-    contains no credentials.
+    `user:password@` becomes a Basic Authorization header, `api_key` a Bearer one. `is_root`: the URL is the root of a
+    server, else the part of an address before `/chat/completions`. Raises `ArgumentError`, whose text contains no
+    credentials.
     """
-    redacted_url = redacted(re.split(r"[?#]", base_url)[0])
+    shown = redacted(re.split(r"[?#]", base_url)[0])
     try:
         url = URL(base_url.strip())
-    except ValueError as error:
-        raise ValueError(f"base_url {redacted_url!r} is not a URL: {redacted(str(error))}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(f"base_url {redacted_url!r} must look like http://host:8000 or https://host")
-    if url.raw_query_string or url.raw_fragment:
-        raise ValueError(f"base_url {redacted_url!r} has a query or a fragment; give the server's root only")
-    if url.path.rstrip("/").endswith("/v1"):
-        raise ValueError(f"base_url {redacted_url!r} ends in /v1; give the server's root, one level above")
-    if not re.fullmatch(r"[\x21-\x7e]+", base_url.strip().rpartition("@")[2]):
-        raise ValueError(f"base_url {redacted_url!r} must be ASCII without spaces; encode it (punycode, %20) first")
-    if api_key and not re.fullmatch(r"[\x21-\x7e]+", api_key):
-        raise ValueError("api_key has spaces, line ends or other characters that no HTTP header can carry; strip it")
+        has_host = url.scheme in ("http", "https") and bool(url.host)
+    except ValueError:  # the port, or brackets
+        url, has_host = URL(), False
+    has_credentials = url.user is not None or url.password is not None
+    path = url.path.rstrip("/")
+    for is_wrong, rule in (
+        (not has_host, "pass an address such as http://host:8000 or https://host"),
+        (url.raw_query_string or url.raw_fragment, "it has a query or a fragment; leave them out"),
+        (is_root and path.endswith("/v1"), "it ends in /v1; give the server's root, one level above"),
+        (path.endswith("/chat/completions"), "pass the part of the address before /chat/completions"),
+        (
+            not re.fullmatch(r"[\x21-\x7e]+", base_url.strip().rpartition("@")[2]),
+            "it must be ASCII without spaces; encode it (punycode, %20) first",
+        ),
+        (has_credentials and api_key, "it has credentials and api_key is given too; give one of them"),
+    ):
+        if is_wrong:
+            raise ArgumentError("base_url", shown, rule)
+    if not re.fullmatch(r"[\x21-\x7e]*", api_key or ""):
+        rule = "the key has spaces, line ends or other characters that no HTTP header can carry; strip it"
+        raise ArgumentError("api_key", "...", rule)
     authorization = f"Bearer {api_key}" if api_key else None
-    if url.user is not None or url.password is not None:
-        if authorization is not None:
-            raise ValueError(f"base_url {redacted_url!r} has credentials and api_key is given too; give one of them")
+    if has_credentials:
         credentials = f"{url.user or ''}:{url.password or ''}"
         authorization = "Basic " + base64.b64encode(credentials.encode()).decode()
     return str(url.with_user(None)).rstrip("/"), authorization

@@ -113,7 +113,7 @@ class ServerConnection:
     503, are tried again; nothing else is. A cancelled call closes its connection and frees its slot at once. `on_lost`
     is called whenever a connection was refused or broke, because the server may have restarted and lost its caches; it
     must not block. `without_key` removes the key from a text, which may be the server's. `seconds_option` is what the
-    caller calls `total_seconds`, for errors.
+    caller calls `total_seconds`, for errors. `is_root`: see `parse_address`.
 
     Proxy settings of the environment are used only where `uses_proxies`: an engine inside a cluster must not send its
     prompts, images and key through the proxy that a shell's `HTTP_PROXY` names.
@@ -129,8 +129,9 @@ class ServerConnection:
         is_retried: Callable[[int], bool] = lambda status: status in (429, 503),
         uses_proxies: bool = False,
         seconds_option: str = "total_seconds",
+        is_root: bool = True,
     ) -> None:
-        self.base_url, authorization = parse_address(base_url, api_key=api_key)
+        self.base_url, authorization = parse_address(base_url, api_key=api_key, is_root=is_root)
         self.limits = limits or HttpLimits()
         self._on_lost = on_lost
         self._is_retried = is_retried

@@ -554,7 +554,7 @@ def assert_results_answer_calls(messages):
         ({"base_url": "127.0.0.1:8000/v1"}, "base_url"),
         ({"base_url": "http://h/v1/chat/completions"}, "base_url .*before /chat/completions"),
         ({"base_url": "http://h/v1?key=secret"}, "base_url"),
-        ({"base_url": "http://me:secret@h/v1"}, "base_url .*credentials"),
+        ({"base_url": "http://me:secret@h/v1", "api_key": "k"}, "base_url .*credentials"),
         ({"base_url": "http://h:99999/v1"}, "base_url"),
         ({"api_key": "secret\n"}, "api_key is '...'"),
         ({"api_key_env": "sk-secret"}, "api_key_env is '...'; the environment variable of this name is not set"),
