@@ -7,13 +7,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from rollouts.calls import StartAndClose
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.lazy.server_process import ServerProcess
-from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.errors import ArgumentError, EngineError, RolloutsError
 from rollouts.ray.cluster import end_actor, loss_reason, require_connection
 from rollouts.values import check_integer
 
@@ -44,8 +44,7 @@ class RayServers(StartAndClose):
         environment: Mapping[str, str] | None = None,
         start_seconds: float = 900.0,
     ) -> None:
-        if isinstance(command, str) or not all(isinstance(part, str) for part in command) or not command:
-            raise ArgumentError("command", command, "pass a list: the program and its arguments")
+        ServerProcess(command)  # which checks it
         if not any("{port}" in part for part in command):
             raise ArgumentError("command", list(command), "write {port} where the server is told its port")
         check_integer("num_servers", num_servers)
@@ -110,12 +109,14 @@ class ServerActor:
 
 
 async def _is_healthy(url: str) -> bool:
+    connection = ServerConnection(url)
     try:
-        timeout = aiohttp.ClientTimeout(total=2.0)
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health") as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError):
+        response = await connection.request("GET", "/health", name="health", seconds=2.0, retry=False)
+        return response.status == 200
+    except EngineError:
         return False
+    finally:
+        await connection.close()
 
 
 def _node_address() -> str:

@@ -55,6 +55,14 @@ def option_violations(
             yield f"sampling.extra holds {name!r}, which is unknown here; it may hold {known}"
 
 
+def sampled_marker(request: GenerateRequest, ids: np.ndarray, tokens: Sequence[int]) -> int | None:
+    """The first position of one of `tokens` outside of all placeholders: a policy sampled it as text."""
+    is_text = np.isin(ids, tokens)
+    for _, placeholder in request.media:
+        is_text[placeholder.offset : placeholder.end] = False
+    return int(is_text.argmax()) if is_text.any() else None
+
+
 def item_name(item: MediaItem) -> str:
     return f"{item.modality} {item.mm_hash[:12]}"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rollouts.engines.http.address import redacted
-from rollouts.errors import MalformedResultError, ServerError
+from rollouts.errors import EngineError, MalformedResultError, ServerError
 
 _EXCERPT_CHARACTERS = 2000
 #: Texts in messages of vLLM.
@@ -37,6 +38,19 @@ class HttpResponse(NamedTuple):
             raise MalformedResultError(
                 self.name, f"the response (HTTP {self.status}) is not JSON ({error}): {excerpt(self.body)!r}"
             ) from None
+
+
+@contextmanager
+def reading(name: str, failure: str, kind: type[EngineError] = MalformedResultError) -> Iterator[None]:
+    """Turn what a block raises that reads a response of another form into an error of request `name`.
+
+    with reading(name, "`output_ids` cannot be read"):
+        ids = np.array(content["output_ids"])
+    """
+    try:
+        yield
+    except (AttributeError, EOFError, LookupError, OSError, OverflowError, TypeError, ValueError) as error:
+        raise kind(name, f"{failure} ({error!r})") from error
 
 
 def response_error(name: str, response: HttpResponse, action: str) -> ServerError:

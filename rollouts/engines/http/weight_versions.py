@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rollouts.engines.http.responses import reading
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import MalformedResultError
 
@@ -13,10 +14,8 @@ def reported_spans(name: str, versions: Any, count: int) -> tuple[WeightSpan, ..
 
     Raises `MalformedResultError` for request `name` where they cannot be read or do not cover the tokens.
     """
-    try:
+    with reading(name, "weight versions cannot be read"):
         spans = tuple(WeightSpan(str(v["version"]), int(v["start"]), int(v["end"])) for v in versions)
-    except (KeyError, TypeError, ValueError) as error:
-        raise MalformedResultError(name, f"weight versions cannot be read ({error!r})") from error
     starts, ends = [*(span.start for span in spans), count], [0, *(span.end for span in spans)]
     if starts != ends:
         raise MalformedResultError(name, f"weight versions {spans} do not cover the {count} tokens of a sample")

@@ -12,7 +12,7 @@ from rollouts.engines.forwarding import ForwardingEngine, NoEngine
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.engines.protocol import Engine
 from rollouts.engines.server_kinds import ServerKind, server_engine
-from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, describe_exception
+from rollouts.errors import EngineClosedError, EngineStartError, describe_exception
 
 
 class LazyEngine(ForwardingEngine):
@@ -53,9 +53,6 @@ class LazyEngine(ForwardingEngine):
         temporary file; its last lines are in the error of a failed start. The server ends with `close` and with this
         process, also if that is killed.
         """
-        if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
-            raise ArgumentError("command", command, "pass a list of texts: the program and its arguments")
-
         process = ServerProcess(command, environment=environment, log_path=log_path)
 
         async def start() -> Engine:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from rollouts.errors import EngineStartError
+from rollouts.errors import ArgumentError, EngineStartError
 
 _LOG_LINES, _LOG_BYTES = 20, 8192
 
@@ -20,7 +20,7 @@ class ServerProcess:
     """Runs `command` with `environment` added to that of this process; what it prints goes to `log_path`.
 
     Without a `log_path` the log is a temporary file, which is kept if the server fails. The server, and every process
-    that it starts, ends when `stop` is called and when this process ends, however it ends.
+    that it starts, ends when `stop` is called and when this process ends, however it ends. Raises `ArgumentError`.
     """
 
     def __init__(
@@ -30,6 +30,8 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
         log_path: str | os.PathLike[str] | None = None,
     ) -> None:
+        if isinstance(command, str) or not command or not all(isinstance(part, str) for part in command):
+            raise ArgumentError("command", command, "pass a list of texts: the program and its arguments")
         self.command = tuple(command)
         self._environment = dict(environment or {})
         #: Where the output of the server is; None before the first start without a given path.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from rollouts.engines.http.capability_cache import PROBE_NAME, probe_request
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.responses import HttpResponse, response_error
+from rollouts.engines.http.responses import HttpResponse, reading, response_error
 from rollouts.errors import CapabilityError, MalformedResultError
 
 #: At position 0 of every vocabulary; what it means does not matter.
@@ -146,13 +146,9 @@ async def _probe_tokens(connection: ServerConnection, temperature: float) -> Map
 
 def _gap(answer: Mapping[str, Any]) -> float:
     """The distance between the log-probabilities of the likeliest tokens."""
-    try:
+    with reading(PROBE_NAME, "the log-probabilities of the likeliest tokens cannot be read", CapabilityError):
         values = [entry[0] for entry in answer["meta_info"]["output_top_logprobs"][0]]
         return float(max(values) - min(values))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise CapabilityError(
-            PROBE_NAME, f"the log-probabilities of the likeliest tokens cannot be read ({error!r})"
-        ) from error
 
 
 def _are_raw(plain: float, scaled: float) -> bool | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ import numpy as np
 
 from renderers import RenderedTokens
 from rollouts.engines.http.exchange import Body
-from rollouts.engines.http.responses import server_error
+from rollouts.engines.http.responses import reading, server_error
 from rollouts.engines.http.source_files import source_file
 from rollouts.engines.http.weight_versions import reported_spans
 from rollouts.engines.protocol import (
@@ -26,7 +25,7 @@ from rollouts.engines.protocol import (
     TopLogprobs,
 )
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
-from rollouts.engines.token_checks import float32_array, logprobs_error
+from rollouts.engines.token_checks import float32_array, logprobs_error, token_ids_error
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError, ServerError
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -173,13 +172,10 @@ class Generation:
         """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
         expected = np.asarray(self._request.prompt_ids)
         entries = self._meta.get("input_token_logprobs")
-        try:
+        failure = f"no log-probability for each of {len(expected)} tokens of the prompt"
+        with reading(self._name, failure, MissingLogProbsError):
             values = float32_array([0.0, *(entry[0] for entry in entries[1:])])  # type: ignore[index]
             ids = _integers([entry[1] for entry in entries])  # type: ignore[union-attr]
-        except (TypeError, ValueError, LookupError, OverflowError) as error:
-            raise MissingLogProbsError(
-                self._name, f"no log-probability for each of {len(expected)} tokens of the prompt: {error!r}"
-            ) from error
         if (reason := logprobs_error(values, len(expected))) is not None:
             raise MissingLogProbsError(self._name, f"prompt: {reason}")
         # The server names the last token of the vocabulary 0, and image tokens too.
@@ -201,23 +197,17 @@ class Generation:
         if not k:
             return None
         rows = self._meta.get(name) or []
-        try:
+        with reading(self._name, f"`{name}` has not {k} tokens in each of {count} places", MissingLogProbsError):
             # The first token of a prompt has no row: nothing predicts it.
             entries = [[(math.nan, NO_TOKEN)] * k if row is None else [entry[:2] for entry in row[:k]] for row in rows]
             table = np.array(entries, np.float64).reshape(count, k, 2)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise MissingLogProbsError(
-                self._name, f"`{name}` has not {k} tokens in each of {count} places ({error})"
-            ) from error
         return TopLogprobs(table[:, :, 1].astype(np.int32), float32_array(table[:, :, 0]))
 
     def _ids(self) -> np.ndarray:
-        try:
+        with reading(self._name, "`output_ids` cannot be read"):
             ids = _integers(self._content["output_ids"])
-            if ids.ndim != 1 or (ids.size and not 0 <= ids.min() <= ids.max() < 2**31):
-                raise ValueError(f"of shape {ids.shape}")
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise self._malformed(f"`output_ids` cannot be read ({error!r})") from error
+        if (error := token_ids_error(ids)) is not None:
+            raise self._malformed(f"`output_ids` cannot be read: {error}")
         return ids.astype(np.int32)
 
     def _logprobs(self, ids: np.ndarray) -> np.ndarray:
@@ -225,11 +215,9 @@ class Generation:
         if not isinstance(entries, list) or len(entries) != len(ids):
             count = len(entries) if isinstance(entries, list) else "no"
             raise MissingLogProbsError(self._name, f"the response has {len(ids)} tokens and {count} log-probabilities")
-        try:
+        with reading(self._name, "log-probabilities cannot be read", MissingLogProbsError):
             named = _integers([entry[1] for entry in entries])
             values = float32_array([entry[0] for entry in entries])
-        except (TypeError, ValueError, LookupError, OverflowError) as error:
-            raise MissingLogProbsError(self._name, f"log-probabilities cannot be read ({error!r})") from error
         if (wrong := named != ids).any():
             at = int(wrong.argmax())
             raise self._malformed(f"log-probability {at} is of token {named[at]}, not of token {ids[at]}")
@@ -255,14 +243,10 @@ class Generation:
         if encoded is None or shape is None:
             return None
         rows = len(self._request.prompt_ids) + count - 1
-        try:
+        failure = f"routed experts are not those of {rows} tokens in {shape[0]} layers with {shape[1]} experts each"
+        with reading(self._name, f"{failure}; check routed_experts of SGLangEngine"):
             flat = np.frombuffer(base64.b64decode(encoded, validate=True), np.dtype("<i4"))
             return flat.reshape(rows, *shape)
-        except (TypeError, ValueError, binascii.Error) as error:
-            raise self._malformed(
-                f"routed experts are not those of {rows} tokens in {shape[0]} layers with {shape[1]} experts each "
-                f"({error}); check routed_experts of SGLangEngine"
-            ) from error
 
     def _malformed(self, reason: str) -> MalformedResultError:
         return MalformedResultError(self._name, reason)

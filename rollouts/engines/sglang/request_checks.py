@@ -12,6 +12,7 @@ from rollouts.engines.http.prompt_checks import (
     option_violations,
     placement_violations,
     refuse_first,
+    sampled_marker,
     stray_token_violations,
 )
 from rollouts.engines.protocol import GenerateRequest
@@ -111,13 +112,8 @@ def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str
                 f"{item_name(item)}: text at an edge of its placeholder may share a token with the text next to it, so "
                 "that the prompt before expansion is not known"
             )
-    if not placed:
-        return
-    is_text = np.isin(ids, list(request.placeholder_token_ids.values()))
-    for _, placeholder in placed:
-        is_text[placeholder.offset : placeholder.end] = False
-    if is_text.any():
-        at = int(is_text.argmax())
+    markers = list(request.placeholder_token_ids.values())
+    if placed and (at := sampled_marker(request, ids, markers)) is not None:
         yield (
             f"token {at} of the prompt is {ids[at]}, a media placeholder, sampled as text; SGLang would look "
             "for the media. End the episode there, or add the token to stop_token_ids"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
 import math
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rollouts.engines.http.exchange import Body
-from rollouts.engines.http.responses import server_error
+from rollouts.engines.http.responses import reading, server_error
 from rollouts.engines.http.weight_versions import reported_spans
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TopLogprobs
 from rollouts.engines.token_checks import float32_array
@@ -185,13 +184,9 @@ class Generation:
     def prompt_logprobs(self, prompt_ids: Sequence[int]) -> np.ndarray:
         """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
         entries, count = self._prompt_logprobs, len(prompt_ids)
-        try:
+        with reading(self._name, f"no log-probability for each of {count} tokens", MissingLogProbsError):
             given = [entry[str(token)]["logprob"] for entry, token in zip(entries[1:], prompt_ids[1:], strict=True)]
             values = float32_array([0.0, *given])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise MissingLogProbsError(
-                self._name, f"no log-probability for each of {count} tokens: {error!r}"
-            ) from error
         values[0] = np.nan
         return values
 
@@ -199,14 +194,12 @@ class Generation:
         """The k likeliest tokens in the place of each, the first row without any. Raises `MissingLogProbsError`."""
         if not self.has_prompt_logprobs(prompt_tokens):
             raise MissingLogProbsError(self._name, f"the response has no likeliest tokens for {prompt_tokens} tokens")
-        try:
+        failure = f"the {k} likeliest tokens in the place of each of the prompt cannot be read"
+        with reading(self._name, failure, MissingLogProbsError):
             rows = [
                 [(entry["rank"], token, entry["logprob"]) for token, entry in entries.items()]
                 for entries in self._prompt_logprobs[1:]
             ]
-        except (AttributeError, KeyError, TypeError) as error:
-            text = f"the {k} likeliest tokens in the place of each of the prompt cannot be read ({error!r})"
-            raise MissingLogProbsError(self._name, text) from error
         return TopLogprobs.joined([TopLogprobs.unpredicted(1, k), self._likeliest(rows, k, "the prompt")])
 
     def _likeliest(self, rows: Sequence[Sequence[tuple[Any, Any, Any]]], k: int, what: str) -> TopLogprobs:
@@ -219,15 +212,13 @@ class Generation:
         if rows and min(lengths) < k:
             text = f"{what}: a token has {min(lengths)} alternatives, and the {k} likeliest are requested"
             raise MissingLogProbsError(self._name, f"{text}; ask for as many as the vocabulary and the server have")
-        try:
+        failure = f"{what}: the {k} likeliest tokens in the place of each cannot be read"
+        with reading(self._name, failure, MissingLogProbsError):
             ordered = [sorted(row, key=_order)[:k] for row in rows]
             flat = [entry for row in ordered for entry in row]
             ids = self._int32(what, [int(token) for _, token, _ in flat]).reshape(-1, k)
             values = float32_array([value for _, _, value in flat]).reshape(-1, k)
             ranks = np.array([np.nan if rank is None else rank for rank, _, _ in flat], np.float64).reshape(-1, k)
-        except (TypeError, ValueError, OverflowError) as error:
-            text = f"{what}: the {k} likeliest tokens in the place of each cannot be read ({error!r})"
-            raise MissingLogProbsError(self._name, text) from error
         are_known = not np.isnan(ranks).all()
         if (are_known and (ranks != np.arange(1, k + 1)).any()) or (rows and not are_known and min(lengths) == k):
             raise MissingLogProbsError(
@@ -240,14 +231,12 @@ class Generation:
         """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if missing."""
         if self._prompt_ids is None:
             raise self._malformed("the response lacks `prompt_token_ids`, which are needed to check its expansion")
-        try:
+        with reading(self._name, "`mm_placeholders` cannot be read"):
             ranges = {
                 str(modality): [(int(each["offset"]), int(each["length"])) for each in placeholders]
                 for modality, placeholders in (self._placeholders or {}).items()
             }
             return PromptExpansion([int(token) for token in self._prompt_ids], ranges)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._malformed(f"`mm_placeholders` cannot be read ({error!r})") from error
 
     def _extend(self, index: int, part: Mapping[str, Any]) -> TokenDelta:
         if not 0 <= index < len(self._choices):
@@ -334,10 +323,8 @@ class Generation:
     def _experts(self, index: int, encoded: Sequence[str], rows: int) -> np.ndarray | None:
         if not encoded:
             return None
-        try:
+        with reading(self._name, f"choice {index}: routed experts are not an .npy array"):
             parts = [np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) for text in encoded]
-        except (binascii.Error, TypeError, ValueError, EOFError, OSError) as error:
-            raise self._malformed(f"choice {index}: routed experts are not an .npy array ({error})") from error
         experts = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if experts.ndim != 3 or len(experts) != rows or experts.dtype.name not in ("uint8", "uint16", "int32"):
             raise self._malformed(
@@ -347,10 +334,8 @@ class Generation:
         return experts
 
     def _int32(self, what: str, ids: Sequence[int]) -> np.ndarray:
-        try:
+        with reading(self._name, f"{what} has token ids that are not a flat list"):
             array = np.asarray(ids)
-        except ValueError as error:
-            raise self._malformed(f"{what} has token ids that are not a flat list ({error})") from error
         if len(array) and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31):
             raise self._malformed(f"{what} has token ids that are not 32-bit integers of at least 0")
         return array.astype(np.int32)

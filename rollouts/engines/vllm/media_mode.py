@@ -15,7 +15,7 @@ from renderers import MediaItem, PlaceholderRange
 from renderers.media.decoding import raw_video_size
 from renderers.media.sniffing import sniff
 from renderers.messages import PLURALS
-from rollouts.engines.http.prompt_checks import feature_token, item_name
+from rollouts.engines.http.prompt_checks import feature_token, item_name, sampled_marker
 from rollouts.engines.http.source_files import MIN_VIDEO_FRAMES
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
@@ -76,7 +76,9 @@ def features_objections(request: GenerateRequest, capabilities: ServerCapabiliti
 
 def content_objections(request: GenerateRequest, capabilities: ServerCapabilities) -> list[Objection]:
     """The objections to sending the source files of the items, at most one for each."""
-    sampled_markers = _first_sampled_markers(request)
+    ids, markers = np.asarray(request.prompt_ids), request.placeholder_token_ids
+    modalities = {item.modality for item, _ in request.media} & markers.keys()
+    sampled_markers = {modality: sampled_marker(request, ids, [markers[modality]]) for modality in modalities}
     found = (
         _against_content(request, item, placeholder, capabilities, sampled_markers.get(item.modality))
         for item, placeholder in request.media
@@ -181,20 +183,6 @@ def _unfit_pixels(item: MediaItem, wanted: PixelDtype) -> tuple[str, str] | None
         if dtype != wanted and not (castable and wanted in FLOATS):
             return name, dtype
     return None
-
-
-def _first_sampled_markers(request: GenerateRequest) -> dict[str, int]:
-    """By modality, the first position of a marker outside of all placeholders: a policy sampled it as text."""
-    ids = np.asarray(request.prompt_ids)
-    first: dict[str, int] = {}
-    placed = request.media
-    for modality in {item.modality for item, _ in placed} & request.placeholder_token_ids.keys():
-        is_text = ids == request.placeholder_token_ids[modality]
-        for _, placeholder in placed:
-            is_text[placeholder.offset : placeholder.end] = False
-        if is_text.any():
-            first[modality] = int(is_text.argmax())
-    return first
 
 
 def _against_content(

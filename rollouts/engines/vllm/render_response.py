@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from renderers import PlaceholderRange
 from renderers.placement import placement_error
+from rollouts.engines.http.responses import reading
 from rollouts.errors import MalformedResultError
 
 
@@ -44,7 +45,7 @@ def parse_render_response(body: bytes, name: str) -> RenderResponse:
 
 
 def _media(features: Any, name: str) -> list[RenderedMedia]:
-    try:
+    with reading(name, f"/render answered with features of another shape: {features!r:.200}"):
         names, ranges, data = features["mm_hashes"], features["mm_placeholders"], features.get("kwargs_data") or {}
         media = []
         for modality in names.keys() | ranges.keys():
@@ -52,10 +53,6 @@ def _media(features: Any, name: str) -> list[RenderedMedia]:
             rows = zip(hashes, ranges[modality], [None] * len(hashes) if encoded is None else encoded, strict=True)
             for mm_hash, each, text in rows:
                 media.append(RenderedMedia(modality, mm_hash, PlaceholderRange(each["offset"], each["length"]), text))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise MalformedResultError(
-            name, f"/render answered with features of another shape ({error!r}): {features!r:.200}"
-        ) from error
     for item in media:
         offset, length = item.placeholder.offset, item.placeholder.length
         is_placed = type(offset) is int and type(length) is int
