@@ -241,15 +241,11 @@ class RunMetrics:
         for name in sorted({name for group in finished for name in group.reward_parts}):
             parts = [group.reward_parts[name] for group in finished if name in group.reward_parts]
             columns[f"reward_part_mean/{name}"] = parts
-        means = {name: _mean(arrays) for name, arrays in columns.items()}
-        values |= {name: mean for name, mean in means.items() if mean is not None}
+        for name, arrays in columns.items():
+            found = mean_and_spread(value for array in arrays for value in np.asarray(array, np.float64).tolist())
+            if found.used:
+                values[name] = found.mean
         if staleness := self._staleness.copy():
             values["staleness_mean"] = sum(staleness) / len(staleness)
             values["staleness_max"] = max(staleness)
         return values
-
-
-def _mean(arrays: Iterable[np.ndarray]) -> float | None:
-    """The mean over all finite elements; None without any."""
-    found = mean_and_spread(value for array in arrays for value in np.asarray(array, np.float64).tolist())
-    return found.mean if found.used else None

@@ -64,7 +64,11 @@ class InputReader:
         for image in images:
             if isinstance(image.chunk, ImageChunk):
                 _check_format(image, image.chunk.data)
-        parts = [{"type": "image", "image": _reference(image.chunk)} for image in images]
+        chunks = [image.chunk for image in images]
+        parts = [
+            {"type": "image", "image": chunk.data if isinstance(chunk, ImageChunk) else chunk.location}
+            for chunk in chunks
+        ]
         try:
             items = self._media.prefetch([{"role": "user", "content": parts}]).result()
         except (MediaError, MessageError) as error:
@@ -118,10 +122,6 @@ class _Image(NamedTuple):
 
     place: str
     chunk: ImageChunk | ImagePointerChunk
-
-
-def _reference(chunk: ImageChunk | ImagePointerChunk) -> bytes | str:
-    return chunk.data if isinstance(chunk, ImageChunk) else chunk.location
 
 
 def _check_format(image: _Image, data: bytes | memoryview) -> None:

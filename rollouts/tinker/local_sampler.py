@@ -83,12 +83,12 @@ class LocalSampler:
         return self._shared
 
     async def _load(self, saved: SavedWeights) -> _EngineOfModel:
-        return _EngineOfModel(await asyncio.to_thread(self._loaded, saved.path), self._endings, self._max_adapters)
+        def loaded() -> LocalEngine:
+            own = self._trainer.model
+            model = load_model(saved.path, dtype=own.dtype).to(own.device)
+            return LocalEngine(model, lock=self._turns, is_wanted=self._turns.is_wanted)
 
-    def _loaded(self, directory: Path) -> LocalEngine:
-        own = self._trainer.model
-        model = load_model(directory, dtype=own.dtype).to(own.device)
-        return LocalEngine(model, lock=self._turns, is_wanted=self._turns.is_wanted)
+        return _EngineOfModel(await asyncio.to_thread(loaded), self._endings, self._max_adapters)
 
 
 class _EngineOfModel:

@@ -49,9 +49,8 @@ class ModelRequests:
 
         def computed(data: list[Datum]) -> LossResult:
             started = time.monotonic()
-            options = {name: _number(name, value) for name, value in request.options.items()}
             compute = self._trainer.forward if request.forward_only else self._trainer.forward_backward
-            result = compute(model.model_id, data, request.loss, options)
+            result = compute(model.model_id, data, request.loss, request.options)
             if self._backend.check_mismatch:
                 result = result._replace(metrics=result.metrics | mismatch(data, result))
             seconds, only = time.monotonic() - started, request.forward_only
@@ -97,11 +96,11 @@ class ModelRequests:
         inputs = self._backend.reader.read_rows(
             [(f"{place}.model_input", row.chunks) for place, row in zip(places, rows, strict=True)]
         )
-        data = []
-        for row, (token_ids, media) in zip(rows, inputs, strict=True):
-            others = {name: values for name, values in row.inputs.items() if name != "target_tokens"}
-            data.append(Datum(token_ids, row.inputs["target_tokens"], others, media))
-        return data
+        others = [{name: each for name, each in row.inputs.items() if name != "target_tokens"} for row in rows]
+        return [
+            Datum(token_ids, row.inputs["target_tokens"], other, media)
+            for row, other, (token_ids, media) in zip(rows, others, inputs, strict=True)
+        ]
 
     def save_weights(self, body: types.SaveWeightsRequest) -> Json:
         """Save what training goes on from."""
@@ -197,9 +196,3 @@ class ModelRequests:
 
         self._futures.submit(request_id, in_turn)
         return answer
-
-
-def _number(name: str, value: float | str) -> float:
-    if isinstance(value, str):
-        raise ArgumentError(f"loss_fn_config[{name!r}]", value, "pass a number")
-    return value

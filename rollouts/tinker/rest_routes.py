@@ -170,8 +170,13 @@ class _Rest:
 
     async def urls(self, request: Request) -> Response:
         def signed() -> dict[str, str]:
-            checkpoint = self._directory.checkpoint(**request.path_params)
-            return {file: self._url(request, checkpoint, file, expires) for file in self._directory.files(checkpoint)}
+            found = self._directory.checkpoint(**request.path_params)
+            urls = {}
+            for file in self._directory.files(found):
+                path = quote(f"{found.model_id}/{found.kind}/{found.name}/{file}")
+                query = urlencode({"expires": expires, "signature": self._signature(found.uri, file, expires)})
+                urls[file] = f"{str(request.base_url).rstrip('/')}{FILES_PATH}{path}?{query}"
+            return urls
 
         until = datetime.now(UTC) + _URL_LIFETIME
         expires = str(int(until.timestamp()))
@@ -194,11 +199,6 @@ class _Rest:
             return str(found)
 
         return FileResponse(await run_in_threadpool(path), media_type="application/octet-stream")
-
-    def _url(self, request: Request, checkpoint: Checkpoint, file: str, expires: str) -> str:
-        path = quote(f"{checkpoint.model_id}/{checkpoint.kind}/{checkpoint.name}/{file}")
-        query = urlencode({"expires": expires, "signature": self._signature(checkpoint.uri, file, expires)})
-        return f"{str(request.base_url).rstrip('/')}{FILES_PATH}{path}?{query}"
 
     def _signature(self, uri: str, file: str, expires: str) -> str:
         signed = json.dumps([uri, file, expires]).encode()

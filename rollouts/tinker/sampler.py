@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -14,11 +13,10 @@ import numpy as np
 
 from renderers import MultiModalData
 from renderers.loading import load_tokenizer
-from renderers.model_files import ModelFiles
+from renderers.model_files import ModelFiles, generation_stops
 from renderers.placement import PlacedItem
 from rollouts.engines.protocol import (
     NO_TOKEN,
-    Completion,
     Engine,
     FinishReason,
     GenerateRequest,
@@ -105,17 +103,11 @@ class Endings:
 
         Raises `renderers.errors.LoadError` for a directory without a tokenizer.json.
         """
-        files = ModelFiles.of(directory)
+        own = ModelFiles.of(directory).special_tokens.get("eos_token", "")
         tokenizer = load_tokenizer(directory)
-        path = directory / "generation_config.json"
-        generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        listed = generation.get("eos_token_id")
-        own = files.special_tokens.get("eos_token", "")
-        eos = tokenizer.control_id(own)
-        if eos is None:
-            eos = tokenizer.body.token_to_id(own)
-        ids = [eos, *(listed if isinstance(listed, list) else [listed])]
-        return cls(tuple(dict.fromkeys(each for each in ids if isinstance(each, int))), tokenizer.decode)
+        eos = [tokenizer.control_id(own), tokenizer.body.token_to_id(own)]
+        ids = [*eos, *map(tokenizer.control_id, generation_stops(directory, tokenizer))]
+        return cls(tuple(dict.fromkeys(each for each in ids if each is not None)), tokenizer.decode)
 
     def of_request(self, stop: Sequence[str] | Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The token ids and the texts that end the sequences of a request with `stop`.
@@ -175,7 +167,10 @@ async def generated(
     )
     result = await _with_texts(engine, generate or engine.generate, asked, texts, endings)
     check_uninterrupted(asked, result.completions)
-    sequences = [_sequence(each) for each in sorted(result.completions, key=lambda each: each.index)]
+    sequences = [
+        SampledSequence(each.token_ids, each.logprobs, each.finish_reason is FinishReason.STOP, each.top_logprobs)
+        for each in sorted(result.completions, key=lambda each: each.index)
+    ]
     of_prompt = result.prompt_top_logprobs
     if of_prompt is not None:
         is_empty = of_prompt.token_ids == NO_TOKEN
@@ -207,11 +202,6 @@ async def _with_texts(
         result = await generate(request)
     cut = [cut_at_stop(each, texts, endings.decode)[0] for each in result.completions]
     return replace(result, completions=cut)
-
-
-def _sequence(completion: Completion) -> SampledSequence:
-    stopped = completion.finish_reason is FinishReason.STOP
-    return SampledSequence(completion.token_ids, completion.logprobs, stopped, completion.top_logprobs)
 
 
 def _texts_between(media: Sequence[PlacedItem], length: int) -> list[tuple[int, int]]:

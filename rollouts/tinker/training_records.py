@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,10 +70,9 @@ class _Sums:
 
 
 def _trained_tokens(datum: Datum) -> int:
-    for name in ("mask", "sequence_ratio_mask", "advantages", "weights"):
-        if name in datum.inputs:
-            return int(np.count_nonzero(datum.inputs[name].reshape(len(datum), -1).any(axis=1)))
-    return len(datum)
+    names = ("mask", "sequence_ratio_mask", "advantages", "weights")
+    values = next((datum.inputs[name] for name in names if name in datum.inputs), np.ones(len(datum)))
+    return int(np.count_nonzero(values.reshape(len(datum), -1).any(axis=1)))
 
 
 @dataclass(slots=True)
@@ -155,12 +155,9 @@ class TrainingRecords:
         """Close the files and the sinks of a model."""
         with self._lock:
             model = self._models.pop(model_id, None)
-            if model is None or model.log is None:
-                return
-            try:
-                model.log.close()
-            except Exception:  # a disk may be full, and a library of others may raise anything
-                log.exception("the training log of model %s could not be closed", model_id)
+            if model is not None and model.log is not None:
+                with _logged("the training log of model %s could not be closed", model_id):
+                    model.log.close()
 
     def close(self) -> None:
         """Close the files and the sinks of all models."""
@@ -170,18 +167,21 @@ class TrainingRecords:
     def _model(self, model_id: str) -> _Model:
         if model_id not in self._models:
             directory, opened = self._directory / model_id, None
-            try:
+            with _logged("%s: no training log is written for this model", directory):
                 opened = TrainingLog(directory, sinks=self._sinks(model_id))
-            except Exception:  # as for closing
-                log.exception("%s: no training log is written for this model", directory)
             self._models[model_id] = _Model(opened, last_step(directory / TRAINING_FILE))
         return self._models[model_id]
 
     def _write(self, model_id: str, step: int, figures: dict[str, float]) -> None:
-        opened = self._models[model_id].log
-        if opened is None:
-            return
-        try:
-            opened.write(step, figures)
-        except Exception:  # as for closing
-            log.exception("step %d of model %s was not written", step, model_id)
+        if (opened := self._models[model_id].log) is not None:
+            with _logged("step %d of model %s was not written", step, model_id):
+                opened.write(step, figures)
+
+
+@contextmanager
+def _logged(text: str, *values: object) -> Iterator[None]:
+    """Log an error of the block: a disk may be full, and a library of others may raise anything."""
+    try:
+        yield
+    except Exception:
+        log.exception(text, *values)

@@ -55,7 +55,7 @@ class VLLMSampler:
             self._load,
             lambda _, name: self._connected().unload_adapter(name),
         )
-        self._rest = SleepingServers(self._call_of_servers) if sleep else None
+        self._rest = SleepingServers(lambda name: getattr(self._connected().control, name)()) if sleep else None
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
@@ -74,7 +74,10 @@ class VLLMSampler:
             )
             raise ArgumentError("weights", str(weights), rule)
         async with self._places.place(share), nullcontext() if self._rest is None else self._rest.awake():
-            return await self._sample(saved, request)
+            if saved is None:
+                return await self._generated(None, request)
+            async with self._adapters.using(saved) as name:
+                return await self._generated(name, request)
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
@@ -105,12 +108,6 @@ class VLLMSampler:
                 self._engine = EngineFleet.from_urls(self._urls, **self._options)
         return self._engine
 
-    async def _sample(self, saved: SavedWeights | None, request: SampleRequest) -> SampleResult:
-        if saved is None:
-            return await self._generated(None, request)
-        async with self._adapters.using(saved) as name:
-            return await self._generated(name, request)
-
     async def _generated(self, adapter: str | None, request: SampleRequest) -> SampleResult:
         engine = self._connected()
         return await generated(
@@ -130,9 +127,6 @@ class VLLMSampler:
                     await each.unload_adapter(saved.name)
         await engine.load_adapter(saved.name, saved.path)
         return saved.name
-
-    async def _call_of_servers(self, name: str) -> None:
-        await getattr(self._connected().control, name)()
 
 
 def _engines_of(engine: VLLMEngine | EngineFleet) -> list[Any]:

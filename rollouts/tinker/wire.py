@@ -37,15 +37,15 @@ class Row(NamedTuple):
 
 
 class TrainRequest(NamedTuple):
-    """Rows for a loss of a model. `options` are the numbers of the loss; `seq_id` counts the requests of the model.
+    """Rows for a loss of a model. `options` are the numbers of the loss, as sent.
 
-    `problem`: why the rows cannot be read; then there are none.
+    `seq_id` counts the requests of the model. `problem`: why the rows cannot be read; then there are none.
     """
 
     model_id: str
     seq_id: int
     loss: str
-    options: Mapping[str, float | str]
+    options: Mapping[str, Any]
     forward_only: bool
     rows: Sequence[Row]
     problem: RequestError | None = None
@@ -77,7 +77,7 @@ def read_train_request(body: bytes) -> TrainRequest:
         message.ParseFromString(body)
     except DecodeError as error:
         raise RequestError(400, f"the body is no ForwardBackwardRequest: {error}") from error
-    options: dict[str, float | str] = dict(message.loss_fn_config)
+    options: dict[str, Any] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         options[name] = value.text if value.WhichOneof("value") == "text" else value.number
     fields = (message.model_id, message.seq_id, message.loss_fn, options, message.forward_only)

@@ -178,20 +178,15 @@ class GymnasiumEnvironment:
         return self._state(observation, 0.0, False, False, info)
 
     def _next_state(self, action: Any) -> _State:
-        observation, reward, terminated, truncated, info = self._env.step(action)
-        return self._state(observation, reward, bool(terminated), bool(truncated), info)
+        return self._state(*self._env.step(action))
 
     def _state(self, observation: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> _State:
         is_shown = not (terminated or truncated)
-        text = self._described(observation) if is_shown and self._observation != "image" else ""
-        frame = render_frame(self._env) if is_shown and self._observation != "text" else None
-        return _State(frame, text, reward, terminated, truncated, _storable_info(info))
-
-    def _described(self, observation: Any) -> str:
-        text = self._describe_observation(observation)
+        text = self._describe_observation(observation) if is_shown and self._observation != "image" else ""
         if not isinstance(text, str):
             raise RolloutsError(f"describe_observation returned {short_repr(text)}; return text")
-        return text
+        frame = render_frame(self._env) if is_shown and self._observation != "text" else None
+        return _State(frame, text, reward, bool(terminated), bool(truncated), _storable_info(info))
 
     def _close(self) -> None:
         env, self._env = self._env, None

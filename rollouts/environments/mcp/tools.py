@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 
@@ -90,7 +91,8 @@ class McpTools(StartAndClose):
             for one in described:
                 name = f"{server}__{one.name}" if self._prefix_names else one.name
                 servers_of[name].append(server)
-                tools.append(self._tool(name, self._servers[server], one))
+                call = partial(self._servers[server].call, one.name)
+                tools.append(Tool(name, one.description or "", one.input_schema, call, self._call_seconds))
         twice = {name: servers for name, servers in servers_of.items() if len(servers) > 1}
         if twice:
             owners = ", ".join(map(repr, sorted({server for servers in twice.values() for server in servers})))
@@ -99,12 +101,6 @@ class McpTools(StartAndClose):
                 "which puts the server's name before each"
             )
         return tools
-
-    def _tool(self, name: str, server: _SharedServer, described: Any) -> Tool:
-        async def call(arguments: dict[str, Any]) -> str | list[Any]:
-            return await server.call(described.name, arguments)
-
-        return Tool(name, described.description or "", described.input_schema, call, self._call_seconds)
 
 
 def _not_open(tool: str) -> ToolUnavailableError:

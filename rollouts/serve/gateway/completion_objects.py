@@ -35,23 +35,22 @@ def token_texts_of(tokenizer: Any) -> TokenTexts | None:
 
 def completion_object(completion: ChatCompletion, chat: ChatRequest, texts: TokenTexts | None) -> dict[str, Any]:
     """The `chat.completion` object. Each choice has the index of its `turn`, the object its `session_id`."""
-    choices = []
-    for choice in completion.choices:
-        entry: dict[str, Any] = {
-            "index": choice.index,
-            "message": _message(choice.message),
-            "logprobs": _logprobs(choice, texts, chat.top_logprobs) if chat.logprobs and texts else None,
-            "finish_reason": choice.finish_reason,
-            "turn": choice.turn,
-        }
-        if chat.return_token_ids:
-            entry["token_ids"] = choice.token_ids
-        choices.append(entry)
     return {
         **_head(completion, "chat.completion"),
-        "choices": choices,
+        "choices": [_entry_of(choice, chat, texts, message=_message(choice.message)) for choice in completion.choices],
         "usage": _usage(completion),
         **({"prompt_token_ids": completion.prompt_ids} if chat.return_token_ids else {}),
+    }
+
+
+def _entry_of(choice: Choice, chat: ChatRequest, texts: TokenTexts | None, **content: Any) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        **content,
+        "logprobs": _logprobs(choice, texts, chat.top_logprobs) if chat.logprobs and texts else None,
+        "finish_reason": choice.finish_reason,
+        "turn": choice.turn,
+        **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
     }
 
 
@@ -92,15 +91,7 @@ def completion_events(
         for delta in _deltas(choice.message, sent.get(choice.index)):
             yield delta_event(completion, chat, choice.index, delta, **first)
             first = {}
-        last = {
-            "index": choice.index,
-            "delta": {},
-            "logprobs": _logprobs(choice, texts, chat.top_logprobs) if chat.logprobs and texts else None,
-            "finish_reason": choice.finish_reason,
-            "turn": choice.turn,
-            **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
-        }
-        yield _chunk_event(completion, chat, last, **first)
+        yield _chunk_event(completion, chat, _entry_of(choice, chat, texts, delta={}), **first)
         first = {}
     if chat.include_usage:
         yield event({**_head(completion, "chat.completion.chunk"), "choices": [], "usage": _usage(completion)})

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from renderers import ParsedResponse
 from renderers.errors import MediaError, MessageError
 from renderers.parsing.format import Format
 from rollouts.engines.protocol import (
@@ -181,11 +180,12 @@ async def _record(
     digests = session.add(turn, chat.history, match, choice=index, message=message, variants=variants)
     call_ids = [call["id"] for call in message.get("tool_calls") or ()]
     store.recorded(session, digests, call_ids)
+    is_cut = completion.finish_reason is FinishReason.LENGTH
     return Choice(
         index=index,
         turn=turn.index,
         message=message,
-        finish_reason=_finish_reason(completion, message),
+        finish_reason="length" if is_cut else "tool_calls" if message.get("tool_calls") else "stop",
         token_ids=list(turn.completion_ids),
         logprobs=completion.logprobs,
         top_logprobs=completion.top_logprobs,
@@ -201,33 +201,24 @@ def decoder(renderer: Any) -> Decode:
 
 
 def _client_message(turn: SampledTurn, *, calls_tools: bool) -> dict[str, Any]:
-    """The parsed completion in OpenAI's form. Ids of tool calls are unique, whatever the model wrote."""
+    """The parsed completion in OpenAI's form. Ids of tool calls are unique, whatever the model wrote.
+
+    Unless the request `calls_tools`, they are text.
+    """
+    own: Any = turn.message
     if not calls_tools:
-        return _as_text(turn.parsed)
-    message: dict[str, Any] = {"role": "assistant", "content": turn.message["content"] or ""}
-    if turn.message.get("reasoning_content") is not None:
-        message["reasoning_content"] = turn.message["reasoning_content"]
-    if turn.message.get("tool_calls"):
-        message["tool_calls"] = [_client_call(call) for call in turn.message["tool_calls"]]
+        text = turn.parsed.content + "".join(call.raw for call in turn.parsed.tool_calls)
+        own = {"role": "assistant", "content": text, "reasoning_content": turn.parsed.reasoning_content}
+    message: dict[str, Any] = {"role": "assistant", "content": own["content"] or ""}
+    if own.get("reasoning_content") is not None:
+        message["reasoning_content"] = own["reasoning_content"]
+    for call in own.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        function = {"name": call["function"]["name"], "arguments": text}
+        named = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+        message.setdefault("tool_calls", []).append(named)
     return message
-
-
-def _as_text(parsed: ParsedResponse) -> dict[str, Any]:
-    """A completion with its tool calls as text, for a request that allows none."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": parsed.content + "".join(call.raw for call in parsed.tool_calls),
-    }
-    if parsed.reasoning_content is not None:
-        message["reasoning_content"] = parsed.reasoning_content
-    return message
-
-
-def _client_call(call: Any) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    function = {"name": call["function"]["name"], "arguments": text}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def _without_stop(message: dict[str, Any], stop: str) -> dict[str, Any]:
@@ -238,9 +229,3 @@ def _without_stop(message: dict[str, Any], stop: str) -> dict[str, Any]:
     if stop not in content and message.get("tool_calls"):
         return message
     return {**message, "content": text_before(content, stop)}
-
-
-def _finish_reason(completion: Completion, message: dict[str, Any]) -> str:
-    if completion.finish_reason is FinishReason.LENGTH:
-        return "length"
-    return "tool_calls" if message.get("tool_calls") else "stop"

@@ -81,9 +81,8 @@ class Gateway:
         sampling = sampling or SamplingParams(max_tokens=4096)
         check_settings(engine, renderer, sampling, 1)
         check_on_end(on_session_end, "on_session_end")
-        self._owned_pool = None if isinstance(renderer, RendererPool) else RendererPool(renderer)
-        pool = renderer if isinstance(renderer, RendererPool) else self._owned_pool
-        assert pool is not None
+        pool = renderer if isinstance(renderer, RendererPool) else RendererPool(renderer)
+        self._owned_pool = None if pool is renderer else pool
         self._engine = engine
         self._model = model
         self._sampling = sampling
@@ -170,7 +169,8 @@ class Gateway:
         session = self._sessions.for_request(session_id, chat.history)
         headers = {_SESSION_HEADER: session.id}
         complete = partial(self._complete, session, chat, model, adapter)
-        if chat.stream and self._streams():
+        parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
+        if chat.stream and parses and self._engine.streams:  # the text is sent while it is sampled
             stream = TextStream(
                 complete, chat, session.recorder.renderer.renderer, self._token_texts, model, session.id
             )
@@ -200,11 +200,6 @@ class Gateway:
                 make_listener=make_listener,
             )
 
-    def _streams(self) -> bool:
-        """Whether text is sent while it is sampled."""
-        parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
-        return parses and self._engine.streams
-
     async def _checked_model(self, chat: ChatRequest) -> tuple[str, str | None]:
         """The name of the model that the client receives, and the adapter to sample with."""
         if chat.logprobs and self._token_texts is None:
@@ -214,21 +209,15 @@ class Gateway:
         name = chat.model
         if name is None or name == self._model:
             return self._model or "model", None
-        if await self._has_adapter(name):
+        # Asked again about a name that the engine did not have before: adapters are loaded while it serves. One that
+        # was unloaded since is an error of the engine when it samples.
+        if name in self._known_adapters or name in await self._adapters():
             return name, name
         if self._model is None:
             return name, None
         served = ", ".join((self._model, *await self._adapters()))
         message = f"the model {name[:200]!r} does not exist; this server has {served}"
         raise RequestError(404, message, "model", code="model_not_found")
-
-    async def _has_adapter(self, name: str) -> bool:
-        """Whether the engine has the LoRA adapter. Raises `EngineError`.
-
-        The engine is asked about a name that it did not have before: adapters are loaded while it serves. One that was
-        unloaded since is an error of the engine when it samples.
-        """
-        return name in self._known_adapters or name in await self._adapters()
 
     async def _adapters(self) -> list[str]:
         """The LoRA adapters that the engine has now. Raises `EngineError`."""
@@ -269,7 +258,10 @@ class Gateway:
     async def _end_session(self, request: Request) -> Response:
         session = self._session(request)
         fields = await self._fields(request, {"done": bool, "truncated": bool, "metrics": dict, "error": str})
-        metrics = _metrics(fields.get("metrics", {}))
+        metrics = fields.get("metrics", {})
+        for name, value in metrics.items():
+            if not is_unicode(name) or isinstance(value, bool) or finite_number(value) is None:
+                raise invalid_field(f"metrics[{name[:80]!r}] is not a finite number with a name in Unicode", "metrics")
         if not session.trajectory.finished:
             truncated, error = fields.get("truncated", False), fields.get("error", "")
             session.end(done=fields.get("done"), truncated=truncated, error=error, metrics=metrics)
@@ -332,10 +324,3 @@ def _session_id(request: Request) -> str | None:
     if len(named) > 1:
         raise invalid_field(f"path and headers {_SESSION_HEADER} name {len(named)} sessions; name one", _SESSION_HEADER)
     return next(iter(named), None)
-
-
-def _metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    for name, value in metrics.items():
-        if not is_unicode(name) or isinstance(value, bool) or finite_number(value) is None:
-            raise invalid_field(f"metrics[{name[:80]!r}] is not a finite number with a name in Unicode", "metrics")
-    return dict(metrics)
