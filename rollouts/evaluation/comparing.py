@@ -14,7 +14,7 @@ import numpy as np
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.evaluation.comparison import ByFigure, ChangedTask, ComparedRun, Comparison, RunDifference, T
 from rollouts.evaluation.results import FailedEpisodes
-from rollouts.evaluation.run_scores import MOST_PARTS, RunScores, RunSettings, StoredRun, read_scores, read_settings
+from rollouts.evaluation.run_scores import RunScores, RunSettings, StoredRun, read_scores, read_settings
 from rollouts.evaluation.statistics import (
     Difference,
     Estimate,
@@ -25,8 +25,7 @@ from rollouts.evaluation.statistics import (
     reward_of_tasks,
     unpaired_difference,
 )
-from rollouts.evaluation.task_scores import checked_counting, chosen_k
-from rollouts.observability.run_metrics import length_stops_warning
+from rollouts.evaluation.task_scores import TaskScores, checked_counting, chosen_k, known
 from rollouts.terminal.text import counted, shortened
 
 _MOST_NAMED: Final = 5
@@ -70,16 +69,17 @@ def compare_runs(
     if failed is None:
         failed = evaluated[0].failed_episodes if evaluated else "zero"
     threshold, failed = checked_counting(threshold, failed)
-    scores = [read_scores(run, threshold=threshold, failed=failed) for run in stored]
-    ks = chosen_k(min(int(run.episodes.max()) for run in scores), k)
+    read = [read_scores(run, threshold=threshold, failed=failed) for run in stored]
+    scores = [run.scores for run in read]
+    ks = chosen_k(min(max(run.episodes) for run in scores), k)
     has_group_rewards = any(np.nan_to_num(run.rewards["group"]).any() for run in scores if run.rewards)
     columns = [_columns(run, ks, has_group_rewards) for run in scores]
-    known = [_Run(*values) for values in zip(_names(stored), stored, settings, scores, columns, strict=True)]
+    compared = [_Run(*values) for values in zip(_names(stored), stored, settings, read, columns, strict=True)]
     return Comparison(
         threshold=threshold,
         failed_episodes=failed,
-        runs=[_compared_run(run, threshold, failed) for run in known],
-        against_baseline=[_Pair(known[0], other, unpaired).difference() for other in known[1:]],
+        runs=[_compared_run(run) for run in compared],
+        against_baseline=[_Pair(compared[0], other, unpaired).difference() for other in compared[1:]],
     )
 
 
@@ -112,15 +112,15 @@ class _Run:
     name: str
     stored: StoredRun
     settings: RunSettings
-    scores: RunScores
+    read: RunScores
     columns: dict[_Key, np.ndarray]
 
 
-def _columns(scores: RunScores, ks: Sequence[int], has_group_rewards: bool) -> dict[_Key, np.ndarray]:
+def _columns(scores: TaskScores, ks: Sequence[int], has_group_rewards: bool) -> dict[_Key, np.ndarray]:
     shown = scores.rewards if has_group_rewards else ("total",)
     return {
-        **{(f"{name}_reward", None): scores.rewards[name] for name in shown if name in scores.rewards},
-        **{("reward_parts", name): scores.parts[name] for name in sorted(scores.parts)},
+        **{(f"{name}_reward", None): np.array(scores.rewards[name]) for name in shown if name in scores.rewards},
+        **{("reward_parts", name): np.array(scores.parts[name]) for name in sorted(scores.parts)},
         **{("pass_at_k", k): scores.pass_at(k) for k in ks},
     }
 
@@ -136,16 +136,16 @@ def _figures(values: Mapping[_Key, T | None]) -> dict[str, Any]:
     return fields
 
 
-def _compared_run(run: _Run, threshold: float, failed: FailedEpisodes) -> ComparedRun:
-    scores = run.scores
+def _compared_run(run: _Run) -> ComparedRun:
+    scores = run.read.scores
 
     def estimate(key: _Key, column: np.ndarray) -> Estimate | None:
-        known = _known(column)
-        if not len(known):
+        values = known(column)
+        if not len(values):
             return None
         if key[0] == "pass_at_k":
-            return rate_of_tasks(known)
-        return mean_of_tasks(known) if key[0] == "group_reward" else reward_of_tasks(known)
+            return rate_of_tasks(values)
+        return mean_of_tasks(values) if key[0] == "group_reward" else reward_of_tasks(values)
 
     return ComparedRun(
         name=run.name,
@@ -153,20 +153,16 @@ def _compared_run(run: _Run, threshold: float, failed: FailedEpisodes) -> Compar
         weight_version=run.stored.version,
         complete=run.settings.complete,
         tasks=len(scores.places),
-        samples=(int(scores.episodes.min()), int(scores.episodes.max())),
-        episodes=int(scores.episodes.sum()),
-        failed=scores.failed,
+        samples=(min(scores.episodes), max(scores.episodes)),
+        episodes=sum(scores.episodes),
+        failed=scores.totals["failed"],
         estimates=ByFigure[Estimate](**_figures({key: estimate(key, one) for key, one in run.columns.items()})),
-        notes=list(_notes_on_run(run.settings, scores, threshold, failed)),
+        notes=list(_notes_on_run(run.settings, run.read)),
     )
 
 
-def _known(column: np.ndarray) -> np.ndarray:
-    known: np.ndarray = column[np.isfinite(column)]
-    return known
-
-
-def _notes_on_run(settings: RunSettings, scores: RunScores, threshold: float, failed: FailedEpisodes) -> Iterator[str]:
+def _notes_on_run(settings: RunSettings, read: RunScores) -> Iterator[str]:
+    threshold, failed = read.scores.threshold, read.scores.failed_episodes
     if settings.complete is False:
         yield "it is not complete: not all of its tasks were run"
     elif settings.complete is None:
@@ -177,17 +173,14 @@ def _notes_on_run(settings: RunSettings, scores: RunScores, threshold: float, fa
         yield f"its results.json has the threshold {settings.results.threshold:g}; here it is {threshold:g}"
     if settings.results is not None and settings.results.failed_episodes != failed:
         yield f"in its results.json failed episodes count as {settings.results.failed_episodes!r}; here as {failed!r}"
-    if without := int((scores.counts == 0).sum()):
+    if without := read.scores.counts.count(0):
         yield f"{counted(without, 'task')} have no episode that counts, and are in no estimate"
-    if len(scores.versions) > 1:
-        first, *_, last = scores.versions
-        yield f"its groups are of {len(scores.versions):,} versions of weights, from {first!r:.80} to {last!r:.80}"
-    if scores.left_out_parts:
-        yield f"it has more than {MOST_PARTS} named rewards; the others are left out"
-    if warning := length_stops_warning(scores.length_stops, scores.turns):
-        yield warning
-    yield from scores.problems[:_MOST_NAMED]
-    if more := len(scores.problems[_MOST_NAMED:]):
+    if len(read.versions) > 1:
+        first, *_, last = read.versions
+        yield f"its groups are of {len(read.versions):,} versions of weights, from {first!r:.80} to {last!r:.80}"
+    yield from read.scores.warnings()
+    yield from read.problems[:_MOST_NAMED]
+    if more := len(read.problems[_MOST_NAMED:]):
         yield f"{more:,} more things in it cannot be read"
 
 
@@ -197,8 +190,8 @@ class _Pair:
     def __init__(self, baseline: _Run, run: _Run, unpaired: bool) -> None:
         self._runs = baseline, run
         self._names = baseline.name, run.name
-        self._scores = baseline.scores, run.scores
-        first, second = baseline.scores.places, run.scores.places
+        self._scores = baseline.read.scores, run.read.scores
+        first, second = (scores.places for scores in self._scores)
         self._task_ids = [task_id for task_id in first if task_id in second]
         self._rows = [
             np.fromiter((places[task_id] for task_id in self._task_ids), np.int64) for places in (first, second)
@@ -229,8 +222,8 @@ class _Pair:
 
     def _difference(self, first: np.ndarray, second: np.ndarray) -> Difference | None:
         if not self._paired:
-            known = _known(first), _known(second)
-            return unpaired_difference(*known) if len(known[0]) and len(known[1]) else None
+            values = known(first), known(second)
+            return unpaired_difference(*values) if len(values[0]) and len(values[1]) else None
         first, second = self._shared(first, second)
         both = np.isfinite(first) & np.isfinite(second)
         return paired_difference(first[both], second[both]) if both.any() else None
@@ -273,12 +266,12 @@ class _Pair:
         yield from self._notes_on_tasks()
         names, scores = self._names, self._scores
         samples = [
-            str(low) if (low := int(one.episodes.min())) == (high := int(one.episodes.max())) else f"{low} to {high}"
+            str(low) if (low := min(one.episodes)) == (high := max(one.episodes)) else f"{low} to {high}"
             for one in scores
         ]
         if samples[0] != samples[1]:
             yield f"samples of a task: {_beside(names, samples)}"
-        versions = [sorted(one.versions) for one in scores]
+        versions = [sorted(run.read.versions) for run in self._runs]
         if versions[0] != versions[1] and all(len(one) == 1 for one in versions):
             yield f"version of the weights: {_beside(names, [one[0] or 'not known' for one in versions])}"
         parts = [set(one.parts) for one in scores]
@@ -294,7 +287,7 @@ class _Pair:
                 examples = (task_id for task_id in own if task_id not in other)
                 named = _named([task_id for task_id, _ in zip(examples, range(_MOST_NAMED), strict=False)], only)
                 yield f"{counted(only, 'task')} only in {self._names[number]}: {named}"
-        data = [one.data[rows] for one, rows in zip(self._scores, self._rows, strict=True)]
+        data = [run.read.data[rows] for run, rows in zip(self._runs, self._rows, strict=True)]
         unknown = (data[0] == 0) | (data[1] == 0)
         changed = np.flatnonzero(~unknown & (data[0] != data[1]))
         if len(changed):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 import os
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,8 +17,7 @@ from pydantic import ValidationError
 
 from rollouts.errors import CommandFileError
 from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults, FailedEpisodes
-from rollouts.evaluation.statistics import pass_at_k
-from rollouts.evaluation.task_scores import task_scores, unusable_warning
+from rollouts.evaluation.task_scores import TaskScores
 from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
 from rollouts.observability.metric_sinks import complete_lines
 from rollouts.rewards import reward_parts
@@ -98,41 +95,18 @@ def read_settings(stored: StoredRun) -> RunSettings:
     return RunSettings(complete, configuration if known else None, results)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RunScores:
-    """The tasks of a run, in the order of its file: arrays (tasks,), where a row is that of `places[task_id]`.
+    """What a run's groups say. `versions` has the number of groups of each oldest version of the weights.
 
-    - `rewards`, `parts`: the mean over the task's episodes that count, float64 by name; NaN where there is none. The
-      names of `rewards` are "total", "environment" and "group".
-    - `episodes`, `counts`, `successes`: all episodes of the task, those that count, those that succeed; int64.
-    - `data`: a digest of the task data, uint64; 0 where they are not known.
-    - `versions`: the number of groups of each oldest version of the weights.
-    - `failed`, `turns`, `length_stops`, `left_out_parts`: totals.
-    - `problems`: a line for each thing that could not be read.
-
-    A task with several groups, as of a training run, has the episodes of all of them.
+    `data`: a digest of the data of each task of `scores`, uint64; 0 where they are not known. `problems`: a line for
+    each thing that could not be read.
     """
 
-    places: dict[str, int]
-    rewards: dict[str, np.ndarray]
-    parts: dict[str, np.ndarray]
-    episodes: np.ndarray
-    counts: np.ndarray
-    successes: np.ndarray
+    scores: TaskScores
     data: np.ndarray
     versions: Counter[str]
-    failed: int
-    turns: int
-    length_stops: int
-    left_out_parts: int
     problems: list[str]
-
-    def pass_at(self, k: int) -> np.ndarray:
-        """pass@k of each task, float64 (tasks,); NaN where fewer than `k` episodes count."""
-        pairs, of_task = np.unique(np.stack([self.counts, self.successes]), axis=1, return_inverse=True)
-        values = [pass_at_k(n, c, k) if k <= n else math.nan for n, c in pairs.T.tolist()]
-        column: np.ndarray = np.array(values, np.float64)[of_task.reshape(-1)]
-        return column
 
 
 def read_scores(stored: StoredRun, *, threshold: float, failed: FailedEpisodes) -> RunScores:
@@ -142,17 +116,21 @@ def read_scores(stored: StoredRun, *, threshold: float, failed: FailedEpisodes) 
     `CommandFileError` for a damaged line, and a run without a group, or without one of the version.
     """
     problems: list[str] = []
-    columns = _Columns(threshold, failed)
+    scores = TaskScores(threshold, failed)
+    data: array[int] = array("Q")
     versions: Counter[str] = Counter()
     rows = _stored_rows(stored, problems) if stored.metrics.exists() else _rows_of_episodes(stored, problems)
     for row in rows:
         versions[row.oldest_version] += 1
         if stored.version in (None, row.oldest_version):
-            columns.add(row)
-    if not columns.places:
+            scores.add(row)
+            if len(data) < len(scores.places):
+                data.append(_digest(row.task_data))
+    if not data:
         raise CommandFileError(stored.path, _reason_for_nothing(stored, versions, problems))
+    scores.complete()
     chosen = versions if stored.version is None else Counter({stored.version: versions[stored.version]})
-    return columns.scores(chosen, problems)
+    return RunScores(scores, np.array(data), chosen, problems)
 
 
 def _reason_for_nothing(stored: StoredRun, versions: Counter[str], problems: list[str]) -> str:
@@ -195,89 +173,6 @@ def _group_of(trajectory: Trajectory) -> Group:
         reward_parts=reward_parts([trajectory]),
         oldest_version=oldest,
     )
-
-
-@dataclass(slots=True)
-class _Columns:
-    """Grows the arrays of `RunScores`, a group at a time."""
-
-    threshold: float
-    failed_episodes: FailedEpisodes
-    places: dict[str, int] = field(default_factory=dict)
-    rewards: dict[str, array[float]] = field(default_factory=dict)
-    parts: dict[str, array[float]] = field(default_factory=dict)
-    episodes: array[int] = field(default_factory=lambda: array("q"))
-    counts: array[int] = field(default_factory=lambda: array("q"))
-    successes: array[int] = field(default_factory=lambda: array("q"))
-    data: array[int] = field(default_factory=lambda: array("Q"))
-    failed: int = 0
-    turns: int = 0
-    length_stops: int = 0
-    unusable: int = 0
-    left_out_parts: set[str] = field(default_factory=set)
-    without_parts: list[int] = field(default_factory=list)
-
-    def add(self, row: GroupMetrics) -> None:
-        scores = task_scores(row, self.threshold, self.failed_episodes)
-        place = self.places.setdefault(row.task_id, len(self.places))
-        if place == len(self.counts):
-            for column in (self.episodes, self.counts, self.successes):
-                column.append(0)
-            self.data.append(_digest(row.task_data))
-        count = len(scores.successes)
-        self.unusable += scores.unusable
-        if count and scores.all_failed:  # its parts, of which the names are not known, are 0 as its total is
-            self.without_parts.append(place)
-        for columns, values in ((self.rewards, scores.rewards), (self.parts, scores.parts)):
-            for name, episode_rewards in values.items():
-                if name not in columns and len(columns) == MOST_PARTS:
-                    if len(self.left_out_parts) < MOST_PARTS:
-                        self.left_out_parts.add(name)
-                elif count:
-                    mean = math.fsum(reward / count for reward in episode_rewards.tolist())
-                    self._put(columns.setdefault(name, array("d")), place, mean, count)
-        self.episodes[place] += len(row.total_rewards)
-        self.counts[place] += count
-        self.successes[place] += int(scores.successes.sum())
-        self.failed += row.failed
-        self.turns += row.turns
-        self.length_stops += row.length_stops
-
-    def _put(self, column: array[float], place: int, mean: float, count: int) -> None:
-        """Set the mean of a task, or combine it with that of the task's groups before."""
-        _fill(column, place + 1)
-        if not math.isnan(column[place]):
-            share = count / (self.counts[place] + count)
-            mean = column[place] * (1 - share) + mean * share
-        column[place] = mean
-
-    def scores(self, versions: Counter[str], problems: list[str]) -> RunScores:
-        if self.unusable:
-            problems.append(unusable_warning(self.unusable))
-        for column in (*self.rewards.values(), *self.parts.values()):
-            _fill(column, len(self.places))
-        for column in self.parts.values():
-            for place in self.without_parts:
-                column[place] = 0.0 if math.isnan(column[place]) else column[place]
-        return RunScores(
-            places=self.places,
-            rewards={name: np.array(column) for name, column in self.rewards.items()},
-            parts={name: np.array(column) for name, column in self.parts.items()},
-            episodes=np.array(self.episodes),
-            counts=np.array(self.counts),
-            successes=np.array(self.successes),
-            data=np.array(self.data),
-            versions=versions,
-            failed=self.failed,
-            turns=self.turns,
-            length_stops=self.length_stops,
-            left_out_parts=len(self.left_out_parts),
-            problems=problems,
-        )
-
-
-def _fill(column: array[float], length: int) -> None:
-    column.extend(itertools.repeat(math.nan, length - len(column)))
 
 
 def _digest(data: Any) -> int:

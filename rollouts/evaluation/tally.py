@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections import Counter, defaultdict
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from rollouts.errors import ArgumentError
-from rollouts.evaluation.results import ErrorCount, EvaluationResults, FailedEpisodes
-from rollouts.evaluation.statistics import (
-    Estimate,
-    mean_of_tasks,
-    pass_at_k,
-    pass_hat_k,
-    rate_of_tasks,
-    reward_of_tasks,
-)
-from rollouts.evaluation.task_scores import checked_counting, chosen_k, task_scores, unusable_warning
+from rollouts.evaluation.results import EvaluationResults, FailedEpisodes
+from rollouts.evaluation.statistics import Estimate, mean_of_tasks, pass_hat_k, rate_of_tasks, reward_of_tasks
+from rollouts.evaluation.task_scores import TaskScores, chosen_k, known
 from rollouts.observability.group_metrics import GroupMetrics
-from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.runner import Runner
 from rollouts.task import Task
-from rollouts.terminal.text import shortened
 from rollouts.values import check_integer
-
-_TOTALS: Final = ("failed", "turns", "length_stops", "tokens", "sampled_tokens", "images", "sounds")
 
 
 class Tally:
@@ -56,17 +42,8 @@ class Tally:
         k: Iterable[int] | None = None,
     ) -> None:
         self._samples = check_integer("samples", samples)
-        self._threshold, self._failed = checked_counting(threshold, failed)
-        self._rewards: defaultdict[str, array[float]] = defaultdict(_column)
-        self._parts: defaultdict[str, array[float]] = defaultdict(_column)
-        self._pass_at: dict[int, array[float]] = {one: _column() for one in chosen_k(self._samples, k)}
-        self._pass_hat: dict[int, array[float]] = {one: _column() for one in self._pass_at}
-        self._truncated = _column()
-        self._totals = dict.fromkeys(_TOTALS, 0)
-        self._episodes = self._without_parts = self._unusable = 0
-        self._lowest, self._highest = math.inf, -math.inf
-        self._errors: Counter[str] = Counter()
-        self._examples: dict[str, str] = {}
+        self._k = chosen_k(self._samples, k)
+        self._scores = TaskScores(threshold, failed)
 
     def add(self, row: GroupMetrics) -> None:
         """Add the group of a task. Raises `ArgumentError` for another number of episodes than `samples`."""
@@ -74,87 +51,55 @@ class Tally:
         if count != self._samples:
             rule = f"the group of task {row.task_id!r:.80} has so many episodes; pass groups of {self._samples}"
             raise ArgumentError("row", count, rule)
-        self._episodes += count
-        for name in self._totals:
-            self._totals[name] += getattr(row, name)
-        self._truncated.append(row.truncated / count)
-        for text in row.errors:
-            kind = text.partition(":")[0]
-            self._errors[kind] += 1
-            self._examples.setdefault(kind, shortened(text, 1000))
-        scores = task_scores(row, self._threshold, self._failed)
-        total = scores.rewards["total"]
-        self._unusable += scores.unusable
-        if not len(total):
-            return
-        self._without_parts += scores.all_failed  # what the parts would have been named is not known
-        self._lowest, self._highest = min(self._lowest, total.min()), max(self._highest, total.max())
-        for columns, values in ((self._rewards, scores.rewards), (self._parts, scores.parts)):
-            for name, column in values.items():
-                columns[name].append(column.mean())
-        successes = int(scores.successes.sum())
-        for k in self._pass_at:
-            if k <= len(total):
-                self._pass_at[k].append(pass_at_k(len(total), successes, k))
-                self._pass_hat[k].append(pass_hat_k(len(total), successes, k))
+        self._scores.add(row)
 
     def results(self, *, complete: bool, configuration: Mapping[str, Any] | None = None) -> EvaluationResults:
         """The estimates over the groups so far. `complete` and `configuration` are as in `EvaluationResults`."""
+        scores = self._scores
+        scores.complete()
+        rewards, parts = scores.rewards, scores.parts
+        truncated = np.array(scores.truncated, np.float64) / np.array(scores.episodes)
         return EvaluationResults(
             complete=complete,
-            tasks=len(self._truncated),
+            tasks=len(scores.places),
             samples=self._samples,
-            episodes=self._episodes,
-            failed_episodes=self._failed,
-            threshold=self._threshold,
-            total_reward=_estimate(self._rewards["total"], reward_of_tasks),
-            environment_reward=_estimate(self._rewards["environment"], reward_of_tasks),
-            group_reward=_estimate(self._rewards["group"], mean_of_tasks),
-            reward_parts={
-                name: reward_of_tasks(np.append(self._parts[name], np.zeros(self._without_parts)))
-                for name in sorted(self._parts)
-            },
-            pass_at_k={k: rate_of_tasks(np.array(column)) for k, column in self._pass_at.items() if column},
-            pass_hat_k={k: rate_of_tasks(np.array(column)) for k, column in self._pass_hat.items() if column},
-            truncated=_estimate(self._truncated, rate_of_tasks),
-            failed=self._totals["failed"],
-            turns=self._totals["turns"],
-            length_stops=self._totals["length_stops"],
-            tokens=self._totals["tokens"],
-            sampled_tokens=self._totals["sampled_tokens"],
-            images=self._totals["images"],
-            sounds=self._totals["sounds"],
-            errors={
-                kind: ErrorCount(episodes=count, example=self._examples[kind])
-                for kind, count in self._errors.most_common(10)
-            },
+            episodes=sum(scores.episodes),
+            failed_episodes=scores.failed_episodes,
+            threshold=scores.threshold,
+            total_reward=_estimate(rewards.get("total", ()), reward_of_tasks),
+            environment_reward=_estimate(rewards.get("environment", ()), reward_of_tasks),
+            group_reward=_estimate(rewards.get("group", ()), mean_of_tasks),
+            reward_parts={name: reward_of_tasks(known(parts[name])) for name in sorted(parts)},
+            pass_at_k=self._rates(scores.pass_at),
+            pass_hat_k=self._rates(lambda k: scores.pass_at(k, pass_hat_k)),
+            truncated=_estimate(truncated, rate_of_tasks),
+            **scores.totals,
+            errors=scores.errors.most_frequent(),
             configuration=dict(configuration or {}),
-            warnings=list(self._warnings()),
+            warnings=[*_warnings(scores), *scores.warnings()],
         )
 
-    def _warnings(self) -> Iterable[str]:
-        all_alike = self._lowest == self._highest and self._lowest in (0, 1)  # nothing, or everything, is right
-        if self._rewards["total"] and not all_alike and not self._lowest <= self._threshold <= self._highest:
-            all_or_none = "no episode succeeds" if self._threshold > self._highest else "every episode succeeds"
-            yield (
-                f"the threshold {self._threshold:g} is outside of the rewards, which are from {self._lowest:g} to "
-                f"{self._highest:g}: {all_or_none}; choose another threshold"
-            )
-        if self._unusable:
-            yield unusable_warning(self._unusable)
-        without = len(self._truncated) - len(self._rewards["total"])
-        if without:
-            yield f"{without:,} of {len(self._truncated):,} tasks have no episode that counts, and are in no estimate"
-        if warning := length_stops_warning(self._totals["length_stops"], self._totals["turns"]):
-            yield warning
+    def _rates(self, column: Callable[[int], np.ndarray]) -> dict[int, Estimate]:
+        found = {k: known(column(k)) for k in self._k}
+        return {k: rate_of_tasks(values) for k, values in found.items() if len(values)}
 
 
-def _column() -> array[float]:
-    return array("d")
+def _warnings(scores: TaskScores) -> Iterable[str]:
+    low, high, threshold = scores.lowest, scores.highest, scores.threshold
+    all_alike = low == high and low in (0, 1)  # nothing, or everything, is right
+    if low <= high and not all_alike and not low <= threshold <= high:
+        all_or_none = "no episode succeeds" if threshold > high else "every episode succeeds"
+        yield (
+            f"the threshold {threshold:g} is outside of the rewards, which are from {low:g} to {high:g}: "
+            f"{all_or_none}; choose another threshold"
+        )
+    if without := scores.counts.count(0):
+        yield f"{without:,} of {len(scores.places):,} tasks have no episode that counts, and are in no estimate"
 
 
-def _estimate(column: array[float], of_tasks: Callable[[np.ndarray], Estimate]) -> Estimate | None:
-    return of_tasks(np.array(column)) if column else None
+def _estimate(column: Iterable[float], of_tasks: Callable[[np.ndarray], Estimate]) -> Estimate | None:
+    values = known(column)
+    return of_tasks(values) if len(values) else None
 
 
 async def evaluate(

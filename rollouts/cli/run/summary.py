@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from rollouts.evaluation.task_scores import ErrorCounts
 from rollouts.files import replaced_file
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.terminal.table import Column, print_table
-from rollouts.terminal.text import printable_line, shortened
+from rollouts.terminal.text import printable_line
 from rollouts.values import mean_and_spread
 
 _TOTALS = ("done", "truncated", "failed", "turns", "length_stops", "tokens", "sampled_tokens", "images", "sounds")
@@ -42,8 +43,7 @@ def summarise(
     rewards: dict[str, array[float]] = {name: array("d") for name in ("total", "environment", "group")}
     parts: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
     teacher_kl = array("d")
-    errors: Counter[str] = Counter()
-    examples: dict[str, str] = {}
+    errors = ErrorCounts()
     for row in rows:
         groups += 1
         attempts += sum(row.attempts)
@@ -56,10 +56,7 @@ def summarise(
         for name, part in row.reward_parts.items():
             parts[name].extend(part)
         teacher_kl.extend(value for value in row.teacher_kl or () if value is not None)
-        for text in row.errors:
-            kind = text.partition(":")[0]
-            errors[kind] += 1
-            examples.setdefault(kind, shortened(text, 1000))  # it may quote a whole message; the episode has all of it
+        errors.add(row.errors)
     found = {name: mean_and_spread(values) for name, values in rewards.items()}
     return {
         "complete": complete,
@@ -74,7 +71,7 @@ def summarise(
         "rewards_not_finite": found["total"].not_finite,
         **({"teacher_kl_mean": mean_and_spread(teacher_kl).mean} if teacher_kl else {}),
         "reward_parts": {name: _known(mean_and_spread(parts[name]).mean) for name in sorted(parts)},
-        "errors": {kind: {"episodes": count, "example": examples[kind]} for kind, count in errors.most_common(10)},
+        "errors": {kind: error.model_dump() for kind, error in errors.most_frequent().items()},
         "metrics": dict(metrics),
     }
 
