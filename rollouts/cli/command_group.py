@@ -40,7 +40,7 @@ APP_SETTINGS: Final[Mapping[str, Any]] = {
 class Command(TyperCommand):
     """One command. Its help shows `FILE`, not typer's `{FILE}` and `FILE <path>`.
 
-    Options of one `rich_help_panel` are listed under that title. In a list of commands its first sentence is whole.
+    In a list of commands its first sentence is whole.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -52,14 +52,6 @@ class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            if (row := parameter.get_help_record(ctx)) is not None:
-                other = "Arguments" if isinstance(parameter, TyperArgument) else "Options"
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or other, []).append(row)
-        _write_sections(sections, formatter)
-
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(_ANY_LENGTH)
 
@@ -69,12 +61,6 @@ class Command(TyperCommand):
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")  # pydantic's, which typer passes on
             raise
-
-
-def _write_sections(sections: Mapping[str, list[tuple[str, str]]], formatter: Any) -> None:
-    for title, rows in sections.items():
-        with formatter.section(title):
-            formatter.write_dl(rows)
 
 
 class CommandGroup(TyperGroup):
@@ -88,7 +74,9 @@ class CommandGroup(TyperGroup):
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
             sections.setdefault(command.rich_help_panel or "Commands", []).append((name, command.get_short_help_str()))
-        _write_sections(sections, formatter)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(_ANY_LENGTH)

@@ -41,7 +41,7 @@ class EngineKind(StrEnum):
 class ConfigOption(NamedTuple):
     """An option of a command that gives a value of its configuration.
 
-    `key` is the key of the value; without one, the option gives several values (`model_changes`, `set_changes`).
+    `key` is the key of the value; without one, the option gives several values (`model_changes`).
     """
 
     name: str
@@ -49,7 +49,6 @@ class ConfigOption(NamedTuple):
     kind: Any
     metavar: str | None
     help: str
-    panel: str | None = None
     short: tuple[str, ...] = ()
 
     @property
@@ -57,20 +56,15 @@ class ConfigOption(NamedTuple):
         return f"--{self.name.replace('_', '-')}"
 
 
-_MODEL: Final = "Model"
-_EPISODES: Final = "Tasks and episodes"
-
 SET: Final = ConfigOption(
     "set", "", list[str], "KEY=VALUE", "A value of the configuration, such as limits.max_turns=4; several times."
 )
 MODEL_OPTIONS: Final = (
-    ConfigOption("model", "", str, "MODEL", "The directory or repository, or its name at an endpoint.", _MODEL),
-    ConfigOption("base_url", "", list[str], "URL", "A server or endpoint; several times for a fleet.", _MODEL),
+    ConfigOption("model", "", str, "MODEL", "The directory or repository, or its name at an endpoint."),
+    ConfigOption("base_url", "", list[str], "URL", "A server or endpoint; several times for a fleet."),
+    ConfigOption("engine", "", EngineKind, None, "What is at --base-url (default: vllm); local: run in this process."),
     ConfigOption(
-        "engine", "", EngineKind, None, "What is at --base-url (default: vllm); local: run in this process.", _MODEL
-    ),
-    ConfigOption(
-        "api_key_env", "engine.api_key_env", str, "NAME", "The environment variable with the key of --base-url.", _MODEL
+        "api_key_env", "engine.api_key_env", str, "NAME", "The environment variable with the key of --base-url."
     ),
 )
 EPISODE_OPTIONS: Final = (
@@ -80,7 +74,6 @@ EPISODE_OPTIONS: Final = (
         str,
         "FILE.py:FUNCTION",
         "score(completion, task) of a file or module, for one answer to each task.",
-        _EPISODES,
     ),
     ConfigOption(
         "environment",
@@ -88,11 +81,10 @@ EPISODE_OPTIONS: Final = (
         str,
         "FILE.py:NAME",
         "A class or function that is called with a task for each episode.",
-        _EPISODES,
     ),
-    ConfigOption("samples", "group_size", int, "N", "Episodes of each task; default: 1.", _EPISODES, ("-n",)),
-    ConfigOption("max_tokens", "sampling.max_tokens", int, "N", "Tokens of an answer; default: 2,048.", _EPISODES),
-    ConfigOption("temperature", "sampling.temperature", float, "T", "Of the sampling; default: 1.", _EPISODES),
+    ConfigOption("samples", "group_size", int, "N", "Episodes of each task; default: 1.", ("-n",)),
+    ConfigOption("max_tokens", "sampling.max_tokens", int, "N", "Tokens of an answer; default: 2,048."),
+    ConfigOption("temperature", "sampling.temperature", float, "T", "Of the sampling; default: 1."),
     ConfigOption("out", "output.directory", Path, "DIR", "The output directory; default: evaluations/TASKS-MODEL."),
 )
 
@@ -115,7 +107,6 @@ def takes(*options: ConfigOption) -> Callable[[Command], Command]:
                         *option.short,
                         metavar=option.metavar,
                         help=option.help,
-                        rich_help_panel=option.panel,
                     ),
                 ],
             )

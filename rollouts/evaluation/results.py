@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rollouts.errors import CommandFileError, short_repr, validation_errors
-from rollouts.evaluation.statistics import (
-    Estimate,
-)
+from rollouts.errors import CommandFileError, validation_errors
+from rollouts.evaluation.statistics import Estimate
 from rollouts.files import replaced_file
 from rollouts.terminal.text import counted
 
@@ -126,16 +123,11 @@ class EvaluationResults(BaseModel):
         try:
             if len(content) > _MOST_BYTES:
                 raise ValueError(f"it is larger than {_MOST_BYTES >> 20} MiB")
-            values = json.loads(content)
-            version = values.get("version") if isinstance(values, dict) else None
-            if version != RESULTS_VERSION:
-                cure = "`rollouts eval ... --resume` on the directory writes it anew from metrics.jsonl"
-                reason = f"its version is {short_repr(version)}, and this release reads {RESULTS_VERSION}; {cure}"
-                raise CommandFileError(path, reason)
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = validation_errors(error)[0]
-            problem = ": ".join([".".join(map(str, first["loc"])), first["msg"]])
-            raise CommandFileError(path, f"no results of an evaluation ({problem})") from error
-        except (ValueError, RecursionError) as error:
-            raise CommandFileError(path, f"no results of an evaluation: {error}") from error
+            return cls.model_validate_json(content)
+        except ValueError as error:
+            problem = str(error)
+            if isinstance(error, ValidationError):  # without the values
+                first = validation_errors(error)[0]
+                problem = ": ".join([*map(str, first["loc"]), first["msg"]])
+            cure = "`rollouts eval ... --resume` on the directory writes it anew from metrics.jsonl"
+            raise CommandFileError(path, f"no results of an evaluation ({problem}); {cure}") from error

@@ -6,7 +6,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from pydantic import ValidationError
 
 from renderers import TemplateRenderer, load_renderer
 from renderers.errors import MissingExtraError
-from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams
+from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.episodes.environment import ThreadedEnvironment
 from rollouts.errors import describe_exception, validation_errors
 from rollouts.rewards import GroupReward, Reward, check_names
 from rollouts.run_config.config_file import ConfigFile, EngineFile
-from rollouts.run_config.engines import engine_factory, media_policy, server_kind
+from rollouts.run_config.engines import media_policy, server_kind
 from rollouts.run_config.errors import KeyPath, ProblemList
 from rollouts.run_config.import_paths import check_call, imported_function, imported_object, make_importable
 from rollouts.run_config.sections import (
@@ -306,25 +305,6 @@ def load_verifiers(file: ConfigFile) -> tuple[Any, TaskSource]:
     if is_empty:
         raise file.error(("environment", "id"), f"the taskset {section.id!r} has no task")
     return env, tasks
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerParts:
-    """What a worker needs of a configuration. `make_engine` loads a local model."""
-
-    make_environment: MakeEnvironment
-    renderer: TemplateRenderer | None
-    make_engine: Callable[[], Engine | ChatEngine]
-
-
-def make_worker_parts(file: ConfigFile) -> WorkerParts:
-    """Make what a worker needs. Raises `RunConfigError` with every problem, and `MissingExtraError`."""
-    problems = ProblemList()
-    make_environment = problems.attempt(lambda: environment_factory(file))
-    renderer = problems.attempt(lambda: make_renderer(file, offline=False))
-    make_engine = problems.attempt(lambda: engine_factory(file, renderer))
-    problems.check()
-    return WorkerParts(make_environment, renderer, make_engine)
 
 
 def worker_configuration(file: ConfigFile) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import sys
 import tomllib
@@ -91,11 +90,8 @@ class FileTaskSource:
 
     def digest(self) -> str:
         """The SHA-256 digest of the file, in hexadecimal."""
-        digest = hashlib.sha256()
-        with open_readable(self._path) as content:
-            while piece := content.read(2**20):
-                digest.update(piece)
-        return digest.hexdigest()
+        with open(self._path, "rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
 
     def check(self, count: int | None = None) -> None:
         """Read the first `count` rows, or all: a run ends at a wrong one, perhaps after hours.
@@ -136,29 +132,19 @@ def _rows(
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    # Text is decoded many lines at once: a strict decoder would raise before the lines ahead of a wrong one are read.
-    with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig", errors="surrogateescape") as text:
-        for number, line in enumerate(text, 1):
-            if line.strip():
-                yield number, _parsed(path, number, line)
-
-
-def _parsed(path: Path, line: int, text: str) -> Any:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TaskFileError(path, line, "is not UTF-8 text; save the file as UTF-8") from error
-    try:
-        row = json.loads(text.rstrip("\r\n"))
-        if "\\u" in text:  # only an escape can stand for what UTF-8 cannot encode
-            json.dumps(row, ensure_ascii=False).encode()
-        return row
-    except UnicodeEncodeError as error:
-        reason = f"it has half of a surrogate pair, {error.object[error.start]!a}, which UTF-8 cannot encode"
-        raise TaskFileError(path, line, f"{reason}; write the whole character, or remove it") from error
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise TaskFileError(path, line, f"not JSON: {reason}; write one JSON object a line") from error
+    with open_readable(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                text = line.decode("utf-8-sig")
+                row = json.loads(text)
+                if "\\u" in text:  # only an escape can stand for what UTF-8 cannot encode, half of a surrogate pair
+                    json.dumps(row, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
+                reason = f"not JSON in UTF-8: {error}; write one JSON object a line"
+                raise TaskFileError(path, number, reason) from error
+            yield number, row
 
 
 def _toml_rows(path: Path) -> list[Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from typer.testing import CliRunner
 
@@ -16,16 +14,6 @@ def test_help_in_a_narrow_terminal_has_the_whole_names_of_options(monkeypatch: p
     assert result.exit_code == 0
     for option in ("--chat-template", "--generation-prompt", "--by <owner|sampled|content>"):
         assert option in result.stdout
-
-
-def test_help_lists_the_options_of_eval_in_groups() -> None:
-    shown = CliRunner().invoke(app, ["eval", "--help"]).stdout
-    titles = ["Arguments", "Options", "Model", "Tasks and episodes"]
-    assert re.findall("^([A-Z].*):$", shown, re.MULTILINE) == titles
-    sections = dict(zip(titles, re.split("^[A-Z].*:$", shown, flags=re.MULTILINE)[1:], strict=True))
-    places = {"--base-url": "Model", "--score": "Tasks and episodes", "--samples": "Tasks and episodes"}
-    for option, title in {**places, "--resume": "Options", "--set": "Options"}.items():
-        assert re.search(f"^ .*{option} ", sections[title], re.MULTILINE), option
 
 
 def test_version_is_printed() -> None:

@@ -14,14 +14,9 @@ from rollouts.cli.run.execution import MakeWorkers
 from rollouts.engines.protocol import ChatEngine, Engine
 from rollouts.errors import ArgumentError
 from rollouts.run_config.config_file import Change, ConfigFile, read_config
-from rollouts.run_config.engines import connect
-from rollouts.run_config.parts import (
-    WorkerParts,
-    check_processes,
-    make_worker_parts,
-    worker_configuration,
-)
-from rollouts.task import Task
+from rollouts.run_config.engines import connect, engine_factory
+from rollouts.run_config.parts import check_processes, environment_factory, make_renderer, worker_configuration
+from rollouts.task import MakeEnvironment, Task
 from rollouts.workers.protocol import Workers
 
 
@@ -39,11 +34,11 @@ class ConfiguredParts:
 
     def make_environment(self, task: Task) -> Any:
         """An environment for one episode."""
-        return self._parts.make_environment(task)
+        return self._make_environment(task)
 
     async def make_engine(self) -> Engine | ChatEngine:
         """The engine, after it was asked what it is. Raises `RunConfigError`."""
-        engine = self._parts.make_engine()
+        engine = engine_factory(self._file, self._renderer)()
         try:
             await connect(self._file, engine)
         except BaseException:
@@ -53,7 +48,15 @@ class ConfiguredParts:
 
     def make_renderer(self) -> TemplateRenderer | None:
         """The renderer."""
-        return self._parts.renderer
+        return self._renderer
+
+    @cached_property
+    def _make_environment(self) -> MakeEnvironment:
+        return environment_factory(self._file)
+
+    @cached_property
+    def _renderer(self) -> TemplateRenderer | None:
+        return make_renderer(self._file, offline=False)
 
     @cached_property
     def _file(self) -> ConfigFile:
@@ -65,10 +68,6 @@ class ConfiguredParts:
             rule = "send the same file to all nodes"
             raise ArgumentError("CONFIG", self._path, f"its environment or renderer are not those of the run; {rule}")
         return file
-
-    @cached_property
-    def _parts(self) -> WorkerParts:
-        return make_worker_parts(self._file)
 
 
 def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:

@@ -73,14 +73,14 @@ def test_the_ids_and_seeds_of_a_parquet_file_are_checked(tmp_path: Path, keys: s
 
 
 ROWS = {
-    "no JSON": ("{'a': 1}", "line 2: not JSON", "write one JSON object a line"),
-    "incomplete JSON": ('{"a": 1', "line 2: not JSON", "column 8"),
+    "no JSON": ("{'a': 1}", "line 2: not JSON in UTF-8", "write one JSON object a line"),
+    "incomplete JSON": ('{"a": 1', "line 2: not JSON", "delimiter"),
     "no object": ("[1]", "line 2: holds [1]", "write an object"),
     "no id": ('{"a": 1}', "line 2: has no 'name'", "add it, or remove tasks.id_key"),
     "id of another type": ('{"name": 1.5}', "line 2: name is 1.5", "write a text or an integer"),
-    "half of a surrogate pair": ('{"name": "\\ud800"}', "line 2: it has half of a surrogate pair", "whole character"),
+    "half of a surrogate pair": ('{"name": "\\ud800"}', "line 2: not JSON in UTF-8", "surrogates not allowed"),
     "empty id": ('{"name": ""}', "line 2: task_id is ''", "not empty"),
-    "Latin-1": ('{"name": "caf\udce9"}', "line 2: is not UTF-8 text", "save the file as UTF-8"),
+    "Latin-1": ('{"name": "caf\udce9"}', "line 2: not JSON in UTF-8", "can't decode byte 0xe9"),
 }
 
 
@@ -106,7 +106,7 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path: Path, name: str) -> None:
         ("toml", b"x", "not TOML"),
         ("toml", b"x = " + b"9" * 5000, "not TOML: Exceeds the limit"),
         ("parquet", b"nothing", "cannot be read as Parquet"),
-        ("jsonl", b'{"name": "caf\xe9"}', "is not UTF-8"),
+        ("jsonl", b'{"name": "caf\xe9"}', "not JSON in UTF-8"),
     ],
 )
 def test_a_file_that_holds_no_tasks_is_an_error(tmp_path: Path, kind: str, content: bytes, reason: str) -> None:
