@@ -75,21 +75,6 @@ class LoadError(RendererError):
     """
 
 
-class ModelNotFoundError(LoadError):
-    """The name is neither a directory nor a reachable Hugging Face repository.
-
-    Cure: pass a directory with tokenizer.json and chat_template.jinja, or a repository that this machine reaches or has
-    in its cache.
-    """
-
-    def __init__(self, name: str, reason: str) -> None:
-        self.name = name
-        super().__init__(
-            f"no model at {name!r}: {reason}. Pass a directory with tokenizer.json and chat_template.jinja, or the "
-            "name of a repository that this machine can reach or has in its cache."
-        )
-
-
 class MissingExtraError(LoadError, ImportError):
     """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from renderers.errors import LoadError, ModelNotFoundError, short_repr
+from renderers.errors import LoadError, short_repr
 from renderers.process.files import read_json, read_text
 from renderers.tokens.added_tokens import TOKEN_ID_LIMIT, is_token_entry
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -101,9 +101,9 @@ def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
             return directory
         is_file = directory.is_file()
     except OSError as error:  # invalid as a path, for example too long
-        raise ModelNotFoundError(f"{name[:80]}...", str(error.strerror)) from error
+        raise _no_model(f"{name[:80]}...", str(error.strerror)) from error
     if is_file or isinstance(name_or_dir, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelNotFoundError(name, "there is no such directory")
+        raise _no_model(name, "there is no such directory")
     # Imported here, because the hub client takes 0.3 s to import and a local directory does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -112,7 +112,14 @@ def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelNotFoundError(name, f"no such directory, and the hub responds: {reason}") from error
+        raise _no_model(name, f"no such directory, and the hub responds: {reason}") from error
+
+
+def _no_model(name: str, reason: str) -> LoadError:
+    return LoadError(
+        f"no model at {name!r}: {reason}. Pass a directory with tokenizer.json and chat_template.jinja, or the name of "
+        "a repository that this machine can reach or has in its cache."
+    )
 
 
 def special_tokens_of(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from renderers.errors import ModelNotFoundError
+from renderers.errors import LoadError
 from renderers.model_files import ModelFiles
 
 _log = logging.getLogger("renderers")
@@ -94,7 +94,7 @@ def load_tokenizer(model_name_or_path: str) -> ModelTokenizer:
     """
     try:
         return ModelTokenizer(model_name_or_path)
-    except ModelNotFoundError:
+    except LoadError:
         if model_name_or_path not in _OPEN_COPIES:
             raise
         copy = _OPEN_COPIES[model_name_or_path]

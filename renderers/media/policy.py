@@ -6,6 +6,7 @@ import io
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from ipaddress import IPv6Address, ip_address, ip_network
 from numbers import Real
@@ -93,33 +94,36 @@ class MediaPolicy:
     max_redirects: int = 3
 
     def __post_init__(self) -> None:
+        for option, value, *allowed in self._violations():
+            raise ConfigError(f"MediaPolicy.{option}", value, allowed)
+
+    def _violations(self) -> Iterator[tuple[Any, ...]]:
+        """The options that cannot be: the name of each, its value and what it can be."""
         # A text would be read letter by letter, and a "*" in it would allow every host.
         for option in ("allowed_schemes", "allowed_hosts", "allowed_networks", "allowed_directories"):
-            value = getattr(self, option)
-            if isinstance(value, (str, bytes, Path)):
-                raise ConfigError(f"MediaPolicy.{option}", value, ("a tuple or a set",))
+            if isinstance(value := getattr(self, option), (str, bytes, Path)):
+                yield option, value, "a tuple or a set"
         limits = [field.name for field in fields(self) if field.name.startswith("max_")]
         for option in (*limits, "timeout"):
             value = getattr(self, option)
             if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-                raise ConfigError(f"MediaPolicy.{option}", value, ("a number of at least 0",))
+                yield option, value, "a number of at least 0"
         for scheme in self.allowed_schemes:
             if scheme not in ("http", "https"):
-                raise ConfigError("MediaPolicy.allowed_schemes", scheme, ("http", "https"))
+                yield "allowed_schemes", scheme, "http", "https"
         for directory in self.allowed_directories:
             if not isinstance(directory, (str, Path)) or not can_be_path(directory):
-                raise ConfigError("MediaPolicy.allowed_directories", directory, ("the path of a directory",))
+                yield "allowed_directories", directory, "the path of a directory"
         for pattern in self.allowed_hosts:
             try:
                 _matches("", pattern)
             except ValueError:
-                known = ("example.org", "*.example.org", "an address", "*")
-                raise ConfigError("MediaPolicy.allowed_hosts", pattern, known) from None
+                yield "allowed_hosts", pattern, "example.org", "*.example.org", "an address", "*"
         for network in self.allowed_networks:
             try:
                 ip_network(network)
             except ValueError as error:
-                raise ConfigError("MediaPolicy.allowed_networks", network, (f"a network ({error})",)) from None
+                yield "allowed_networks", network, f"a network ({error})"
 
     def allows_host(self, host: str) -> bool:
         """Whether a host as `normal_host` gives it matches one of `allowed_hosts`; an address matches no `*.domain`."""
@@ -127,27 +131,25 @@ class MediaPolicy:
 
     def check_size(self, width: int, height: int, *, digest: str | None = None) -> None:
         """Raise `MediaLimitError` for an image or a frame past `max_pixels` or `max_aspect_ratio`."""
-        if width * height > self.max_pixels:
-            raise _past_limit(f"{width}x{height} pixels, more than max_pixels={self.max_pixels}", digest)
-        if max(width, height) > self.max_aspect_ratio * min(width, height) > 0:
-            ratio = f"max_aspect_ratio={self.max_aspect_ratio:g}:1"
-            raise _past_limit(f"{width}x{height} pixels, longer than {ratio}", digest)
+        size = f"{width}x{height} pixels"
+        self._check("max_pixels", width * height, size, digest)
+        longer, shorter = max(width, height), min(width, height)
+        self._check("max_aspect_ratio", longer / shorter if shorter > 0 else 0, size, digest)
 
     def check_frames(self, count: int, width: int = 0, height: int = 0, *, digest: str | None = None) -> None:
         """Raise `MediaLimitError` for more frames than `max_frames`, or of this size more than `max_video_pixels`."""
-        if count > self.max_frames:
-            raise _past_limit(f"{count} frames, more than max_frames={self.max_frames}", digest)
-        if count * width * height > self.max_video_pixels:
-            limit = f"max_video_pixels={self.max_video_pixels}"
-            raise _past_limit(f"{count} frames of {width}x{height} pixels, more than {limit}", digest)
+        self._check("max_frames", count, f"{count} frames", digest)
+        self._check("max_video_pixels", count * width * height, f"{count} frames of {width}x{height} pixels", digest)
 
     def check_audio(self, seconds: float, channels: int = 1, *, digest: str | None = None) -> None:
         """Raise `MediaLimitError` for a sound past `max_audio_seconds` or `max_audio_channels`."""
-        if channels > self.max_audio_channels:
-            raise _past_limit(f"{channels} channels, more than max_audio_channels={self.max_audio_channels}", digest)
-        if seconds > self.max_audio_seconds:
-            limit = f"max_audio_seconds={self.max_audio_seconds:g}"
-            raise _past_limit(f"{seconds:.6g} seconds of sound, more than {limit}", digest)
+        self._check("max_audio_channels", channels, f"{channels} channels", digest)
+        self._check("max_audio_seconds", seconds, f"{seconds:.6g} seconds of sound", digest)
+
+    def _check(self, limit: str, actual: float, what: str, digest: str | None) -> None:
+        if actual > (most := getattr(self, limit)):
+            name = f"{digest[:12]}: " if digest else ""
+            raise MediaLimitError(f"{name}{what}, more than {limit}={most} of the media policy", digest=digest)
 
 
 def can_be_path(name: str | Path) -> bool:
@@ -181,8 +183,3 @@ def _matches(host: str, pattern: str) -> bool:
     except ValueError:
         return host.endswith(f".{name}")
     return False
-
-
-def _past_limit(reason: str, digest: str | None) -> MediaLimitError:
-    name = f"{digest[:12]}: " if digest else ""
-    return MediaLimitError(f"{name}{reason} of the media policy", digest=digest)

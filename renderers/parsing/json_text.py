@@ -23,6 +23,12 @@ class InvalidJsonError(RendererError, ValueError):
     """
 
 
+def require(is_valid: bool) -> None:
+    """Raise `ValueError` for sampled text that is no value; the parser reports it by a status."""
+    if not is_valid:
+        raise ValueError("no value")
+
+
 def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.json_text import MAX_DEPTH, finite_float, parse_json
+from renderers.parsing.json_text import MAX_DEPTH, finite_float, parse_json, require
 from renderers.parsing.markers import MarkerEncoding
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -74,8 +74,7 @@ class LiteralReader:
 
     def value(self, depth: int = 0) -> Any:
         """The value that comes next. Raises `ValueError`."""
-        if depth > MAX_DEPTH:
-            raise ValueError("nested too deeply")
+        require(depth <= MAX_DEPTH)
         for opening, closing in ("[]", "()"):
             if self.accept(opening):
                 items = [self.value(depth + 1) for _ in self._entries(closing)]
@@ -89,17 +88,15 @@ class LiteralReader:
         if number is not None:
             return self._number(number)
         name = self.name()
-        if name is not None and name in CONSTANTS:
-            return CONSTANTS[name]
-        raise ValueError(f"no value at character {self.position}")
+        require(name in CONSTANTS)
+        return CONSTANTS[str(name)]
 
     def mapping(self, separator: str, closing: str, depth: int = 0) -> dict[str, Any]:
         """Keys and values up to `closing`; the opening bracket was read before."""
         found: dict[str, Any] = {}
         for _ in self._entries(closing):
             key = self._key()
-            if key in found or not self.accept(separator):
-                raise ValueError(f"no value for {key!r}")
+            require(key not in found and self.accept(separator))
             found[key] = self.value(depth + 1)
         return found
 
@@ -110,9 +107,8 @@ class LiteralReader:
             yield
             self._ended_by_comma = self.accept(",")
             if not self._ended_by_comma:
-                if self.accept(closing):
-                    return
-                raise ValueError(f"neither , nor {closing} at character {self.position}")
+                require(self.accept(closing))
+                return
 
     def _key(self) -> str:
         self.skip_space()
@@ -142,8 +138,7 @@ class LiteralReader:
         try:
             return int(text)
         except ValueError:
-            if text.lstrip("+-").isdecimal():  # an int with more digits than Python parses
-                raise ValueError("a number with too many digits") from None
+            require(not text.lstrip("+-").isdecimal())  # an int with more digits than Python parses
         return finite_float(text)
 
     def _match(self, pattern: re.Pattern[str]) -> str | None:
@@ -158,11 +153,9 @@ def _unescaped(found: re.Match[str]) -> str:
     code, octal = found[1] or found[2] or found[3], found[4]
     if code is not None or octal is not None:
         number = int(octal, 8) if code is None else int(code, 16)
-        if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
-            raise ValueError("a lone surrogate, or a number beyond Unicode")
+        require(not 0xD800 <= number < 0xE000 and number <= 0x10FFFF)  # half of a surrogate pair; beyond Unicode
         return chr(number)
     if found[5] is not None:
         return _ESCAPED.get(found[5], found[5])
-    if found[6] == "N{":
-        raise ValueError("a character by its name")
+    require(found[6] != "N{")  # a character by its name
     return "" if found[6] is None else found.group()  # a continued line, or an escape that Python leaves unchanged

@@ -21,10 +21,9 @@ def open_readable(path: Path) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or os.isatty(descriptor)):
-            raise OSError(errno.EINVAL, "Is a device, not a file", str(path))
+            code, kind = (errno.EISDIR, "directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "device, not a file")
+            raise OSError(code, f"Is a {kind}", str(path))
         if hasattr(os, "set_blocking"):
             os.set_blocking(descriptor, True)
     except BaseException:

@@ -53,9 +53,7 @@ def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, 
     Raises `LoadError` where an id of `more` is already that of another token.
     """
     entries = definition.get("added_tokens") or []
-    if not isinstance(entries, list):
-        raise LoadError(f"tokenizer.json: added_tokens is a list, not {type(entries).__name__}")
-    for entry in entries:
+    for entry in entries if isinstance(entries, list) else [entries]:
         if not is_token_entry(entry) or type(entry.get("id")) is not int or not 0 <= entry["id"] < TOKEN_ID_LIMIT:
             raise LoadError(f"tokenizer.json: added_tokens holds no id and content at {short_repr(entry)}")
     tokens = {entry["content"]: AddedToken(entry["id"], entry["content"], entry) for entry in entries}

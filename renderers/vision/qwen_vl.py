@@ -183,14 +183,19 @@ def _resized(planes: np.ndarray, width: int, height: int, config: QwenVLConfig) 
     return np.concatenate([image_planes(image) for image in images])
 
 
+def require(is_valid: bool, path: str, problem: str) -> None:
+    """Raise a `LoadError` with the problem of the settings at `path` unless they are valid."""
+    if not is_valid:
+        raise LoadError(f"{path}: {problem}")
+
+
 def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) -> dict[str, Any]:
     """The settings that files for images and videos share: geometry, pixel limits, filter, scale.
 
     `fused`: the pixels are those of the torchvision backend, which has fewer filters.
     """
     for step in ("do_resize", "do_rescale", "do_normalize"):
-        if config.get(step) is False:
-            raise LoadError(f"{path}: {step} is false; only processors that take every step are read")
+        require(config.get(step) is not False, path, f"{step} is false; only processors that take every step are read")
     numbers = {
         name: read_integer(config, name, maximum=most, path=path)
         for name, most in (("patch_size", 1024), ("temporal_patch_size", 64), ("merge_size", 64))
@@ -202,20 +207,21 @@ def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) ->
         given = config.get(name) is not None
         numbers[name] = read_integer(config if given else edges, name if given else edge, maximum=most, path=path)
     resample = read_integer(config, "resample", minimum=0, maximum=5, default=3, path=path)
-    if fused and resample not in resampling.FILTERS:
-        known = " and ".join(f"{number} ({name})" for number, name in resampling.FILTERS.items())
-        raise LoadError(
-            f"{path}: resample is {resample}; as torchvision resizes, {known} are known. Change it, or "
-            "name Qwen2VLImageProcessorPil as image_processor_type, which resizes with Pillow"
-        )
+    known = " and ".join(f"{number} ({name})" for number, name in resampling.FILTERS.items())
+    require(
+        not fused or resample in resampling.FILTERS,
+        path,
+        f"resample is {resample}; as torchvision resizes, {known} are known. Change it, or name "
+        "Qwen2VLImageProcessorPil as image_processor_type, which resizes with Pillow",
+    )
     mean, std = (_rgb_triple(config, name, path=path) for name in ("image_mean", "image_std"))
     factor = config.get("rescale_factor", 1 / 255)
-    if not _is_number(factor) or min(factor, *map(abs, std)) < 1e-6 or max(factor, *map(abs, (*mean, *std))) >= 1e6:
-        raise LoadError(
-            f"{path}: image_mean {list(mean)}, image_std {list(std)} and rescale_factor "
-            f"{short_repr(factor)} cannot scale pixels: three numbers each for red, green and blue, and "
-            "none to divide by may be 0"
-        )
+    require(
+        _is_number(factor) and min(factor, *map(abs, std)) >= 1e-6 and max(factor, *map(abs, (*mean, *std))) < 1e6,
+        path,
+        f"image_mean {list(mean)}, image_std {list(std)} and rescale_factor {short_repr(factor)} cannot scale pixels: "
+        "three numbers each for red, green and blue, and none to divide by may be 0",
+    )
     return {**numbers, "resample": resample, "scale": PixelScale(float(factor), mean, std, fused)}
 
 
@@ -228,16 +234,16 @@ def read_integer(
         return default
     if type(value) is float and value.is_integer():
         value = int(value)
-    if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
-        bounds = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
-        raise LoadError(f"{path}: {name} is {short_repr(value)}; it has to be a whole number, {bounds}")
+    is_within = type(value) is int and minimum <= value and (maximum is None or value <= maximum)
+    bounds = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
+    require(is_within, path, f"{name} is {short_repr(value)}; it has to be a whole number, {bounds}")
     return value
 
 
 def _rgb_triple(config: Mapping[str, Any], name: str, *, path: str) -> tuple[float, ...]:
-    values = config.get(name)
-    if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
-        raise LoadError(f"{path}: {name} is {short_repr(values)}; it has to be three numbers: red, green, blue")
+    values: Any = config.get(name)
+    is_triple = isinstance(values, list) and len(values) == 3 and all(map(_is_number, values))
+    require(is_triple, path, f"{name} is {short_repr(values)}; it has to be three numbers: red, green, blue")
     return tuple(map(float, values))
 
 

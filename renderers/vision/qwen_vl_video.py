@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from renderers.errors import LoadError, MediaError, MediaLimitError, short_repr
+from renderers.errors import MediaError, MediaLimitError, short_repr
 from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, PackedArray, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
@@ -32,6 +32,7 @@ from renderers.vision.qwen_vl import (
     fitting_size,
     read_integer,
     read_pixel_settings,
+    require,
 )
 
 Family = Literal["qwen2", "qwen3"]
@@ -245,17 +246,17 @@ def resized_frame_size(
 
 def _read_sampling(config: Mapping[str, Any], family: Family, *, path: str) -> dict[str, Any]:
     sampled = bool(config["do_sample_frames"])
-    if config["fps"] is not None and config.get("num_frames") is not None:
-        raise LoadError(f"{path}: fps and num_frames are both set; set the one that is not meant to null")
-    if sampled and family == "qwen2" and config["fps"] is None and config.get("num_frames") is None:
-        raise LoadError(f"{path}: do_sample_frames is true but neither fps nor num_frames says how many")
+    given = [name for name in ("fps", "num_frames") if config.get(name) is not None]
+    require(len(given) < 2, path, "fps and num_frames are both set; set the one that is not meant to null")
+    is_said = bool(given) or not sampled or family != "qwen2"
+    require(is_said, path, "do_sample_frames is true but neither fps nor num_frames says how many")
     numbers: dict[str, Any] = {
         name: read_integer(config, name, maximum=_MAX_FRAMES, default=default, path=path)
         for name, default in (("num_frames", None), ("min_frames", 4), ("max_frames", 768))
     }
     fps = config["fps"]
-    if fps is not None and (type(fps) not in (int, float) or not 1e-6 <= fps <= 1e6):
-        raise LoadError(f"{path}: fps is {short_repr(fps)}; it is a positive number of frames a second, or null")
+    is_rate = fps is None or (type(fps) in (int, float) and 1e-6 <= fps <= 1e6)
+    require(is_rate, path, f"fps is {short_repr(fps)}; it is a positive number of frames a second, or null")
     return {
         "do_sample_frames": sampled,
         "fps": None if fps is None else float(fps),

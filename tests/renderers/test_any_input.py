@@ -172,7 +172,7 @@ def rewritten(directory: Path, target: Path, name: str, **changes: Any) -> Path:
             {"added_tokens": [{"id": 1, "content": "a"}, 1.5]},
             "added_tokens holds no id and content at 1.5",
         ),
-        ("tokenizer.json", {"added_tokens": {"a": 1}}, "added_tokens is a list"),
+        ("tokenizer.json", {"added_tokens": {"a": 1}}, "added_tokens holds no id and content"),
         ("tokenizer.json", {"added_tokens": [{"id": 0}]}, "added_tokens holds"),
         ("tokenizer.json", {"model": "x"}, "tokenizer"),
         ("tokenizer_config.json", {"chat_template": ["x"]}, "tokenizer_config"),

@@ -88,7 +88,7 @@ def test_sizes_are_checked_before_anything_is_copied_or_decoded() -> None:
         video(["not read"] * 3, MediaPolicy(max_frames=2))
     with pytest.raises(MediaLimitError, match="max_bytes"):
         image("data:;base64," + "@" * 100, MediaPolicy(max_bytes=9))  # not even looked at
-    with pytest.raises(MediaLimitError, match="max_aspect_ratio=200:1"):
+    with pytest.raises(MediaLimitError, match="max_aspect_ratio=200 of"):
         image(np.zeros((1, 201, 3), dtype=np.uint8))
     assert pixels(np.zeros((1, 200, 3), dtype=np.uint8)).shape == (1, 200, 3)
 

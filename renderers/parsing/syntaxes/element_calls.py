@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, end_of_json, parse_json
+from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, end_of_json, parse_json, require
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
@@ -280,8 +280,7 @@ class _Element:
     def value(self, text: str) -> Any:
         """The value of the element, whose content is `text`."""
         if self.children:
-            if self.schema.is_string():
-                raise ValueError("elements in a string")
+            require(not self.schema.is_string())
             if self.is_list() and all(name == "item" for name, _ in self.children):
                 return [value for _, value in self.children]
             return self.object()
@@ -295,8 +294,7 @@ class _Element:
 
     def object(self) -> dict[str, Any]:
         found = dict(self.children)
-        if len(found) < len(self.children):
-            raise ValueError("two elements of one name")
+        require(len(found) == len(self.children))
         return found
 
 
@@ -308,20 +306,16 @@ def _read_tree(call: CallText, start: int, mark: str, schema: Schema) -> dict[st
     for match in tag.finditer(call.text, start, end):
         closes, name = bool(match[1]), call.encoding.decode(match[2])
         between = call.text[position : match.start()]
-        if between.strip() and not (closes and position == path[-1].text_from):
-            raise ValueError("text beside elements")
+        require(not between.strip() or (closes and position == path[-1].text_from))  # no text beside elements
         position = match.end()
         if not closes:
             parent = path[-1]
             child = parent.schema.item() if name == "item" and parent.is_list() else parent.schema.property(name)
             path.append(_Element(name, child, match.end(), []))
-            if len(path) > MAX_DEPTH:
-                raise ValueError("nested too deeply")
+            require(len(path) <= MAX_DEPTH)
             continue
         element = path.pop()
-        if element is root or element.name != name:
-            raise ValueError("a tag that closes another element")
+        require(element is not root and element.name == name)
         path[-1].children.append((name, element.value(call.encoding.decode(between))))
-    if path != [root] or call.text[position:end].strip():
-        raise ValueError("an element that is not closed")
+    require(path == [root] and not call.text[position:end].strip())
     return root.object()
