@@ -20,7 +20,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) 
 
     Supported: None, bool, int, float, str, bytes, dates, times, datetimes, timedeltas, fixed time zones, list, tuple,
     set and frozenset of plain values, dict with plain keys, numpy arrays and scalars of every dtype without Python
-    objects (structured ones without titles), torch tensors, `MediaSource`, and dataclasses, named tuples and enums
+    objects and fields, torch tensors, `MediaSource`, and dataclasses, named tuples and enums
     registered with `wire_type`; nested up to 1000 deep, without cycles. bytearray and memoryview come back as bytes.
     Exact types only: a subclass of str or dict is an `EncodeError`; it is not sent as a str or dict.
 

@@ -19,7 +19,7 @@ from transport.errors import EncodeError, quoted
 from transport.wire import registry, wire_format
 from transport.wire.arrays import Bytes, array_parts, common_code, is_array, is_tensor, scalar_parts, tensor_parts
 from transport.wire.builtin_values import PARTS, Parts
-from transport.wire.unencodable import located
+from transport.wire.unencodable import WRONG_KEY, located
 
 OmitMedia: TypeAlias = Callable[[MediaSource], bool]
 
@@ -182,8 +182,7 @@ class _Encoding:
         try:
             msgpack.unpackb(body, ext_hook=no_key, strict_map_key=False)
         except TypeError as error:
-            reason = "dict with a key that is neither str nor an int of 64 bits"
-            raise EncodeError("value", reason, "Use str or int keys.") from error
+            raise EncodeError("value", *WRONG_KEY) from error
         if len(found) != self.extensions:
             reason = "msgpack.ExtType, which the receiver could mistake for a reference"
             raise EncodeError("value", reason, "Send its code and data.")

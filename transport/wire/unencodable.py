@@ -10,7 +10,7 @@ import msgpack
 from transport.errors import EncodeError, quoted
 from transport.wire import registry, wire_format
 
-_DEPTH: Final = 1000
+WRONG_KEY: Final = "dict with a key that is neither str nor an int of 64 bits", "Use str or int keys."
 
 
 def located(root: object, name: str, error: Exception, error_of: Callable[[object], Exception | None]) -> EncodeError:
@@ -18,34 +18,34 @@ def located(root: object, name: str, error: Exception, error_of: Callable[[objec
 
     `error` is that of the whole, and `error_of` encodes one value by itself.
     """
-    done: dict[int, object] = {}  # parts that can be encoded
-    stack: list[tuple[str, object, Iterator[tuple[str, object]]]] = [(name, None, iter([("", root)]))]
-    open_ids: set[int] = set()
-    while stack:
-        path, value, parts = stack[-1]
-        for step, part in parts:
-            if id(part) in done:
-                continue
-            if id(part) in open_ids:
-                what = "a cycle: a list or dict" if isinstance(part, list | dict) else "the object"
-                return EncodeError(path + step, f"{what} contains itself", "Refer to the parent by index or id.")
-            inner = _parts_of(part)
-            if inner is None:
-                if (wrong := error_of(part)) is not None:
-                    return _at(path + step, wrong)
-                done[id(part)] = part
-                continue
-            if isinstance(part, dict) and not all(map(_is_key, part)):
-                reason = "dict with a key that is neither str nor an int of 64 bits"
-                return EncodeError(path + step, reason, "Use str or int keys.")
-            open_ids.add(id(part))
-            stack.append((path + step, part, inner))
-            break
-        else:
-            stack.pop()
-            open_ids.discard(id(value))
-            done[id(value)] = value
-    return _at(name, error)
+    visited: dict[int, object] = {}  # alive, because another part could get the id of one
+    around: set[int] = set()
+
+    def search(part: object, path: str) -> EncodeError | None:
+        if id(part) in around:
+            what = "a cycle: a list or dict" if isinstance(part, list | dict) else "the object"
+            return EncodeError(path, f"{what} contains itself", "Refer to the parent by index or id.")
+        if id(part) in visited:
+            return None
+        visited[id(part)] = part
+        inner = _parts_of(part)
+        if inner is None:
+            wrong = error_of(part)
+            return None if wrong is None else _at(path, wrong)
+        if isinstance(part, dict) and not all(map(_is_key, part)):
+            return EncodeError(
+                path, "dict with a key that is neither str nor an int of 64 bits", "Use str or int keys."
+            )
+        around.add(id(part))
+        found = next(filter(None, (search(one, path + step) for step, one in inner)), None)
+        around.discard(id(part))
+        return found
+
+    try:
+        found = search(root, name)
+    except RecursionError:  # so many levels are too many for the encoder, too
+        found = None
+    return found or _at(name, error)
 
 
 def _at(path: str, error: Exception) -> EncodeError:
@@ -53,11 +53,8 @@ def _at(path: str, error: Exception) -> EncodeError:
         return EncodeError(path, error.reason, error.cure)
     if isinstance(error, UnicodeEncodeError):
         return EncodeError(path, f"text that is not Unicode: {error.reason}", "Replace lone surrogates.")
-    return EncodeError(
-        path,
-        f"msgpack cannot pack it: {str(error).rstrip('.')}",
-        f"Remove lists and objects nested over {_DEPTH} deep, non-contiguous memoryviews and strings over 4 GiB.",
-    )
+    cure = "Remove lists and objects nested over 1000 deep, non-contiguous memoryviews and strings over 4 GiB."
+    return EncodeError(path, f"msgpack cannot pack it: {str(error).rstrip('.')}", cure)
 
 
 def _is_key(key: object) -> bool:
