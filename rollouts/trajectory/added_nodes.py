@@ -199,30 +199,39 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
     `top_logprobs` float32 (n, k): the arrays of `Completion.top_logprobs`. Raises `TrajectoryError` where counts do
     not agree.
     """
+    end = prompt_tokens + len(completion.token_ids)
+    error = _reported_error(completion, end)
+    if error is not None:
+        raise InvalidTurnError(error)
     prompt: dict[str, np.ndarray] = {}
     sampled: dict[str, np.ndarray] = {}
-    end = prompt_tokens + len(completion.token_ids)
     if (experts := completion.routed_experts) is not None:
-        if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
-            raise TrajectoryError(f"routed experts are {short_repr(experts)}, not an array of integers")
-        if experts.ndim != 3 or len(experts) != end - 1:
-            raise TrajectoryError(
-                f"routed experts of shape {experts.shape} for {end} tokens of prompt and completion; there is one row "
-                f"for each but the last: ({end - 1}, layers, experts a token)"
-            )
         prompt[ROUTED_EXPERTS] = _predicting(experts, start, prompt_tokens)
         sampled[ROUTED_EXPERTS] = _predicting(experts, prompt_tokens, end)
     if (masks := completion.sampling_masks) is not None:
-        if not isinstance(masks, list | tuple) or not all(map(_is_row_of_ids, masks)):
-            raise TrajectoryError(f"sampling masks are {short_repr(masks)}, not one array of token ids per token")
-        if len(masks) != len(completion.token_ids):
-            raise TrajectoryError(f"{len(masks)} sampling masks for {len(completion.token_ids)} sampled tokens")
         sampled[SAMPLING_MASK] = _padded(masks)
     if (top := completion.top_logprobs) is not None:
-        if (error := top_logprobs_error(top, len(completion.token_ids), None)) is not None:
-            raise TrajectoryError(error)
         sampled[TOP_IDS], sampled[TOP_LOGPROBS] = top.token_ids.astype(np.int32), top.logprobs.astype(np.float32)
     return ReportedExtras(prompt, sampled)
+
+
+def _reported_error(completion: Completion, tokens: int) -> str | None:
+    """The first array of a completion that has a wrong type or shape; `tokens` counts those of its prompt, too."""
+    experts, masks, count = completion.routed_experts, completion.sampling_masks, len(completion.token_ids)
+    if experts is not None:
+        if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
+            return f"routed experts are {short_repr(experts)}, not an array of integers"
+        if experts.ndim != 3 or len(experts) != tokens - 1:
+            return (
+                f"routed experts of shape {experts.shape} for {tokens} tokens of prompt and completion; there is one "
+                f"row for each but the last: ({tokens - 1}, layers, experts a token)"
+            )
+    if masks is not None:
+        if not isinstance(masks, list | tuple) or not all(map(_is_row_of_ids, masks)):
+            return f"sampling masks are {short_repr(masks)}, not one array of token ids per token"
+        if len(masks) != count:
+            return f"{len(masks)} sampling masks for {count} sampled tokens"
+    return None if completion.top_logprobs is None else top_logprobs_error(completion.top_logprobs, count, None)
 
 
 def _is_row_of_ids(mask: object) -> bool:

@@ -31,19 +31,19 @@ class Turn:
     agent: str = ""
 
     def __post_init__(self) -> None:
+        error: str | None = None
         if type(self.node) is not int or self.node < 0:
-            raise TrajectoryError(f"a turn has the node {quoted(self.node)}; pass the index of its completion's node")
-        if not isinstance(self.finish_reason, FinishReason):
-            raise TrajectoryError(f"the turn of node {self.node} has no FinishReason, but {quoted(self.finish_reason)}")
-        if not isinstance(self.message, dict) or not isinstance(self.info, dict):
-            raise TrajectoryError(f"the turn of node {self.node} has a message or an info that is not a dict")
-        if not is_plain_number(self.reward) or not is_plain_number(self.seconds):
-            raise TrajectoryError(
-                f"the turn of node {self.node} has the reward {quoted(self.reward)} and the seconds "
-                f"{quoted(self.seconds)}; both are finite numbers"
-            )
-        if type(self.agent) is not str:
-            raise TrajectoryError(f"the turn of node {self.node} has the agent {quoted(self.agent)}, which is no text")
+            error = "the node is not the index of its completion's node"
+        elif not isinstance(self.finish_reason, FinishReason):
+            error = f"it has no FinishReason, but {quoted(self.finish_reason)}"
+        elif not isinstance(self.message, dict) or not isinstance(self.info, dict):
+            error = "its message or its info is not a dict"
+        elif not is_plain_number(self.reward) or not is_plain_number(self.seconds):
+            error = f"its reward {quoted(self.reward)} and seconds {quoted(self.seconds)} are not both finite numbers"
+        elif type(self.agent) is not str:
+            error = f"its agent {quoted(self.agent)} is no text"
+        if error is not None:
+            raise TrajectoryError(f"the turn of node {quoted(self.node)}: {error}")
 
 
 _LARGEST: Final = sys.float_info.max
