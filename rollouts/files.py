@@ -27,10 +27,10 @@ def replaced_file(path: Path) -> Iterator[IO[bytes]]:
 def replaced_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path at which the block writes a file, or a directory with files, that takes the place of `path` at its end.
 
-    A file is replaced at once, so that a process that is killed leaves the old one or the new one; a directory that has
-    files is not replaced (an `OSError`). Each process writes at a path of its own, `.NAME.PID.partial`, which one that
-    is killed leaves. After an error nothing is left of
-    what the block wrote. Errors of the system name `path`.
+    A file is replaced at once, so that a process that is killed leaves the old one or the new one; a
+    directory that has files is not replaced (an `OSError`). Each process writes at a path of its own,
+    `.NAME.PID.partial`, which one that is killed leaves. After an error nothing is left of what the block
+    wrote. Errors of the system name `path`.
     """
     target = Path(os.path.abspath(path))
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -67,8 +67,8 @@ def errors_name(path: str | os.PathLike[str], temporary: str | os.PathLike[str] 
 def made_directory(directory: Path, *, of: Path | None = None) -> Iterator[list[Path]]:
     """A directory, made with its parents where they are missing, and a list for the files that the block writes.
 
-    After an error these files are removed, and the directories that were made, unless another program wrote into them.
-    Where the directory cannot be made, the error names `of`.
+    After an error these files are removed, and the directories that were made, unless another program wrote
+    into them. Where the directory cannot be made, the error names `of`.
     """
     written: list[Path] = []
     missing: list[Path] = []

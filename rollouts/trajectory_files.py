@@ -1,7 +1,8 @@
 """Reads the episodes of a trajectory file that may be damaged or hostile.
 
-A file of a few hundred bytes can hold a tuple of which both members are one tuple, of which both members are one tuple,
-and so on: it is decoded in no time, because a shared value is built once, but printing or exporting it would not end.
+A file of a few hundred bytes can hold a tuple of which both members are one tuple, of which both members
+are one tuple, and so on: it is decoded in no time, because a shared value is built once, but printing or
+exporting it would not end.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MAX_BITS: Final = 1 << 13  # Python refuses to print an integer of more than abo
 def limit_violation(value: Any, sizes: dict[int, tuple[int, int] | None]) -> str | None:
     """Why `value` cannot be walked in bounded time and recursion, or None: too deep, too many parts, an endless int.
 
-    A part counts as often as it is found, and is looked at once: `sizes` has the number of parts and the depth of what
-    was looked at, by id, None while those are not known.
+    A part counts as often as it is found, and is looked at once: `sizes` has the number of parts and the
+    depth of what was looked at, by id, None while those are not known.
     """
     waiting = [(value, False)]
     while waiting:
@@ -92,8 +93,8 @@ class Episode:
 def read_episodes(reader: RecordReader, problems: list[str], *, media: bool = True) -> Iterator[Episode]:
     """The episodes in order whose values can be printed and exported; one record holds one, or a list of them.
 
-    Without `media`, the media have digests and no bytes (`RecordReader.without_media`). `problems` gets a line for
-    each record, or part of one, that holds no such episode, and for an incomplete last record.
+    Without `media`, the media have digests and no bytes (`RecordReader.without_media`). `problems` gets a
+    line for each record, or part of one, that holds no such episode, and for an incomplete last record.
     """
     number = 0
     for record in range(len(reader)):
@@ -136,7 +137,8 @@ def episodes_of_record(
 def _members(held: object) -> Iterator[object]:
     """What a record holds: a group is a list of episodes, at any depth; what came over a connection may be packed.
 
-    A list that occurs several times in a record is read once: a small record can hold exponentially many paths to it.
+    A list that occurs several times in a record is read once: a small record can hold exponentially many
+    paths to it.
     """
     waiting = [held]
     visited: set[int] = set()
@@ -170,7 +172,7 @@ def _unbounded_value(trajectory: Trajectory) -> str | None:
 
 
 #: The name of the trajectory file in the output directory of a run or demo.
-_IN_A_RUN = "trajectories.mmr"
+TRAJECTORIES_FILE: Final = "trajectories.mmr"
 
 
 def open_reader(path: Path) -> RecordReader:
@@ -187,15 +189,15 @@ def trajectory_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     if not is_run_directory(path):
-        raise CommandFileError(path, f"the directory has no {_IN_A_RUN}; name a trajectory file")
-    return path / _IN_A_RUN
+        raise CommandFileError(path, f"the directory has no {TRAJECTORIES_FILE}; name a trajectory file")
+    return path / TRAJECTORIES_FILE
 
 
 def title_of_file(path: Path) -> str:
     """The name of the run whose trajectory file this is, that of its directory; of another file its own name."""
-    return path.name if path.name != _IN_A_RUN else path.parent.resolve().name or path.name
+    return path.name if path.name != TRAJECTORIES_FILE else path.parent.resolve().name or path.name
 
 
 def is_run_directory(path: Path) -> bool:
     """Whether it is a directory with a trajectory file, as `rollouts run` and `rollouts demo` write it."""
-    return (path / _IN_A_RUN).is_file()
+    return (path / TRAJECTORIES_FILE).is_file()

@@ -24,8 +24,8 @@ from rollouts.view.token_columns import ENTROPY, is_column
 class EpisodeFigures:
     """One episode. `number` is its place in the file, `record` that of its record, `place` its own in the record.
 
-    `sampled` counts sampled tokens; `surprisal` is the mean of their negative log-probabilities, in nats, `entropy`
-    that of their entropies, as far as they are known. NaN: none is.
+    `sampled` counts sampled tokens; `surprisal` is the mean of their negative log-probabilities, in nats,
+    `entropy` that of their entropies, as far as they are known. NaN: none is.
     """
 
     number: int
@@ -128,9 +128,9 @@ def by_modality(steps: Iterable[StepMismatch]) -> dict[str, Counted]:
 class Collected:
     """The contents of a run's directory.
 
-    `mismatch`: the compared tokens by modality. `complete`: whether all tasks were run, None where nothing says so.
-    `evaluation`: the results of `rollouts eval`, if there are any. `is_partial`: the time was not enough to read all
-    episodes.
+    `mismatch`: the compared tokens by modality. `complete`: whether all tasks were run, None where nothing
+    says so. `evaluation`: the results of `rollouts eval`, if there are any. `is_partial`: the time was not
+    enough to read all episodes.
     """
 
     title: str

@@ -21,10 +21,9 @@ from rollouts.observability.training_log import (
     read_step_mismatch,
 )
 from rollouts.trajectory.tree import Trajectory
-from rollouts.trajectory_files import Episode, episodes_of_record, open_reader, read_episodes
+from rollouts.trajectory_files import TRAJECTORIES_FILE, Episode, episodes_of_record, open_reader, read_episodes
 from transport import RecordReader, TransportError
 
-TRAJECTORIES_FILE: Final = "trajectories.mmr"
 GROUPS_FILE: Final = "metrics.jsonl"
 RUNNER_FILE: Final = "runner_metrics.jsonl"
 _FILES: Final = (TRAJECTORIES_FILE, TRAINING_FILE, RUNNER_FILE)
@@ -114,8 +113,8 @@ class RunFiles:
 def run_directories(path: Path) -> list[Path]:
     """The directory itself, if it has files of a run or there is nothing else; those of models in it, by name.
 
-    A directory of `rollouts tinker` has one for each model, and itself the recorded samples; with keys both are in a
-    folder for each of them.
+    A directory of `rollouts tinker` has one for each model, and itself the recorded samples; with keys both
+    are in a folder for each of them.
     """
     places = (f"*/{TRAINING_FILE}", f"user-*/*/{TRAINING_FILE}", f"user-*/{TRAJECTORIES_FILE}")
     models = sorted({found.parent for place in places for found in path.glob(place)})

@@ -44,10 +44,10 @@ def write_report(
 ) -> WrittenReport:
     """Write the report of the directory of a run to `out`, by default `report.html` in it, and the viewer beside it.
 
-    The directory may be that of a run which goes on, was interrupted or was killed: the report has what is written. The
-    viewer is `viewer.html`, and `NAME-viewer.html` beside another NAME.html; `renderer` and `tools` are for it, as for
-    `rollouts.view.write_html`. `seconds` bounds the time for reading: a report that reached it covers the first
-    episodes, and says so. Files of earlier reports are replaced.
+    The directory may be that of a run which goes on, was interrupted or was killed: the report has what is
+    written. The viewer is `viewer.html`, and `NAME-viewer.html` beside another NAME.html; `renderer` and
+    `tools` are for it, as for `rollouts.view.write_html`. `seconds` bounds the time for reading: a report
+    that reached it covers the first episodes, and says so. Files of earlier reports are replaced.
 
     Raises `RolloutsError` for a path that is no such directory, and `OSError`.
     """

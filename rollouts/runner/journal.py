@@ -1,13 +1,14 @@
 """The journal of a run: tasks, attempts and finished groups, from which a run continues after its process was killed.
 
-A group is finished once, and it is delivered when the consumer has asked for the next one. A process that is killed in
-between leaves the group undelivered: the next process delivers the identical group, read from the journal, and does not
-run its episodes again. Of an unfinished group, the next process runs only those episodes that have no final attempt.
-What is delivered is the consumer's: of it the journal keeps the id of the task alone.
+A group is finished once, and it is delivered when the consumer has asked for the next one. A process that
+is killed in between leaves the group undelivered: the next process delivers the identical group, read from
+the journal, and does not run its episodes again. Of an unfinished group, the next process runs only those
+episodes that have no final attempt. What is delivered is the consumer's: of it the journal keeps the id of
+the task alone.
 
-What a call has recorded when it returns survives the end of the process in every form, `kill -9` included. After a
-power cut the journal has, with `fsync=True`, everything up to the last group or delivery; without it, what the system
-had written of the last seconds. What it has lost is run or delivered again.
+What a call has recorded when it returns survives the end of the process in every form, `kill -9` included.
+After a power cut the journal has, with `fsync=True`, everything up to the last group or delivery; without
+it, what the system had written of the last seconds. What it has lost is run or delivered again.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Journal:
 
         runner = Runner(..., journal=Journal.open("run/journal"))
 
-    `task_id in journal` says whether a task was started. The coroutine methods may be called at any time after
-    `resume`, in any order and concurrently; they write on a thread of the journal, in the order of the calls. A call
-    that is cancelled is carried out nevertheless. They raise `JournalError`,
-    also where another program has changed or deleted the files.
+    `task_id in journal` says whether a task was started. The coroutine methods may be called at any time
+    after `resume`, in any order and concurrently; they write on a thread of the journal, in the order of
+    the calls. A call that is cancelled is carried out nevertheless. They raise `JournalError`, also where
+    another program has changed or deleted the files.
     """
 
     def __init__(self, recorder: Recorder, configuration: Mapping[str, Any]) -> None:
@@ -71,9 +72,9 @@ class Journal:
     ) -> Self:
         """Open the journal in the directory `path`, or begin one there.
 
-        `configuration` holds plain values that must not change while the run continues, such as the name of the model
-        and of the file of tasks; `resume` compares them. With `fsync`, finished groups and deliveries are on the disk
-        when they count as such.
+        `configuration` holds plain values that must not change while the run continues, such as the name of
+        the model and of the file of tasks; `resume` compares them. With `fsync`, finished groups and
+        deliveries are on the disk when they count as such.
 
         Raises `JournalOfAnotherRunError` if another process has the journal open, `JournalError` for files that cannot
         be read or made, and `ArgumentError`.
@@ -84,10 +85,11 @@ class Journal:
     def count_as_delivered(self, task_ids: Collection[str], *, lost: Collection[str] = ()) -> None:
         """Say of which tasks the consumer has the groups. They and no others count as delivered, as recorded or not.
 
-        For a consumer that stores the groups and may have lost some, or have stored one whose delivery was not recorded
-        any more. A group that it has is not delivered again. A task whose group was delivered and is lost is run again,
-        because the journal does not keep what was delivered. Discarded groups stay discarded. `lost` are tasks of which
-        the consumer knows that it had the groups. Called before the runner begins.
+        For a consumer that stores the groups and may have lost some, or have stored one whose delivery was
+        not recorded any more. A group that it has is not delivered again. A task whose group was delivered
+        and is lost is run again, because the journal does not keep what was delivered. Discarded groups
+        stay discarded. `lost` are tasks of which the consumer knows that it had the groups. Called before
+        the runner begins.
 
         Raises `JournalError` after `resume`.
         """
@@ -113,8 +115,8 @@ class Journal:
         `configuration` is the runner's part of the configuration: group size, seed and so on. What a
         defective disk has changed is logged and counts as not recorded.
 
-        Raises `JournalOfAnotherRunError` where the journal was begun with other values, and `JournalError`, also on a
-        second call.
+        Raises `JournalOfAnotherRunError` where the journal was begun with other values, and `JournalError`,
+        also on a second call.
         """
         if self._resumed:
             raise JournalError(self.path, "a runner uses it already; open it again for another one")

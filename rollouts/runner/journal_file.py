@@ -67,8 +67,9 @@ class RecordedAttempt:
 class ResumedRun:
     """What earlier processes left, as ids of tasks.
 
-    `undelivered` groups are finished and were not delivered, in the order in which they were finished. `unfinished`
-    tasks were started, in this order. `versions` of the weights were in use, each in the place of its first use.
+    `undelivered` groups are finished and were not delivered, in the order in which they were finished.
+    `unfinished` tasks were started, in this order. `versions` of the weights were in use, each in the place
+    of its first use.
     """
 
     undelivered: tuple[str, ...] = ()

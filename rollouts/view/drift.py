@@ -40,8 +40,8 @@ class Difference(NamedTuple):
 class BranchDrift:
     """The comparison of the branch of `leaf` with a render of its messages. `error` says why there is none.
 
-    `rendered` is the number of tokens of the render, `extra_end` how many tokens it has after the branch's last one:
-    scaffold that the template prints after the last turn, which is no difference.
+    `rendered` is the number of tokens of the render, `extra_end` how many tokens it has after the branch's
+    last one: scaffold that the template prints after the last turn, which is no difference.
     """
 
     leaf: int
@@ -177,9 +177,9 @@ def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
 class ModelView:
     """What the renderer tells about one episode.
 
-    `owners` maps a node to int32 (tokens of the node,): the index of the owning message on the branch, -1 for scaffold
-    of no message. `calls` maps a turn to its attempts at tool calls. `processed` maps the `mm_hash` of an item to its
-    grid, or to why its pixels are not those of the sampler.
+    `owners` maps a node to int32 (tokens of the node,): the index of the owning message on the branch, -1
+    for scaffold of no message. `calls` maps a turn to its attempts at tool calls. `processed` maps the
+    `mm_hash` of an item to its grid, or to why its pixels are not those of the sampler.
     """
 
     drift: list[BranchDrift] = field(default_factory=list)

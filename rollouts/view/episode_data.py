@@ -1,7 +1,8 @@
 """One episode as the page receives it: a line of the list, and a payload with everything else.
 
-A payload is compressed with gzip. Inside are the length of the header (uint32, little-endian), the header (JSON in
-UTF-8), and the arrays that the header lists under `columns`, each at a multiple of 4 bytes after the header.
+A payload is compressed with gzip. Inside are the length of the header (uint32, little-endian), the header
+(JSON in UTF-8), and the arrays that the header lists under `columns`, each at a multiple of 4 bytes after
+the header.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def summary(
 ) -> dict[str, Any]:
     """The line of the list. `tokens` counts each node once; `mismatch` is the largest one, None if none is known.
 
-    `reward`, the environment reward, is None if the sum over the turns is not finite. `cut` counts `length_stops`.
+    `reward`, the environment reward, is None if the sum over the turns is not finite. `cut` counts
+    `length_stops`.
     """
     nodes, media = trajectory.nodes, trajectory.media_counts()
     given = trainer_logprobs or {}

@@ -54,13 +54,11 @@ class GrowingFile:
 
     def episode(self, number: int) -> Trajectory:
         """Raises `RolloutsError`, and `TransportError` for a record that cannot be read."""
-        if number >= len(self._places):
-            raise RolloutsError(f"episode {number}: {self._path} has {len(self._places)} episodes")
-        record, place = self._places[number]
         try:
+            record, place = self._places[number]
             return self._episodes(record, [])[place].trajectory
         except IndexError:
-            raise RolloutsError(f"episode {number}: record {record} of {self._path} has changed") from None
+            raise RolloutsError(f"episode {number}: {self._path} does not have it") from None
 
     def search(self, wanted: Sequence[str], start: int, seconds: float) -> tuple[list[int], int]:
         """The episodes from number `start` on whose messages have all texts, and the first one that was not read."""

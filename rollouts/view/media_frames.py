@@ -30,10 +30,11 @@ _POLICY: Final = MediaPolicy(timeout=10.0)
 def display_medium(source: MediaSource, modality: Modality, image_side: int = DEFAULT_IMAGE_SIDE) -> dict[str, Any]:
     """A medium for the page, as JSON.
 
-    `frames` are {"data": base64 of a PNG or WebP file, "type", "frame": its number}: one for an image, and at most 16
-    of a video, evenly spaced. An image is reduced so that its longer side has at most `image_side` pixels. `width`,
-    `height` and, of a video, `total` frames and `fps` are those of the source; `bytes` is its size. A sound has no
-    frames, and `display_sound` under `sound`. A medium that cannot be shown has no frames and an `error`.
+    `frames` are {"data": base64 of a PNG or WebP file, "type", "frame": its number}: one for an image, and
+    at most 16 of a video, evenly spaced. An image is reduced so that its longer side has at most
+    `image_side` pixels. `width`, `height` and, of a video, `total` frames and `fps` are those of the
+    source; `bytes` is its size. A sound has no frames, and `display_sound` under `sound`. A medium that
+    cannot be shown has no frames and an `error`.
     """
     medium: dict[str, Any] = {"digest": source.digest, "modality": modality, "frames": []}
     if isinstance(source, AbsentSource):
@@ -100,9 +101,9 @@ _PLAYED_SECONDS: Final = 60
 def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
     """A sound for the page, as JSON.
 
-    `seconds`, `rate`, `channels` and `format` are those of the source. `peaks` are the largest magnitudes in 240 equal
-    parts of the sound in mono, 0 to 1 of `peak`, the largest one. `wave` is base64 of a WAV file: its first 60 seconds,
-    16 bits, mono, at most 16 kHz. Raises `MediaError`.
+    `seconds`, `rate`, `channels` and `format` are those of the source. `peaks` are the largest magnitudes
+    in 240 equal parts of the sound in mono, 0 to 1 of `peak`, the largest one. `wave` is base64 of a WAV
+    file: its first 60 seconds, 16 bits, mono, at most 16 kHz. Raises `MediaError`.
     """
     info = audio_info(source, policy)
     # What models of speech hear; a second is 32 kB. Browsers play no sound of less than 3000 Hz.

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 def page_start(title: str, *, connects: bool) -> bytes:
     """The document up to its data. Blocks of data and `PAGE_END` follow. `connects`: it may fetch from its own origin.
 
-    The content security policy allows the script and the style of this page by their hashes, images and sounds from
-    memory, and nothing else; texts cannot become markup, because the policy forbids to assign markup.
+    The content security policy allows the script and the style of this page by their hashes, images and
+    sounds from memory, and nothing else; texts cannot become markup, because the policy forbids to assign
+    markup.
     """
     script, style = static_file("rollouts.view", "viewer.js"), static_file("rollouts.view", "viewer.css")
     policy = "; ".join(
@@ -117,14 +118,15 @@ def write_html(
 ) -> int:
     """Write the episodes to one HTML file, which replaces a file of that name; return how many there are.
 
-    With the model's `renderer` the page has the text of each token, the status of each tool call, and the differences
-    between each branch and a full render of its messages, with `tools` if the episodes had any. `compared` gives the
-    trainer's log-probabilities (`rollouts.training.mismatch.compared.compare_tokens`); without it they are read from
-    the extra `trainer_logprobs`. Images are reduced to `image_side` pixels on their longer side. `problems` are lines
-    that the page shows about the whole file. Memory holds one episode at a time, as far as `trajectories` does.
+    With the model's `renderer` the page has the text of each token, the status of each tool call, and the
+    differences between each branch and a full render of its messages, with `tools` if the episodes had any.
+    `compared` gives the trainer's log-probabilities (`rollouts.training.mismatch.compared.compare_tokens`);
+    without it they are read from the extra `trainer_logprobs`. Images are reduced to `image_side` pixels on
+    their longer side. `problems` are lines that the page shows about the whole file. Memory holds one
+    episode at a time, as far as `trajectories` does.
 
-    Raises `OSError`, and `RolloutsError` where `compared` has a sample that is no branch of these episodes, unless
-    `allow_unused`.
+    Raises `OSError`, and `RolloutsError` where `compared` has a sample that is no branch of these episodes,
+    unless `allow_unused`.
     """
     path = Path(path)
     trainer = None if compared is None else TrainerLogprobs(compared)

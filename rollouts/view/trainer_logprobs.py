@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class TrainerTokens:
     """The n tokens of a comparison, as far as a page needs them; `ComparedTokens` has these columns, too.
 
-    `names` are those of samples; `sample` int32 (n,) is an index into them, `position` int32 (n,) a position in the
-    sample, `trainer` float32 (n,) the trainer's log-probability.
+    `names` are those of samples; `sample` int32 (n,) is an index into them, `position` int32 (n,) a
+    position in the sample, `trainer` float32 (n,) the trainer's log-probability.
     """
 
     names: tuple[str, ...]

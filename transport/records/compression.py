@@ -40,9 +40,9 @@ class Decompression:
     def decompress(self, data: memoryview) -> memoryview:
         """The decompressed bytes, read-only. They count against the limit until the last view on them is freed.
 
-        The size that `data` announces is checked against the limit before memory is allocated. Raises `MalformedError`
-        for anything but one whole zstd frame of the announced size, `LimitError`, `MissingExtraError`, and
-        `DecodeError` where there is no memory for it.
+        The size that `data` announces is checked against the limit before memory is allocated. Raises
+        `MalformedError` for anything but one whole zstd frame of the announced size, `LimitError`,
+        `MissingExtraError`, and `DecodeError` where there is no memory for it.
         """
         zstd = _import_zstd()
         try:

@@ -1,8 +1,9 @@
 """The lock that allows one writer per file; the operating system releases it when its process closes the file or dies.
 
-The lock is `flock` and not a POSIX record lock (`fcntl.lockf`). A record lock belongs to the process: two writers in
-one process could both have it, and it is released when any descriptor of the file is closed, also a reader's. `flock`
-locks the file and not a name, so that symbolic and hard links lead to the same lock. Readers need no lock.
+The lock is `flock` and not a POSIX record lock (`fcntl.lockf`). A record lock belongs to the process: two
+writers in one process could both have it, and it is released when any descriptor of the file is closed,
+also a reader's. `flock` locks the file and not a name, so that symbolic and hard links lead to the same
+lock. Readers need no lock.
 """
 
 from __future__ import annotations

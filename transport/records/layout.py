@@ -4,10 +4,10 @@
                  open, zeros if no writer has
     64           records, each a header of 64 bytes and its payload, padded with zeros to a multiple of 64
 
-A record is an object (a message of `encode` with its media omitted) or a blob (the bytes of one media source, written
-before the first object that refers to it); the payload may be a zstd frame. Each header has its
-own checksum and the number of objects before it, so that a reader can skip a damaged header and still number the
-records after it.
+A record is an object (a message of `encode` with its media omitted) or a blob (the bytes of one media
+source, written before the first object that refers to it); the payload may be a zstd frame. Each header has
+its own checksum and the number of objects before it, so that a reader can skip a damaged header and still
+number the records after it.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def open_regular(path: str, mode: Literal["r", "r+", "a+"]) -> io.FileIO:
 class FileBytes:
     """The bytes of an open, unbuffered file; `size` is its size when this was made.
 
-    Records are found by reading and not in mapped memory, and only complete records are mapped: a writer may cut off an
-    incomplete record at any time, and access to mapped memory beyond the end of the file ends the process.
+    Records are found by reading and not in mapped memory, and only complete records are mapped: a writer
+    may cut off an incomplete record at any time, and access to mapped memory beyond the end of the file
+    ends the process.
     """
 
     def __init__(self, file: io.FileIO) -> None:

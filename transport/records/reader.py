@@ -1,8 +1,8 @@
 """Reading record files: append-only files of encoded objects, in which each media source is stored once.
 
-If a writer is killed, all records that it appended before stay readable; the next writer cuts off an incomplete last
-record. A reader sees the records that were complete when it opened the file, and later ones after `refresh()`. No
-action of a writer removes a record that a reader has seen.
+If a writer is killed, all records that it appended before stay readable; the next writer cuts off an
+incomplete last record. A reader sees the records that were complete when it opened the file, and later ones
+after `refresh()`. No action of a writer removes a record that a reader has seen.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ class StoredRecord(NamedTuple):
 class RecordReader:
     """The records of a file, mapped into memory: `len(reader)`, `reader[i]`, `for obj in reader`.
 
-    Opening reads the record headers and the last record. A record is checked and decoded when it is read; its large
-    arrays are views on the file that stay valid after `close`. `truncated_bytes` is the size of an incomplete record
-    that a killed writer left at the end; it is 0 for an undamaged file, and the incomplete record is not counted.
+    Opening reads the record headers and the last record. A record is checked and decoded when it is read;
+    its large arrays are views on the file that stay valid after `close`. `truncated_bytes` is the size of
+    an incomplete record that a killed writer left at the end; it is 0 for an undamaged file, and the
+    incomplete record is not counted.
 
-    Decompressed bytes of records and media count against `limits.max_total_bytes` as long as a view on them is in use.
-    Reading compressed records one after the other needs the memory of the largest two.
+    Decompressed bytes of records and media count against `limits.max_total_bytes` as long as a view on them
+    is in use. Reading compressed records one after the other needs the memory of the largest two.
 
-    Raises `MalformedError` if `path` is not a record file. Reading a damaged record raises `ChecksumError`, which
-    carries the record's `index` and `offset`; the other records stay readable. Reading raises `FileChangedError` if the
-    file was truncated. If a file is truncated while arrays are views on it, the system ends this process when it reads
-    such an array: replace a file by another one, as `repair_record_file` does, and do not overwrite it.
+    Raises `MalformedError` if `path` is not a record file. Reading a damaged record raises `ChecksumError`,
+    which carries the record's `index` and `offset`; the other records stay readable. Reading raises
+    `FileChangedError` if the file was truncated. If a file is truncated while arrays are views on it, the
+    system ends this process when it reads such an array: replace a file by another one, as
+    `repair_record_file` does, and do not overwrite it.
 
     Threads may share a reader, and so may a process and the processes forked from it.
     """
@@ -97,7 +99,8 @@ class RecordReader:
     def without_media(self, index: int) -> Any:
         """Record `index`, whose media have their digests and no bytes: these are not read, and not verified.
 
-        For ids and figures of records; do not store the object again. Raises the other errors of reading the record.
+        For ids and figures of records; do not store the object again. Raises the other errors of reading
+        the record.
         """
         return codec.decode(
             self._contents(self._record(index)), limits=self._limits, find_media=lambda digest: MediaSource(digest, b"")
@@ -153,8 +156,8 @@ class RecordReader:
     def _payload(self, record: Record) -> memoryview:
         """The payload as stored, from the mapping, which grows with the file.
 
-        Access to mapped bytes beyond the end of the file would end the process. Arrays that are views on an earlier
-        mapping keep it.
+        Access to mapped bytes beyond the end of the file would end the process. Arrays that are views on an
+        earlier mapping keep it.
         """
         mapping = self._mapping
         if record.end > mapping.size:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,19 +41,21 @@ def repair_record_file(
 ) -> RepairReport:
     """Drop every damaged record of the file, and keep the others in their order, each media source once.
 
-    A record is damaged if its own bytes or a media source it refers to are. A new file is written beside the file (of a
-    link, beside its target) and replaces it in one step; an undamaged file is not changed. With `out` the records are
-    written to this new file, and `path` is not changed. No writer can open the file meanwhile.
+    A record is damaged if its own bytes or a media source it refers to are. A new file is written beside
+    the file (of a link, beside its target) and replaces it in one step; an undamaged file is not changed.
+    With `out` the records are written to this new file, and `path` is not changed. No writer can open the
+    file meanwhile.
 
-    Raises `FileExistsError` if `out` exists, `FileLockedError` if a writer has it open, `FileChangedError` if another
-    program wrote to it, `MalformedError` if it is not a record file, `OSError`, and the errors of a record that is not
-    damaged but cannot be read here: `LimitError`, `MissingExtraError`, `DecodeError`.
+    Raises `FileExistsError` if `out` exists, `FileLockedError` if a writer has it open, `FileChangedError`
+    if another program wrote to it, `MalformedError` if it is not a record file, `OSError`, and the errors
+    of a record that is not damaged but cannot be read here: `LimitError`, `MissingExtraError`,
+    `DecodeError`.
     """
     path = Path(path).resolve()
     new = None if out is None else _new_path(out)
     dropped = []
     with locked(path), _add_path_to_errors(path), RecordReader(path, limits=limits) as reader:
-        size = path.stat().st_size
+        size = os.stat(path).st_size
         for index in range(len(reader)):
             try:
                 reader.stored(index)
@@ -70,13 +71,11 @@ def repair_record_file(
             for index in range(len(reader)):
                 if index not in lost:
                     writer.copy(reader, index)
-            if (now := path.stat().st_size) != size:
-                raise FileChangedError(str(path), size, now)
-            if new is not None:
-                writer.link(new)
-            else:
-                shutil.copymode(path, writer.path)
+            _check_size(path, size)
+            if new is None:
                 writer.replace(path)
+            else:
+                writer.link(new)
     return report
 
 
@@ -85,9 +84,9 @@ def merge_record_files(
 ) -> int:
     """Write the records of all `paths`, in order, to the new file `out`, each media source once; return their number.
 
-    Raises `FileExistsError` if `out` exists, `FileLockedError` if a writer has one of `paths` open, `FileChangedError`
-    if a writer changed one of them during the merge, and the reader's `DecodeError` for a damaged record: call
-    `repair_record_file` on that file first. After an error nothing is left at `out`.
+    Raises `FileExistsError` if `out` exists, `FileLockedError` if a writer has one of `paths` open,
+    `FileChangedError` if a writer changed one of them during the merge, and the reader's `DecodeError` for
+    a damaged record: call `repair_record_file` on that file first. After an error nothing is left at `out`.
     """
     new, copied = _new_path(out), 0
     with writer_beside(new) as writer:
@@ -98,10 +97,14 @@ def merge_record_files(
             with _add_path_to_errors(path), RecordReader(path, limits=limits) as reader:
                 for index in range(len(reader)):
                     copied = writer.copy(reader, index) + 1
-            if (now := os.stat(path).st_size) != size:
-                raise FileChangedError(os.fspath(path), size, now)
+            _check_size(path, size)
         writer.link(new)
     return copied
+
+
+def _check_size(path: str | os.PathLike[str], size: int) -> None:
+    if (now := os.stat(path).st_size) != size:
+        raise FileChangedError(os.fspath(path), size, now)
 
 
 def _new_path(path: str | os.PathLike[str]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -34,15 +35,16 @@ class RecordWriter:
         with RecordWriter("episodes.mmr") as out:
             index = out.append(episode)
 
-    A file has one writer at a time: while the writer is open, the file is locked for other processes and for this one,
-    under each of its names (symbolic and hard links). The system releases the lock when the process dies. In a process
-    that is forked meanwhile the writer is closed. Threads may share a writer.
+    A file has one writer at a time: while the writer is open, the file is locked for other processes and
+    for this one, under each of its names (symbolic and hard links). The system releases the lock when the
+    process dies. In a process that is forked meanwhile the writer is closed. Threads may share a writer.
 
-    With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record is compressed if that makes it smaller.
-    Arrays of such a record are copies, not views on the file.
+    With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record is compressed if that makes it
+    smaller. Arrays of such a record are copies, not views on the file.
 
-    Raises `FileLockedError`, which names the process that has the file open; `TransportError` on a file system
-    without locks; `MalformedError` if `path` is another kind of file, which is not changed; `MissingExtraError`.
+    Raises `FileLockedError`, which names the process that has the file open; `TransportError` on a file
+    system without locks; `MalformedError` if `path` is another kind of file, which is not changed;
+    `MissingExtraError`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, compression: Literal["zstd"] | None = None) -> None:
@@ -64,9 +66,7 @@ class RecordWriter:
             self._largest_size = source.size  # of the file, after an interrupted write
             if index.end == 0:
                 self._write([file_header()], 0)
-            # An error here is ignored: the holder is only part of the error text of another writer.
-            with contextlib.suppress(OSError, FileChangedError):
-                self._write_header(file_header(os.getpid(), socket.gethostname()))
+            self._write_holder(file_header(os.getpid(), socket.gethostname()))
         except BaseException:
             unlock(self._file)
             self._file.close()
@@ -76,8 +76,8 @@ class RecordWriter:
     def reset_after_fork(self) -> None:
         """Close the file, without unlocking or changing it.
 
-        If two processes appended to one file, each would number its records wrongly. An open descriptor would also keep
-        the file locked after the parent has ended.
+        If two processes appended to one file, each would number its records wrongly. An open descriptor
+        would also keep the file locked after the parent has ended.
         """
         self._file.close()
         self._lock = threading.RLock()  # a thread of the parent may have locked it
@@ -85,10 +85,10 @@ class RecordWriter:
     def append(self, obj: object) -> int:
         """Store `obj` and return its index in the file.
 
-        Media sources that the file already has are not stored again. The operating system has the whole record when
-        this returns. If this raises, KeyboardInterrupt included, the file has the complete record or nothing of it,
-        and the next `append` continues there. Raises `EncodeError`, `OSError`, `TransportError`,
-        `FileChangedError` if another program wrote to the file.
+        Media sources that the file already has are not stored again. The operating system has the whole
+        record when this returns. If this raises, KeyboardInterrupt included, the file has the complete
+        record or nothing of it, and the next `append` continues there. Raises `EncodeError`, `OSError`,
+        `TransportError`, `FileChangedError` if another program wrote to the file.
         """
         new: dict[str, MediaSource] = {}
 
@@ -111,7 +111,8 @@ class RecordWriter:
     def copy(self, reader: RecordReader, index: int) -> int:
         """Append record `index` of another file as it is stored there, with its media; returns its index here.
 
-        It is checked and not decoded: its types are not needed. Raises the errors of reading it, and as `append`.
+        It is checked and not decoded: its types are not needed. Raises the errors of reading it, and as
+        `append`.
         """
         record = reader.stored(index)
         with self._appends():
@@ -142,7 +143,8 @@ class RecordWriter:
         os.link(self.path, path)
 
     def replace(self, path: str | os.PathLike[str]) -> None:
-        """Wait as `flush`, and let the file take the place of the one at `path`; this writer goes on with it there."""
+        """Wait as `flush`, and let the file take the place of the one at `path`, with its mode; go on with it there."""
+        shutil.copymode(path, self.path)
         self.flush()
         os.replace(self.path, path)
         self.path = os.path.abspath(path)
@@ -160,8 +162,7 @@ class RecordWriter:
             try:
                 self._cut_incomplete_record()
             finally:
-                with contextlib.suppress(OSError, FileChangedError):  # ignored, as in __init__
-                    self._write_header(file_header())
+                self._write_holder(file_header())
                 unlock(self._file)
                 self._file.close()
 
@@ -224,8 +225,8 @@ class RecordWriter:
     def _cut_incomplete_record(self) -> None:
         """Keep the complete records of an interrupted write, and cut off an incomplete one.
 
-        A reader may have arrays that are views on a complete record, and cutting that record off would end the reader's
-        process. Bytes that another program wrote are not changed.
+        A reader may have arrays that are views on a complete record, and cutting that record off would end
+        the reader's process. Bytes that another program wrote are not changed.
         """
         status = os.fstat(self._file.fileno())
         if status.st_nlink == 0:
@@ -244,9 +245,11 @@ class RecordWriter:
             self._tail = (end, count)
             self._incomplete = False
 
-    def _write_header(self, header: bytes) -> None:
-        """Replace the file header, through another descriptor: the writer's own can only append."""
-        with open(self.path, "r+b", buffering=0) as file:
-            if not os.path.samestat(os.fstat(file.fileno()), os.fstat(self._file.fileno())):
-                raise FileChangedError(self.path, self._tail[0], os.fstat(file.fileno()).st_size)
-            file.write(header)
+    def _write_holder(self, header: bytes) -> None:
+        """Replace the file header, through another descriptor: the writer's own can only append.
+
+        An error is ignored: the holder is only part of the error text of another writer.
+        """
+        with contextlib.suppress(OSError), open(self.path, "r+b", buffering=0) as file:
+            if os.path.samestat(os.fstat(file.fileno()), os.fstat(self._file.fileno())):
+                file.write(header)

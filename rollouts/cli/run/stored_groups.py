@@ -1,8 +1,9 @@
 """The groups that earlier processes of a run have written.
 
-A group with a record in `trajectories.mmr` counts as written. A process that is killed leaves at most its last group
-without a line in `metrics.jsonl`, a power cut several: they are computed from the records. A line without a record,
-which only a defective disk or another program leaves, is removed, and the task is run again.
+A group with a record in `trajectories.mmr` counts as written. A process that is killed leaves at most its
+last group without a line in `metrics.jsonl`, a power cut several: they are computed from the records. A
+line without a record, which only a defective disk or another program leaves, is removed, and the task is
+run again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from transport.records.rewriting import writer_beside
 class StoredGroups:
     """The tasks of both files. Of a record only the position is kept. An incomplete last line is cut off.
 
-    Raises `CommandFileError` for a damaged line of `metrics.jsonl`, and where `trajectories.mmr` has no usable header.
+    Raises `CommandFileError` for a damaged line of `metrics.jsonl`, and where `trajectories.mmr` has no
+    usable header.
     """
 
     def __init__(self, output: OutputDirectory) -> None:

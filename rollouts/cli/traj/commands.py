@@ -119,8 +119,8 @@ def export(
 ) -> None:
     """Write a row for each episode, turn or node as JSON lines or Parquet; of a run's directory with its metrics.jsonl.
 
-    With --level full the media of episodes.jsonl are written into the directory episodes-media beside it, each once,
-    named by its digest. Exits with 1 if a record could not be read or exported and was left out.
+    With --level full the media of episodes.jsonl are written into the directory episodes-media beside it,
+    each once, named by its digest. Exits with 1 if a record could not be read or exported and was left out.
     """
     if jsonl is None and parquet is None:
         exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")

@@ -21,8 +21,8 @@ from rollouts.trajectory_files import Episode
 class MediaFiles:
     """Writes media into `directory`, which is created with the first of them.
 
-    `problems` gets a line for each medium that was not written. As a context manager it removes what it has written if
-    its block raises.
+    `problems` gets a line for each medium that was not written. As a context manager it removes what it has
+    written if its block raises.
     """
 
     def __init__(self, directory: Path, problems: list[str]) -> None:

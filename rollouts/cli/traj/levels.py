@@ -58,7 +58,8 @@ class Found(NamedTuple):
 def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[Found]:
     """The episodes of a file, or of a run's directory, whose `metrics.jsonl` is read beside them.
 
-    `problems` gets a line for each record, episode and line that cannot be read. Without `media` none is read.
+    `problems` gets a line for each record, episode and line that cannot be read. Without `media` none is
+    read.
     """
     rows: defaultdict[str, deque[GroupMetrics]] = defaultdict(deque)
     for row in RunFiles(file, problems).groups() if file.is_dir() else ():
@@ -296,9 +297,9 @@ def write_parquet(
 ) -> int:
     """Write the rows of a level to the new file `out`; returns the number of rows.
 
-    The media of `modalities` are in columns of their own. The file is read twice where the level has columns without a
-    fixed form: for their types, and for their values.
-    `notes` gets a line for each place whose values are text of JSON. Raises `MissingExtraError`, `OSError`.
+    The media of `modalities` are in columns of their own. The file is read twice where the level has
+    columns without a fixed form: for their types, and for their values. `notes` gets a line for each place
+    whose values are text of JSON. Raises `MissingExtraError`, `OSError`.
     """
     pyarrow = _imported_pyarrow()
     types = {name: ValueType() for name in _FREE[level]}

@@ -13,10 +13,11 @@ _LARGE: Final = "integer of more than 64 bits"
 class ValueType:
     """The type of the values at one place of a column, found from values of JSON by `add`.
 
-    Objects are structs with the keys of all values, absent keys null; integers among other numbers are float64. Text
-    of JSON takes the place of the smallest part whose values have no common type (`conflicts` names it): where numbers
-    and text occur, for example, integers of more than 64 bits, more than 20 levels, or an object with a new key after
-    1,000 keys were found in the column. Of a place without values, or with empty objects alone, the type is null.
+    Objects are structs with the keys of all values, absent keys null; integers among other numbers are
+    float64. Text of JSON takes the place of the smallest part whose values have no common type (`conflicts`
+    names it): where numbers and text occur, for example, integers of more than 64 bits, more than 20
+    levels, or an object with a new key after 1,000 keys were found in the column. Of a place without
+    values, or with empty objects alone, the type is null.
     """
 
     def __init__(self, depth: int = 0, keys_left: list[int] | None = None) -> None:
