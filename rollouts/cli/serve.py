@@ -55,10 +55,10 @@ def serve(
     from rollouts.serve.gateway.limits import GatewayLimits
     from rollouts.serve.gateway.routes import Gateway
     from rollouts.serve.server import base_url as address
-    from rollouts.serve.server import bound_socket, check_protection, read_api_key, run_server
+    from rollouts.serve.server import bound_socket, check_protection, read_keys, run_server
     from transport import RecordWriter
 
-    api_key = None if api_key_file is None else read_api_key(api_key_file)
+    api_key = None if api_key_file is None else read_keys(api_key_file, most=1)[0]
     check_protection(host, api_key)
     with exit_on_problems():
         file = _configuration(config, values)

@@ -88,15 +88,14 @@ def tinker(
     if missing := [file for file in ("config.json", "tokenizer.json") if not (model / file).is_file()]:
         exit_with_error(f"--model: {model} has no {missing[0]}; pass the directory of a checkpoint of transformers")
     from rollouts.serve.server import base_url as address
-    from rollouts.serve.server import bound_socket, check_protection, run_server
-    from rollouts.tinker.access import read_keys
+    from rollouts.serve.server import bound_socket, check_protection, read_keys, run_server
     from rollouts.tinker.backend import Limits
     from rollouts.tinker.model_app import model_app
 
     check_engine(engine, base_url)
     if sleep and base_url is None:
         exit_with_error("--sleep is of --engine vllm; the model itself needs no place of its own")
-    keys = () if api_key_file is None else read_keys(api_key_file)
+    keys = () if api_key_file is None else read_keys(api_key_file, prefix="tml-")  # clients take no others
     check_protection(host, keys[0] if keys else None)
     with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded
         app = model_app(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 from renderers.errors import MissingExtraError
 
 try:
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-    from prometheus_client.core import GaugeMetricFamily
-    from prometheus_client.registry import Collector
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -45,8 +42,21 @@ def create_app(
     async def health(request: Request) -> Response:
         return Response(status_code=200 if await gateway.is_healthy() else 503)
 
-    registry = CollectorRegistry()
-    registry.register(_GatewayCollector(gateway))
+    registry, started = CollectorRegistry(), time.time()
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "process_start_time_seconds": ("Start of the server, in seconds since 1970.", lambda: started),
+        "mmrollouts_gateway_sessions": ("Sessions that the gateway keeps.", lambda: gateway.load.sessions),
+        "mmrollouts_gateway_requests_in_flight": (
+            "Completions in progress.",
+            lambda: gateway.load.requests_in_flight,
+        ),
+        "mmrollouts_gateway_session_bytes": (
+            "Estimated bytes of the sessions.",
+            lambda: gateway.load.estimated_bytes,
+        ),
+    }
+    for name, (meaning, value) in gauges.items():
+        Gauge(name, meaning, registry=registry).set_function(value)
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -76,22 +86,3 @@ def create_app(
         },
         lifespan=lifespan,
     )
-
-
-class _GatewayCollector(Collector):
-    """What Prometheus reads of a gateway."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._started = time.time()
-
-    def collect(self) -> Iterator[Any]:
-        load = self._gateway.load
-        gauges = {
-            "process_start_time_seconds": ("Start of the server, in seconds since 1970.", self._started),
-            "mmrollouts_gateway_sessions": ("Sessions that the gateway keeps.", load.sessions),
-            "mmrollouts_gateway_requests_in_flight": ("Completions in progress.", load.requests_in_flight),
-            "mmrollouts_gateway_session_bytes": ("Estimated bytes of the sessions.", load.estimated_bytes),
-        }
-        for name, (meaning, value) in gauges.items():
-            yield GaugeMetricFamily(name, meaning, value=value)

@@ -57,26 +57,19 @@ def check_protection(host: str, api_key: str | None) -> None:
         raise ArgumentError("host", host, rule)
 
 
-def read_api_key(path: Path) -> str:
-    """The key in a file, without spaces and line breaks around it. Raises `CommandFileError`."""
-    key = read_key_file(path)
-    if not is_key(key):
-        raise CommandFileError(path, "the file must hold one key of printable ASCII characters without spaces")
-    return key
-
-
-def read_key_file(path: Path) -> str:
-    """The text of a file of keys, without spaces and line breaks around it. Raises `CommandFileError`."""
+def read_keys(path: Path, *, most: int | None = None, prefix: str = "") -> tuple[str, ...]:
+    """The keys in a file, one a line, as a header can carry them. Raises `CommandFileError`."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        keys = tuple(filter(None, map(str.strip, path.read_text(encoding="utf-8").splitlines())))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise CommandFileError(path, reason) from error
-
-
-def is_key(text: str) -> bool:
-    """Whether a text is printable ASCII without spaces, as a header can carry it."""
-    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+    are_keys = all(key.isascii() and key.isprintable() and " " not in key and key.startswith(prefix) for key in keys)
+    if not keys or not are_keys or len({*keys}) < len(keys) or (most is not None and len(keys) > most):
+        several = f"at most {most} key" if most else "different keys, one a line,"
+        begins = f" that begin with {prefix}" if prefix else ""
+        raise CommandFileError(path, f"it must hold {several} of printable ASCII characters without spaces{begins}")
+    return keys
 
 
 def base_url(listener: socket.socket) -> str:

@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rollouts.errors import CommandFileError
-from rollouts.serve.server import is_key, read_key_file
 from rollouts.tinker.rest_routes import FILES_PATH, HEALTH_PATH
 from rollouts.tinker.service import Service
-
-#: Clients of `tinker` take no other keys.
-_PREFIX = "tml-"
-
-
-def read_keys(path: Path) -> tuple[str, ...]:
-    """The keys in a file, one a line. Raises `CommandFileError`."""
-    keys = tuple(filter(None, map(str.strip, read_key_file(path).splitlines())))
-    if not keys:
-        raise CommandFileError(path, f"it has no key; write one a line, such as {_PREFIX}...")
-    for number, key in enumerate(keys, 1):
-        if not key.startswith(_PREFIX) or not is_key(key):
-            raise CommandFileError(
-                path, f"key {number} must begin with {_PREFIX} and be printable ASCII without spaces"
-            )
-    if len({*keys}) < len(keys):
-        raise CommandFileError(path, "it has a key twice; each is a user of its own")
-    return keys
 
 
 class KeyDispatch:

@@ -143,18 +143,17 @@ class RunDirectory:
         return directory
 
     def has_run(self, model_id: str) -> bool:
-        return _is_name(model_id) and self._read_run(model_id) is not None
+        return self._read_run(model_id) is not None
 
     def training_run(self, model_id: str) -> TrainingRun:
-        run = self._read_run(model_id) if _is_name(model_id) else None
-        if run is None:
+        if (run := self._read_run(model_id)) is None:
             raise RequestError(404, f"there is no training run {model_id!r:.200} here; list those that there are")
         return run
 
     def training_runs(self) -> list[TrainingRun]:
         """All of them, the newest first."""
         with os.scandir(self.directory) as entries:
-            names = [each.name for each in entries if each.is_dir(follow_symlinks=False) and _is_name(each.name)]
+            names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
         runs = [run for name in names if (run := self._read_run(name)) is not None]
         return sorted(runs, key=lambda run: (run.created, run.model_id), reverse=True)
 
@@ -221,8 +220,7 @@ class RunDirectory:
         return _newest_first(each for run in self.training_runs() for each in self._checkpoints(run.model_id))
 
     def checkpoint(self, model_id: str, kind: str, name: str) -> Checkpoint:
-        known = kind in get_args(Kind) and _is_name(model_id) and _is_checkpoint_name(name)
-        found = self._read(model_id, cast(Kind, kind), name) if known else None
+        found = self._read(model_id, cast(Kind, kind), name) if kind in get_args(Kind) else None
         if found is None:
             text = f"there is no checkpoint {uri_of(model_id, kind, name)!r:.400} here; it was never saved whole"
             raise RequestError(404, f"{text}, has expired or was deleted; list those that there are")
@@ -298,11 +296,11 @@ class RunDirectory:
 
     def _path(self, model_id: str, kind: str | None = None, name: str | None = None) -> Path:
         """The directory of a run or of a checkpoint; its names are checked, and that no part of it is a link."""
-        if not _is_name(model_id):
+        if _NAME.fullmatch(model_id) is None:
             raise ArgumentError("model_id", model_id, _NAME_RULE)
         path = self.directory / model_id
         if kind is not None and name is not None:
-            if not _is_checkpoint_name(name):
+            if _NAME.fullmatch(name) is None or name.endswith(".json"):
                 raise ArgumentError("name", name, f"{_NAME_RULE}, and do not end with .json")
             path = path / kind / name
         if os.path.realpath(path) != os.fspath(path):
@@ -310,10 +308,10 @@ class RunDirectory:
         return path
 
     def _path_to_read(self, *names: str) -> Path | None:
-        """The path of `_path`; None where it has symbolic links."""
+        """The path of `_path`; None where that raises."""
         try:
             return self._path(*names)
-        except RequestError:
+        except (ArgumentError, RequestError):
             return None
 
     def _expiry(self, ttl_seconds: int | None) -> datetime | None:
@@ -331,8 +329,7 @@ class RunDirectory:
     def _checkpoints(self, model_id: str) -> Iterator[Checkpoint]:
         for kind in get_args(Kind):
             for about in (self._path(model_id) / kind).glob("*.json"):
-                name = about.name.removesuffix(".json")
-                if _is_checkpoint_name(name) and (found := self._read(model_id, kind, name)) is not None:
+                if (found := self._read(model_id, kind, about.name.removesuffix(".json"))) is not None:
                     yield found
 
     def _read(self, model_id: str, kind: Kind, name: str) -> Checkpoint | None:
@@ -361,14 +358,6 @@ class RunDirectory:
         _remove(path)
         self._expired.pop(path, None)
         self._kept.pop(path, None)
-
-
-def _is_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
-
-
-def _is_checkpoint_name(name: str) -> bool:
-    return _is_name(name) and not name.endswith(".json")
 
 
 def _about(path: Path) -> Path:

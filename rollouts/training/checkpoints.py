@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,8 @@ def read_checkpoint(
         about = _about(directory, file)
         if about["model_type"] != model_type:
             _refuse(directory, f"it is of model type {about['model_type']!r}, and this model is {model_type!r}")
-        if _without_seed(about["lora"]) != _without_seed(None if lora is None else asdict(lora)):
+        own = None if lora is None else {**asdict(lora), "seed": None}
+        if (about["lora"] and {**about["lora"], "seed": None}) != own:
             _refuse(directory, f"it was saved with lora={about['lora']}, and this model has {lora}")
         names: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in ("parameters", *ADAM_STATE)}
         for key in file.keys():  # noqa: SIM118 - not a mapping
@@ -130,18 +132,15 @@ def read_checkpoint(
         _refuse(directory, f"it lacks {missing[0]!r}")
     for kind, tensors in names.items():
         for name, value in tensors.items():
-            own = parameters[name]
-            if kind != "step" and (value.shape, value.dtype) != (own.shape, own.dtype):
-                found = f"{value.dtype} {tuple(value.shape)}"
-                _refuse(directory, f"{kind} of {name!r} is {found}; this model has {own.dtype} {tuple(own.shape)}")
+            parameter = parameters[name]
+            if kind != "step" and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+                expected = f"{parameter.dtype} {tuple(parameter.shape)}"
+                found = f"{kind} of {name!r} is {value.dtype} {tuple(value.shape)}"
+                _refuse(directory, f"{found}; this model has {expected}")
     saved = names.pop("parameters")
     if any(tensors.keys() != names["step"].keys() for tensors in names.values()):
         _refuse(directory, "its state of the optimizer lacks tensors")
     return Checkpoint(saved, names)
-
-
-def _without_seed(lora: dict[str, Any] | None) -> dict[str, Any] | None:
-    return lora if lora is None else {**lora, "seed": None}
 
 
 def _opened(directory: str | os.PathLike[str]) -> Any:
@@ -155,12 +154,10 @@ def _opened(directory: str | os.PathLike[str]) -> Any:
 
 
 def _about(directory: str | os.PathLike[str], file: Any) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads((file.metadata() or {})["trainer"])
-        known = about["format"] == _FORMAT and {"model_type", "lora"} <= about.keys()
-    except (KeyError, TypeError, ValueError, AttributeError):
-        known = False
-    if not known:
+    about: dict[str, Any] = {}
+    with suppress(KeyError, TypeError, ValueError, AttributeError):
+        about = {"format": None, **json.loads((file.metadata() or {})["trainer"])}
+    if about.get("format") != _FORMAT or not {"model_type", "lora"} <= about.keys():
         _refuse(directory, f"{_FILE} is none of Trainer.save of this version")
     return about
 

@@ -202,7 +202,7 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
     end = prompt_tokens + len(completion.token_ids)
     error = _reported_error(completion, end)
     if error is not None:
-        raise InvalidTurnError(error)
+        raise TrajectoryError(error)
     prompt: dict[str, np.ndarray] = {}
     sampled: dict[str, np.ndarray] = {}
     if (experts := completion.routed_experts) is not None:

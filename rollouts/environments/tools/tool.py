@@ -94,10 +94,7 @@ class FunctionCall:
     tool: str
     function: Callable[..., Any]
 
-    async def __call__(self, arguments: dict[str, Any]) -> Any:
-        return await self.call(arguments)
-
-    async def call(self, arguments: dict[str, Any], on_begin: Callable[[float], object] | None = None) -> Any:
+    async def __call__(self, arguments: dict[str, Any], on_begin: Callable[[float], object] | None = None) -> Any:
         """Call the function. `on_begin` gets the event loop's time at which it begins: it may wait for a thread."""
         function = self.function
         checked = function_parameters(self.tool, function).checked(arguments)

@@ -154,7 +154,7 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
 async def _result(tool: Tool, arguments: dict[str, Any], on_begin: Callable[[float], object]) -> Any:
     """What the tool returns. `on_begin` gets the time of the event loop from which the call's time counts."""
     if isinstance(tool.call, FunctionCall):
-        return await tool.call.call(arguments, on_begin)
+        return await tool.call(arguments, on_begin)
     on_begin(asyncio.get_running_loop().time())
     return await resolve(tool.call(arguments))
 

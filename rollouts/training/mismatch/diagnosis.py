@@ -82,8 +82,12 @@ class _Examined:
     def before(self) -> float:
         """The mean |difference|, infinite where a value is no finite number."""
         with np.errstate(invalid="ignore"):
-            mean = float(np.abs(self.reported - self.computed).mean())
+            mean = self.after(self.computed)
         return mean if np.isfinite(mean) else np.inf
+
+    def after(self, values: np.ndarray) -> float:
+        """The mean |difference| to other values."""
+        return float(np.abs(self.reported - values).mean())
 
 
 def diagnose_mismatch(
@@ -217,8 +221,7 @@ def _test(
         return HypothesisResult(hypothesis.name, hypothesis.cause, skipped=str(error))
     least: dict[int, float] = {}
     for (each, _), values in zip(variants, scored, strict=True):
-        after = float(np.abs(each.reported - values).mean())
-        least[each.index] = min(least.get(each.index, np.inf), after)
+        least[each.index] = min(least.get(each.index, np.inf), each.after(values))
     return _result(hypothesis.name, hypothesis.cause, examined, least, tolerance)
 
 
@@ -228,11 +231,8 @@ def _test_temperature(model: Any, pad_id: int, examined: Sequence[_Examined], to
         return HypothesisResult("another temperature", Cause.WRONG_TEMPERATURE)
     batch = TrainingBatch.from_samples([each.sample for each in finite], pad_id=pad_id)
     temperature, logprobs = _fitted_temperature(model, batch, np.concatenate([each.reported for each in finite]))
-    ends = np.cumsum([len(each.reported) for each in finite])[:-1]
-    least = {
-        each.index: float(np.abs(each.reported - values).mean())
-        for each, values in zip(finite, np.split(logprobs, ends), strict=True)
-    }
+    parts = np.split(logprobs, np.cumsum([len(each.reported) for each in finite])[:-1])
+    least = {each.index: each.after(values) for each, values in zip(finite, parts, strict=True)}
     name = f"a temperature of {temperature:.3g}"
     return _result(name, Cause.WRONG_TEMPERATURE, examined, least, tolerance)
 
@@ -248,10 +248,7 @@ def _test_routing(model: Any, pad_id: int, examined: Sequence[_Examined], tolera
     except (ArgumentError, SampleError, UnsupportedModelError) as error:
         return HypothesisResult(name, Cause.MOE_ROUTING, skipped=str(error))
     different, choices = sum(one.different for _, one in replayed), sum(one.choices for _, one in replayed)
-    least = {
-        each.index: float(np.abs(each.reported - logprobs).mean())
-        for each, (logprobs, _) in zip(recorded, replayed, strict=True)
-    }
+    least = {each.index: each.after(logprobs) for each, (logprobs, _) in zip(recorded, replayed, strict=True)}
     counted = f"{name} ({different} of {choices} choices differ)"
     return _result(counted, Cause.MOE_ROUTING, examined, least, tolerance)
 

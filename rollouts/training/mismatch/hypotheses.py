@@ -155,8 +155,16 @@ def built_in_hypotheses(pixel_scale: PixelScale | None = None) -> tuple[Hypothes
         ),
         *_of_media("images", "an image", _SEEN, Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE),
         *_of_media("sounds", "a sound", _HEARD, Cause.DROPPED_SOUND, Cause.SWAPPED_SOUND),
-        Hypothesis("the first token twice", Cause.WRONG_TEMPLATE, _first_token_twice),
-        Hypothesis("without the first token", Cause.WRONG_TEMPLATE, _without_first_token),
+        Hypothesis(
+            "the first token twice",
+            Cause.WRONG_TEMPLATE,
+            lambda sample, items: _first_tokens_replaced(sample, 0, sample.token_ids[:1].tolist()),
+        ),
+        Hypothesis(
+            "without the first token",
+            Cause.WRONG_TEMPLATE,
+            lambda sample, items: _first_tokens_replaced(sample, 1, []),
+        ),
     )
 
 
@@ -354,15 +362,9 @@ def _fits(item: MediaItem, other: MediaItem) -> bool:
 # Prompts.
 
 
-def _first_token_twice(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    return [replace_tokens(sample, 0, 0, sample.token_ids[:1].tolist())] if _begins_with_prompt(sample) else []
-
-
-def _without_first_token(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    return [replace_tokens(sample, 0, 1)] if _begins_with_prompt(sample) else []
-
-
-def _begins_with_prompt(sample: TrainingSample) -> bool:
-    """Whether the first two tokens are text of the prompt, so that the first can be removed or repeated."""
+def _first_tokens_replaced(sample: TrainingSample, count: int, ids: Sequence[int]) -> list[TrainingSample]:
+    """The sample with `ids` in place of its first tokens; nothing unless the first two are text of the prompt."""
     begins_with_media = bool(sample.media) and sample.media[0][1].offset == 0
-    return len(sample) > 1 and not sample.loss_mask[:2].any() and not begins_with_media
+    if len(sample) < 2 or sample.loss_mask[:2].any() or begins_with_media:
+        return []
+    return [replace_tokens(sample, 0, count, ids)]

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from rollouts.errors import ArgumentError, CommandFileError, RolloutsError
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.errors import RequestError
-from rollouts.serve.server import HttpProtocol, bound_socket, check_protection, read_api_key, run_server
+from rollouts.serve.server import HttpProtocol, bound_socket, check_protection, read_keys, run_server
 
 CHAT = "/v1/chat/completions"
 
@@ -148,14 +148,14 @@ def test_an_address_that_others_reach_needs_a_key(host):
 def test_a_key_is_read_from_a_file_that_holds_one(tmp_path):
     file = tmp_path / "key"
     file.write_text("  s3cret\n")
-    assert read_api_key(file) == "s3cret"
-    for content in ("", "\n", "two keys", "clé"):
+    assert read_keys(file, most=1) == ("s3cret",)
+    for content in ("", "\n", "two keys", "two\nkeys", "clé"):
         file.write_text(content)
         with pytest.raises(CommandFileError) as caught:
-            read_api_key(file)
+            read_keys(file, most=1)
         assert not content.strip() or content not in str(caught.value)
     with pytest.raises(CommandFileError, match="No such file"):
-        read_api_key(tmp_path / "absent")
+        read_keys(tmp_path / "absent")
 
 
 def test_a_port_on_which_another_program_has_begun_to_listen_since_is_an_error_with_its_cure():

@@ -25,12 +25,12 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from rollouts.engines.local.batch import Batch
 from rollouts.errors import CommandFileError, SampleError
 from rollouts.serve.errors import RequestError
+from rollouts.serve.server import read_keys
 from rollouts.tinker import app as app_module
 from rollouts.tinker import futures as futures_module
 from rollouts.tinker import model_requests
 from rollouts.tinker import service as service_module
 from rollouts.tinker import turns as turns_module
-from rollouts.tinker.access import read_keys
 from rollouts.tinker.backend import Backend, Limits
 from rollouts.tinker.futures import Futures
 from rollouts.tinker.local_sampler import LocalSampler
@@ -388,7 +388,7 @@ def test_files_without_usable_keys_are_refused(tmp_path, content):
     path = tmp_path / "keys"
     path.write_text(content)
     with pytest.raises(CommandFileError, match="keys"):
-        read_keys(path)
+        read_keys(path, prefix="tml-")
 
 
 def test_a_session_that_sends_nothing_ends_and_gives_its_place_back(app_of):
