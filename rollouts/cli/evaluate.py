@@ -21,7 +21,6 @@ from rollouts.cli.run.command import (
     exit_on_problems,
     run_and_report,
 )
-from rollouts.errors import ArgumentError
 from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import exit_with_error, print_line, print_note, print_warning, printable_line
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from rollouts.cli.run.output import OutputDirectory
     from rollouts.cli.run.run_parts import RunParts
     from rollouts.evaluation.results import EvaluationResults
+    from rollouts.evaluation.tally import Tally
     from rollouts.run_config.config_file import Change, ConfigFile
 
 #: Of an evaluation without a configuration file. Fewer tokens cut the answers of models that reason.
@@ -64,7 +64,7 @@ def evaluate(
     check_rerun(rerun_failed, resume=resume, limit=limit)
     with exit_on_problems():
         file = _with_all_groups(_configuration(tasks, values))
-        _check_k(file)
+        _tally(file)  # an error now, not after the episodes
         parts = checked_parts(file, limit=limit, resume=resume, dry_run=dry_run)
         if dry_run:
             return
@@ -139,15 +139,6 @@ def _name(text: str | None) -> str:
     return "".join(one if one.isalnum() or one in "._-" else "-" for one in last) or "tasks"
 
 
-def _check_k(file: ConfigFile) -> None:
-    from rollouts.evaluation.task_scores import chosen_k
-
-    try:
-        chosen_k(file.config.group_size, file.config.evaluation.k)
-    except ArgumentError as error:
-        raise file.error(("evaluation", "k"), str(error)) from error
-
-
 def _with_all_groups(file: ConfigFile) -> ConfigFile:
     """The configuration without what leaves groups out: a run that trains does not need them, an evaluation does."""
     leaving_out = {name: None for name in ("skip_group", "mode") if getattr(file.config, name) is not None}
@@ -156,14 +147,20 @@ def _with_all_groups(file: ConfigFile) -> ConfigFile:
     return replace(file, config=file.config.model_copy(update=leaving_out))
 
 
+def _tally(file: ConfigFile) -> Tally:
+    """What adds up the groups. Raises `RunConfigError`."""
+    from rollouts.evaluation.tally import Tally
+
+    counting = file.config.evaluation
+    with file.naming("evaluation", "k"):
+        return Tally(samples=file.config.group_size, threshold=counting.threshold, failed=counting.failed, k=counting.k)
+
+
 def _results(parts: RunParts, output: OutputDirectory, *, complete: bool) -> EvaluationResults:
     """The results of all groups in the output directory."""
     from rollouts.cli.run.group_files import read_group_rows
-    from rollouts.evaluation.tally import Tally
 
-    config = parts.file.config
-    counting = config.evaluation
-    tally = Tally(samples=config.group_size, threshold=counting.threshold, failed=counting.failed, k=counting.k)
+    tally = _tally(parts.file)
     for row in read_group_rows(output.metrics):
         tally.add(row.values)
     return tally.results(complete=complete, configuration=parts.description())

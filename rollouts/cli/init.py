@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +11,7 @@ from typing import Annotated
 import typer
 
 from renderers.installation import install_command
-from rollouts.engines.http.address import parse_address, redacted
-from rollouts.errors import ArgumentError, CommandFileError
+from rollouts.errors import CommandFileError
 from rollouts.files import made_directory
 from rollouts.terminal.text import exit_with_error, print_line
 
@@ -67,55 +64,42 @@ model = {model}              # the directory or repository that the server serve
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The model of a new project: with `base_url` one that a vLLM server serves, else a model directory.
+def engine_tables(model: str, base_url: str | None) -> str:
+    """The tables `[engine]` and `[renderer]`: with `base_url` of a vLLM server, else of a model directory.
 
-    Raises `ArgumentError` for an address that has a user name or is none, and for a model that is not there.
+    Exits with an error for an address that has a user name or is none, and for a directory that is no model.
     """
+    from rollouts.run_config.sections import checked_address
 
-    name: str
-    base_url: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.base_url is None:
-            if not (Path(self.name) / "config.json").is_file():
-                rule = "without --base-url it is a directory with config.json; correct it, or add --base-url"
-                raise ArgumentError("--model", self.name, rule)
-            return
-        try:
-            _, credentials = parse_address(self.base_url, api_key=None)
-        except ValueError as error:
-            address = redacted(re.split(r"[?#]", self.base_url)[0])  # a query may have a key
-            raise ArgumentError("--base-url", address, str(error)) from None
-        if credentials is not None:
-            rule = "remove them: run.toml names the environment variable with the key (api_key_env)"
-            raise ArgumentError("--base-url", "an address with a user name or a password", rule)
-
-    def toml(self) -> str:
-        """The tables `[engine]` and `[renderer]`."""
-        name = str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name
-        table = _LOCAL_MODEL if self.base_url is None else _SERVED_MODEL
-        return table.format(
-            model=_toml_text(name), base_url=_toml_text(self.base_url or ""), install=install_command("torch")
-        )
+    if base_url is None and not (Path(model) / "config.json").is_file():
+        exit_with_error(f"--model: {model} is no directory with config.json; correct it, or add --base-url")
+    try:
+        address = _toml_text(checked_address(base_url or "http://127.0.0.1"))
+    except ValueError as error:
+        exit_with_error(f"--base-url: {error}")
+    name = _toml_text(str(Path(model).resolve()) if Path(model).is_dir() else model)
+    table = _LOCAL_MODEL if base_url is None else _SERVED_MODEL
+    return table.format(model=name, base_url=address, install=install_command("torch"))
 
 
-def project_files(name: str, template: Template, model: Model | None) -> dict[str, str]:
-    """The texts of the files of a new project, by file name; without a model, `tiny_model.py` writes one."""
+def project_files(name: str, template: Template, tables: str | None) -> dict[str, str]:
+    """The texts of the files of a new project, by file name.
+
+    `tables` are those of engine and renderer; without them, `tiny_model.py` writes a model.
+    """
     folder = _TEMPLATES / template.value
     files = {path.name.removesuffix(".txt"): path.read_text("utf-8") for path in sorted(folder.iterdir())}
     files["run.toml"] = _common("run.toml").format(
         environment=files.pop("environment.toml"),
-        engine=_TINY_MODEL.format(install=install_command("torch")) if model is None else model.toml(),
+        engine=_TINY_MODEL.format(install=install_command("torch")) if tables is None else tables,
         # Of a tiny model, whose completions are random and never end by themselves, and of a model of the user.
-        max_tokens={"images": 8, "scoring": 8, "tools": 64}[template.value] if model is None else 512,
+        max_tokens={"images": 8, "scoring": 8, "tools": 64}[template.value] if tables is None else 512,
     )
-    if model is None:
+    if tables is None:
         files["tiny_model.py"] = _common("tiny_model.py")
     files[".gitignore"] = _common("gitignore")
     files["pytest.ini"] = _common("pytest.ini")
-    files["README.md"] = _readme(name, template, has_tiny_model=model is None)
+    files["README.md"] = _readme(name, template, has_tiny_model=tables is None)
     return files
 
 
@@ -189,9 +173,6 @@ def _toml_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-# `rollouts init DIR`: a small project that runs at once.
-
-
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the project; new, or any other.")],
     template: Annotated[
@@ -217,7 +198,7 @@ def init(
     """
     if base_url is not None and model is None:
         exit_with_error("--base-url needs --model, the directory or repository of the model that the server serves")
-    own = None if model is None else Model(model, base_url)
+    own = None if model is None else engine_tables(model, base_url)
     files = project_files(directory.resolve().name or "project", template, own)
     write_project(directory, files)
     print_line(f"in {directory}: {', '.join(sorted(files))}")

@@ -175,16 +175,8 @@ def make_mode(file: ConfigFile) -> Mode:
 
 def environment_factory(file: ConfigFile) -> MakeEnvironment:
     """The `make_environment` of a configuration. Raises `RunConfigError`; no environment is made."""
-    check_processes(file)
     section = file.config.environment
     return _FACTORIES[type(section)](file, section)
-
-
-def check_processes(file: ConfigFile) -> None:
-    """Raise `RunConfigError` for an environment that cannot run in workers of other processes."""
-    if isinstance(file.config.environment, VerifiersSection):
-        reason = "environments of verifiers run in the process of the run; leave out --ray"
-        raise file.error(("environment", "kind"), reason)
 
 
 def _imported(file: ConfigFile, section: ImportedEnvironment) -> MakeEnvironment:

@@ -28,7 +28,8 @@ def _variable_name(text: str) -> str:
     return text
 
 
-def _address(url: str) -> str:
+def checked_address(url: str) -> str:
+    """The URL of a server. Raises `ValueError`, whose text has no credentials, for one that names none or has some."""
     _, credentials = parse_address(url, api_key=None)
     if credentials is not None:
         raise ValueError("it has a user name or a password; remove them, and name the key's variable in api_key_env")
@@ -39,7 +40,7 @@ def _address(url: str) -> str:
 ImportPath: TypeAlias = Annotated[str, AfterValidator(_import_path)]
 VariableName: TypeAlias = Annotated[str, AfterValidator(_variable_name)]
 #: Of a server of vLLM or SGLang.
-Address: TypeAlias = Annotated[str, AfterValidator(_address)]
+Address: TypeAlias = Annotated[str, AfterValidator(checked_address)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 #: No name of a file has a null character.
 PathText: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]+$")]

@@ -112,10 +112,10 @@ IMPORTED = '[environment]\nkind = "import"\nfactory = "a:b"\n\n[engine]'
         (changed('"colours-v1"', '"json"'), "environment.id: verifiers cannot load 'json': "),
         (with_arguments("agent.turns = 1"), "environment.arguments: verifiers refuses agent.turns: "),
         (with_arguments('taskset.id = "a"'), "environment.arguments.taskset: write a table"),
-        (changed('kind = "verifiers"\n\n[environment]', FILE), "tasks.kind: an environment of verifiers has its own"),
+        (changed('kind = "verifiers"\n\n[environment]', FILE), "environment: tasks and environment are both of kind"),
         (
             CONFIG.split("[environment]")[0] + IMPORTED + CONFIG.split("[engine]")[1],
-            'tasks.kind: only an environment of kind "verifiers" has tasks of its own',
+            "environment: tasks and environment are both of kind",
         ),
     ],
 )

@@ -161,7 +161,7 @@ def test_another_template_can_be_tried(run: Any, tmp_path: Path) -> None:
     [
         ("c.json", '[{"role": "user",\n "content": oops}]', [], ["c.json, line 2", "not JSON"]),
         ("c.json", "{}\n{}", [], ["line 2", ".jsonl"]),
-        ("c.json", "[" * 100_000, [], ["nest less deep"]),
+        ("c.json", "[" * 100_000, [], ["recursion"]),
         ("c.json", "[]", [], ["no messages"]),
         ("c.json", '{"turns": []}', [], ["holds no conversation"]),
         ("c.json", '{"messages": [{"role": "user", "content": "x"}], "tools": "all"}', [], ["tools must be a list"]),
@@ -186,7 +186,7 @@ def test_what_cannot_be_shown_is_explained_on_stderr_with_exit_code_2(
 
 def test_a_missing_file_and_one_that_is_not_text_are_named(tiny_model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    for name, words in (("absent.json", "No such file"), ("binary.json", "not UTF-8"), (".", "Is a directory")):
+    for name, words in (("absent.json", "No such file"), ("binary.json", "not JSON in UTF-8"), (".", "Is a directory")):
         result = CliRunner().invoke(app, ["render", str(tmp_path / name), "--model", str(tiny_model_dir)])
         assert result.exit_code == 2
         assert words in result.stderr

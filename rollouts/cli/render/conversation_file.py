@@ -27,7 +27,7 @@ def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
     """
     whole_file = row is None and path.suffix.lower() not in (".jsonl", ".ndjson")
     line = None if whole_file else (row or 0) + 1
-    found = _parse(path, _read(path, line), line or 1)
+    found = _parsed(path, line)
     messages = found.get("messages") if isinstance(found, dict) else found
     tools = found.get("tools") if isinstance(found, dict) else None
     if not isinstance(messages, list):
@@ -41,7 +41,7 @@ def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
 
 def read_tools(path: Path) -> list[Any] | None:
     """Read a JSON list of tools, or an object with `tools`. Raises `CommandFileError`."""
-    found = _parse(path, _read(path))
+    found = _parsed(path)
     return _tool_list(path, found.get("tools") if isinstance(found, dict) else found)
 
 
@@ -51,26 +51,17 @@ def _tool_list(path: Path, tools: Any) -> list[Any] | None:
     return tools
 
 
-def _read(path: Path, line: int | None = None) -> str:
-    """The whole file, or its line `line` (from 1)."""
+def _parsed(path: Path, line: int | None = None) -> Any:
+    """The value of the whole file, or of its line `line` (from 1)."""
     try:
         with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as file:
             text = file.read() if line is None else next(islice(file, line - 1, None), None)
-    except UnicodeDecodeError as error:
-        place = f", at byte {error.start}" if line is None else ""
-        raise CommandFileError(path, f"is not UTF-8 text{place}") from error
-    if text is None:
-        raise CommandFileError(path, f"has no row {(line or 0) - 1}; rows count from 0")
-    return text if line is None else text.rstrip()
-
-
-def _parse(path: Path, text: str, first_line: int = 1) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        cure = ". For one conversation a line, name it .jsonl or pass --row" if error.msg == "Extra data" else ""
-        raise CommandFileError(path, f"not JSON: {error.msg}, column {error.colno}{cure}", line=line) from error
-    except (RecursionError, ValueError) as error:  # ValueError: an integer of more than 4,300 digits
-        reason = f"not readable as JSON: {error}; nest less deep, and write long numbers as text"
-        raise CommandFileError(path, reason) from error
+        if text is None:
+            raise CommandFileError(path, f"has no row {(line or 0) - 1}; rows count from 0")
+        return json.loads(text if line is None else text.rstrip())  # its end is no line of it
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            reason, line = f"{error.msg}, column {error.colno}", (line or 1) + error.lineno - 1
+        cure = "; for one conversation a line, name it .jsonl or pass --row" if "Extra data" in reason else ""
+        raise CommandFileError(path, f"not JSON in UTF-8: {reason}{cure}", line=line) from error

@@ -15,7 +15,8 @@ from rollouts.engines.protocol import ChatEngine, Engine
 from rollouts.errors import ArgumentError
 from rollouts.run_config.config_file import Change, ConfigFile, read_config
 from rollouts.run_config.engines import connect, engine_factory
-from rollouts.run_config.parts import check_processes, environment_factory, make_renderer, worker_configuration
+from rollouts.run_config.parts import environment_factory, make_renderer, worker_configuration
+from rollouts.run_config.sections import VerifiersSection
 from rollouts.task import MakeEnvironment, Task
 from rollouts.workers.protocol import Workers
 
@@ -27,7 +28,7 @@ class ConfiguredParts:
     what worker and run must have alike.
     """
 
-    def __init__(self, path: str, changes: Sequence[Change], configuration: str) -> None:
+    def __init__(self, path: str, configuration: str, changes: Sequence[Change] = ()) -> None:
         self._path = path
         self._changes = changes
         self._configuration = configuration
@@ -75,12 +76,14 @@ def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
 
     Raises `RolloutsError` and `MissingExtraError`.
     """
-    check_processes(file)
+    if isinstance(file.config.environment, VerifiersSection):
+        reason = "environments of verifiers run in the process of the run; leave out --ray"
+        raise file.error(("environment", "kind"), reason)
     from rollouts.ray import RayWorkers, connect
 
     section = file.config.ray
     connect(section.address)
-    parts = ConfiguredParts(_path_on_nodes(file.path), file.changes, worker_configuration(file))
+    parts = ConfiguredParts(_path_on_nodes(file.path), worker_configuration(file), file.changes)
     options: dict[str, Any] = {"num_cpus": section.cpus, "num_gpus": section.gpus}
     if section.resources:
         options["resources"] = dict(section.resources)
