@@ -156,7 +156,8 @@ def run_and_report(
     def report(*, complete: bool, report_seconds: float = REPORT_SECONDS) -> dict[str, Any]:
         rows = (row.values for row in read_group_rows(output.metrics))
         seconds = time.monotonic() - started
-        summary = summarise(rows, complete=complete, process_seconds=seconds, metrics=execution.metrics())
+        metrics = {} if execution.metrics is None else dict(execution.metrics.metrics())
+        summary = summarise(rows, complete=complete, process_seconds=seconds, metrics=metrics)
         summary["configuration"] = parts.description()
         try:
             write_summary(output.summary, summary)
@@ -173,7 +174,7 @@ def run_and_report(
     try:
         execution.run()
     except KeyboardInterrupt:
-        if execution.has_begun:
+        if execution.metrics is not None:
             report(complete=False, report_seconds=INTERRUPTED_REPORT_SECONDS)
             print_line(f"interrupted; to continue: {resume_command}")
         else:
@@ -182,13 +183,14 @@ def run_and_report(
     except JournalOfAnotherRunError:  # the summary of the other run stays
         raise
     except RolloutsError:
-        if execution.has_begun:
+        if execution.metrics is not None:
             try:
                 report(complete=False)
             except (OSError, RolloutsError) as error:  # on a full disk nothing can be written, the summary included
                 print_error(f"{output.summary} was not written: {error}")
         raise
-    missing = execution.missing_tasks()
+    # Groups that an earlier process wrote, the files have lost, and this process has not written again.
+    missing = [] if execution.journal is None else sorted(execution.journal.lost)
     summary = report(complete=not missing)
     if missing:
         named = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")

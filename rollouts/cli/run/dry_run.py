@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -27,14 +27,25 @@ from rollouts.workers.protocol import Workers
 
 
 def print_first_prompt(parts: RunParts, console: Console) -> None:
-    """Run the first task up to its first request, and print the tokens of the prompt.
+    """Run the first task up to its first request, and print the tokens of the prompt, or its messages.
 
     Raises `RolloutsError` if the episode does not come to a request.
     """
-    if parts.renderer is None:
-        _print_messages(*asyncio.run(_first_messages(parts)), console)
-    else:
-        _print(parts.renderer, *asyncio.run(_first_prompt(parts, parts.renderer)), console)
+    section = parts.file.config.engine
+    if isinstance(section, EndpointEngineSection):
+        endpoint = _NoEndpoint(media_policy(parts.file, section.media))
+        group = _first_group(parts, endpoint, None, lambda: endpoint.messages)
+        _print_messages(group, endpoint.messages, console)
+        return
+    assert parts.renderer is not None  # every other kind of engine has one
+    engine = _NoEngine()
+    with _RecordingPool(parts.renderer) as pool:
+        group = _first_group(parts, engine, pool, lambda: engine.request)
+    assert engine.request is not None
+    # An environment may request several completions at once; their prompts are rendered in any order.
+    prompt_ids = list(engine.request.prompt_ids)
+    rendered, tools = next(one for one in pool.rendered if one[0].token_ids == prompt_ids)
+    _print(parts.renderer, group, rendered, tools, console)
 
 
 class _NoEngine(Engine):
@@ -84,35 +95,6 @@ class _RecordingPool(RendererPool):
         return rendered
 
 
-async def _first_prompt(parts: RunParts, renderer: TemplateRenderer) -> tuple[Group, RenderedTokens, int]:
-    """The group of the first task, its first prompt, and the number of tools."""
-    engine = _NoEngine()
-    with _RecordingPool(renderer) as pool:
-        group = await _first_group(parts, engine, pool)
-    request = engine.request
-    if request is None:
-        raise _no_prompt(group)
-    # An environment may request several completions at once; their prompts are rendered in any order.
-    rendered, tools = next(one for one in pool.rendered if one[0].token_ids == list(request.prompt_ids))
-    return group, rendered, tools
-
-
-async def _first_messages(parts: RunParts) -> tuple[Group, Sequence[Message]]:
-    engine = parts.file.config.engine
-    assert isinstance(engine, EndpointEngineSection)  # every other one has a renderer
-    endpoint = _NoEndpoint(media_policy(parts.file, engine.media))
-    group = await _first_group(parts, endpoint, None)
-    if not endpoint.messages:
-        raise _no_prompt(group)
-    return group, endpoint.messages
-
-
-def _no_prompt(group: Group) -> RolloutsError:
-    episode = group.episodes[0]
-    reason = episode.error or episode.truncation_reason or "the episode ended without a request"
-    return RolloutsError(f"task {group.task.task_id:.80} has no first prompt: {reason}")
-
-
 def _print_messages(group: Group, messages: Sequence[Message], console: Console) -> None:
     seed = group.episodes[0].seed
     title = f"first messages: task {group.task.task_id}, environment seed {seed}, {counted(len(messages), 'message')}"
@@ -130,23 +112,35 @@ def _part_text(part: Any) -> str:
     return f"<{part_kind(part)}, {media_value(part).nbytes:,} bytes>"
 
 
-async def _first_group(parts: RunParts, engine: _NoEngine | _NoEndpoint, pool: RendererPool | None) -> Group:
-    async with parts.place(engine, pool) as place:
-        workers = place if isinstance(place, Workers) else None
-        runner = Runner(
-            parts.make_environment,
-            None if workers else engine,
-            None if workers else pool,
-            sampling=parts.sampling,
-            limits=parts.limits,
-            retry=RetryPolicy(max_attempts=1),
-            seed=parts.file.config.seed,
-            workers=workers,
-        )
-        async with runner:
-            async for group in runner.stream(first_tasks(parts.tasks, 1)):
-                return group
-    raise parts.file.error(("tasks",), "there is no task; add at least one")
+def _first_group(
+    parts: RunParts, engine: _NoEngine | _NoEndpoint, pool: RendererPool | None, requested: Callable[[], object]
+) -> Group:
+    """The group of the first task, which ended at its first request. Raises `RolloutsError` without a request."""
+
+    async def run() -> Group:
+        async with parts.place(engine, pool) as place:
+            workers = place if isinstance(place, Workers) else None
+            runner = Runner(
+                parts.make_environment,
+                None if workers else engine,
+                None if workers else pool,
+                sampling=parts.sampling,
+                limits=parts.limits,
+                retry=RetryPolicy(max_attempts=1),
+                seed=parts.file.config.seed,
+                workers=workers,
+            )
+            async with runner:
+                async for group in runner.stream(first_tasks(parts.tasks, 1)):
+                    return group
+        raise parts.file.error(("tasks",), "there is no task; add at least one")
+
+    group = asyncio.run(run())
+    if not requested():
+        episode = group.episodes[0]
+        reason = episode.error or episode.truncation_reason or "the episode ended without a request"
+        raise RolloutsError(f"task {group.task.task_id:.80} has no first prompt: {reason}")
+    return group
 
 
 def _print(renderer: TemplateRenderer, group: Group, rendered: RenderedTokens, tools: int, console: Console) -> None:

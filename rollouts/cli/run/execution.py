@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -43,100 +44,81 @@ from rollouts.workers.protocol import Workers
 MakeWorkers: TypeAlias = Callable[[], AbstractAsyncContextManager[Workers]]
 
 
+@dataclass(slots=True)
 class Execution:
-    """The run of this process: all tasks, or the first `limit`. `metrics` are those of the runner so far.
+    """The run of this process: all tasks, or the first `limit`.
 
     `make_workers` returns the context of the workers that run its episodes; None: they run in this process. With
-    `rerun_failed`, groups of earlier processes that have failed episodes are run again.
+    `rerun_failed`, groups of earlier processes that have failed episodes are run again. `metrics` and `journal` are
+    there once the run has begun, so that it can be continued.
     """
 
-    def __init__(
-        self,
-        parts: RunParts,
-        output: OutputDirectory,
-        *,
-        limit: int | None,
-        console: Console,
-        resume_command: str,
-        make_workers: MakeWorkers | None = None,
-        rerun_failed: bool = False,
-    ) -> None:
-        self._parts = parts
-        self._output = output
-        self._limit = limit
-        self._console = console
-        self._resume_command = resume_command
-        self._make_workers = make_workers
-        self._rerun_failed = rerun_failed
-        self._metrics: RunMetrics | None = None
-        self._journal: Journal | None = None
-        self._score_episode: ScoreEpisode | None = None
+    parts: RunParts
+    output: OutputDirectory
+    limit: int | None
+    console: Console
+    resume_command: str
+    make_workers: MakeWorkers | None = None
+    rerun_failed: bool = False
+    metrics: RunMetrics | None = None
+    journal: Journal | None = None
 
     def run(self) -> None:
         """Run, and write every group as it finishes. Called once, in the main thread.
 
         Raises `RunConfigError` if the engine cannot be used, `JournalError`, and `KeyboardInterrupt` after Ctrl-C.
         """
-        engine = self._parts.make_engine() if self._make_workers is None else None
-        message = f"interrupted, and stopped at once; to continue: {self._resume_command}"
+        engine = self.parts.make_engine() if self.make_workers is None else None
+        message = f"interrupted, and stopped at once; to continue: {self.resume_command}"
         # It has ended after 4 seconds, also if a method of an environment does not return.
         run_with_deadline(self._run(engine), 4.0, message)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the journal is open, so that the run can be continued."""
-        return self._metrics is not None
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the runner by name (`rollouts.observability.METRICS`); empty before it began."""
-        return {} if self._metrics is None else dict(self._metrics.metrics())
-
-    def missing_tasks(self) -> list[str]:
-        """Tasks whose groups an earlier process wrote, the files have lost, and this process has not written again."""
-        return [] if self._journal is None else sorted(self._journal.lost)
 
     async def _run(self, engine: Engine | ChatEngine | None) -> None:
         async with AsyncExitStack() as opened:
             sources: list[Source] = []
+            score_episode: ScoreEpisode | None = None
             if engine is not None:
                 opened.push_async_callback(engine.close)
-                await connect(self._parts.file, engine)
-            if (teacher := self._parts.teacher) is not None:
+                await connect(self.parts.file, engine)
+            if (teacher := self.parts.teacher) is not None:
                 of_teacher = teacher.make_engine()
                 opened.push_async_callback(of_teacher.close)
                 await connect(teacher.file, of_teacher)
                 await teacher.check(of_teacher, engine)
-                self._score_episode = partial(teacher.scored, of_teacher)
+                score_episode = partial(teacher.scored, of_teacher)
             if engine is not None:
                 if isinstance(engine, Engine):
                     sources.append(await opened.enter_async_context(EngineMonitor(engine)))
-                if self._parts.renderer is not None:
-                    sources.append(RendererStats(self._parts.renderer))
-                place = await opened.enter_async_context(self._parts.place(engine, self._parts.renderer))
-                await self._run_at(place, [*sources, *([place.metrics] if isinstance(place, Workers) else [])])
-            elif self._make_workers is not None:
-                workers = await opened.enter_async_context(self._make_workers())
-                await self._run_at(workers, [workers.metrics])
+                if self.parts.renderer is not None:
+                    sources.append(RendererStats(self.parts.renderer))
+                place = await opened.enter_async_context(self.parts.place(engine, self.parts.renderer))
+                sources += [place.metrics] if isinstance(place, Workers) else []
+                await self._run_at(place, sources, score_episode)
+            elif self.make_workers is not None:
+                workers = await opened.enter_async_context(self.make_workers())
+                await self._run_at(workers, [workers.metrics], score_episode)
 
-    async def _run_at(self, place: Engine | ChatEngine | Workers, sources: list[Source]) -> None:
-        parts, limit = self._parts, self._limit
+    async def _run_at(
+        self, place: Engine | ChatEngine | Workers, sources: list[Source], score_episode: ScoreEpisode | None
+    ) -> None:
+        parts, limit = self.parts, self.limit
         tasks = parts.tasks if limit is None else first_tasks(parts.tasks, limit)
-        journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
+        journal = Journal.open(self.output.journal, configuration=parts.journal_configuration())
         async with AsyncExitStack() as opened:
             opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
             again: frozenset[str] = frozenset()
-            with self._console.status("reading the groups that are written"):  # 10,000 take some seconds
-                if self._rerun_failed:
+            with self.console.status("reading the groups that are written"):  # 10,000 take some seconds
+                if self.rerun_failed:
                     journal.run_failed_again()
-                    again = await asyncio.to_thread(remove_failed_groups, self._output)
-                stored = await asyncio.to_thread(StoredGroups, self._output)
+                    again = await asyncio.to_thread(remove_failed_groups, self.output)
+                stored = await asyncio.to_thread(StoredGroups, self.output)
             journal.count_as_delivered(stored.task_ids, lost=stored.without_record)
-            self._journal = journal
+            self.journal = journal
             sinks = self._sinks()
-            self._metrics = metrics = RunMetrics(sources=sources)
-            runner = parts.make_runner(place, journal=journal, listeners=[metrics], score_episode=self._score_episode)
-            progress = ProgressDisplay(metrics, total_groups=limit, console=self._console)
-            history = MetricHistory(metrics, sinks, first_step=last_step(self._output.runner_metrics))
+            self.metrics = metrics = RunMetrics(sources=sources)
+            runner = parts.make_runner(place, journal=journal, listeners=[metrics], score_episode=score_episode)
+            progress = ProgressDisplay(metrics, total_groups=limit, console=self.console)
+            history = MetricHistory(metrics, sinks, first_step=last_step(self.output.runner_metrics))
             with history, progress:
                 async with runner:
                     await runner.resume()
@@ -149,19 +131,19 @@ class Execution:
                             f"again unless the journal still has them: {named}"
                         )
                     stored.remove_rows_without_record()
-                    with GroupFiles(self._output) as files:
+                    with GroupFiles(self.output) as files:
                         await _complete_rows(runner, parts.tasks, stored, files)
                         await _write_groups(runner, tasks, files)
 
     def _sinks(self) -> list[MetricSink]:
-        output = self._parts.file.config.output
+        output = self.parts.file.config.output
         sinks: list[MetricSink] = []
         if output.tensorboard:
-            sinks.append(TensorBoardSink(self._output.tensorboard))
+            sinks.append(TensorBoardSink(self.output.tensorboard))
         if output.wandb is not None:
-            with self._parts.file.naming("output", "wandb"):
-                sinks.append(WandbSink(**output.wandb.model_dump(), directory=self._output.path))
-        return [JsonLinesSink(self._output.runner_metrics), *sinks]
+            with self.parts.file.naming("output", "wandb"):
+                sinks.append(WandbSink(**output.wandb.model_dump(), directory=self.output.path))
+        return [JsonLinesSink(self.output.runner_metrics), *sinks]
 
 
 async def _complete_rows(runner: Runner, tasks: TaskSource, stored: StoredGroups, files: GroupFiles) -> None:
