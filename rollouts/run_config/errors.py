@@ -65,14 +65,13 @@ class ProblemList:
 
 
 class TaskFileError(RolloutsError, ValueError):
-    """A file of tasks cannot be read. `row` is the line of a JSONL file, else the number of the row; both from 1.
+    """A file of tasks cannot be read. `place` is that of a row, such as "line 3"; "" for the whole file.
 
     Cure: correct the line or row that the text names.
     """
 
-    def __init__(self, path: Path, row: int | None, reason: str, *, unit: str = "line") -> None:
-        self.row = row
-        super().__init__(f"{path}{'' if row is None else f', {unit} {row}'}: {reason}")
+    def __init__(self, path: Path, place: str, reason: str) -> None:
+        super().__init__(f"{path}{', ' * bool(place)}{place}: {reason}")
 
 
 def key_text(path: KeyPath) -> str:

@@ -63,22 +63,21 @@ def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
     make_importable(directory)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            missing = f"there is no module {error.name!r}, neither in {directory} nor installed"
-            raise file.error(key, f"{missing}; correct the name, or install the package") from error
-        raise file.error(key, f"{module_name} imports {error.name!r}, which is not installed; install it") from error
     except (Exception, SystemExit) as error:
         # A module of a user may raise anything, and call sys.exit.
-        raise file.error(key, f"importing {module_name} raised {describe_exception(error)}; mend the module") from error
+        reason = f"importing {module_name} raised {describe_exception(error)}; mend the module"
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            is_itself = module_name == error.name or module_name.startswith(f"{error.name}.")
+            missing = f"neither in {directory} nor installed" if is_itself else f"which {module_name} imports"
+            reason = f"there is no module {error.name!r}, {missing}; correct the name, or install the package"
+        raise file.error(key, reason) from error
     if path is not None and Path(str(module.__file__)).resolve() != path:
         reason = f"a module {module_name} is loaded from {module.__file__} already; give the file another name"
         raise file.error(key, reason)
     try:
         return reduce(getattr, name.split("."), module)
     except AttributeError as error:
-        names = [one for one in vars(module) if not one.startswith("_")]
-        close = get_close_matches(name, names, n=1)
+        close = get_close_matches(name, [one for one in vars(module) if not one.startswith("_")], n=1)
         cure = f'did you mean "{module_name}:{close[0]}"?' if close else f"define {name} in {module.__file__}"
         raise file.error(key, f"module {module_name} has no {name!r}; {cure}") from error
 

@@ -83,8 +83,7 @@ class FileTaskSource:
     def is_empty(self) -> bool:
         """Whether the file has no row. A first row that cannot be read is one: reading the tasks names it."""
         try:
-            rows, _ = _rows(self._path, self._section)
-            return next(rows, None) is None
+            return next(_rows(self._path, self._section), None) is None
         except (TaskFileError, OSError):
             return False
 
@@ -102,36 +101,32 @@ class FileTaskSource:
         keys = [key for key in (self._section.id_key, self._section.seed_key) if key is not None]
         if isinstance(self._section, ParquetTasks) and not keys:
             return
-        rows, unit = _rows(self._path, self._section, columns=keys)
-        places: dict[str, int] = {}
+        rows = _rows(self._path, self._section, columns=keys)
+        places: dict[str, str] = {}
         for number, (place, row) in enumerate(islice(rows, None if count is None else min(count, sys.maxsize))):
-            task = _task(self._path, self._section, number, place, unit, row)
-            earlier = places.setdefault(task.task_id, place)
-            if earlier != place:
-                reason = f"has the id of {unit} {earlier}, {short_repr(task.task_id)}; give each task its own"
-                raise TaskFileError(self._path, place, reason, unit=unit)
+            task = _task(self._path, self._section, number, place, row)
+            if (earlier := places.setdefault(task.task_id, place)) != place:
+                reason = f"has the id of {earlier}, {short_repr(task.task_id)}; give each task its own"
+                raise TaskFileError(self._path, place, reason)
 
     def __iter__(self) -> Iterator[Task]:
-        rows, unit = _rows(self._path, self._section)
-        for number, (place, row) in enumerate(rows):
-            yield _task(self._path, self._section, number, place, unit, row)
+        for number, (place, row) in enumerate(_rows(self._path, self._section)):
+            yield _task(self._path, self._section, number, place, row)
 
 
-def _rows(
-    path: Path, section: FileTasks, *, columns: Sequence[str] | None = None
-) -> tuple[Iterator[tuple[int, Any]], str]:
-    """The rows with their numbers, from 1, and what a number counts.
+def _rows(path: Path, section: FileTasks, *, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """The rows, each with its place: "line 1", "task 1", "row 1".
 
     `columns` are those that are needed of a Parquet file; None for all.
     """
     if isinstance(section, JsonlTasks):
-        return _jsonl_rows(path), "line"
+        return _jsonl_rows(path)
     if isinstance(section, TomlTasks):
-        return enumerate(_toml_rows(path), 1), "task"
-    return enumerate(_parquet_rows(path, columns), 1), "row"
+        return ((f"task {number}", row) for number, row in enumerate(_toml_rows(path), 1))
+    return ((f"row {number}", row) for number, row in enumerate(_parquet_rows(path, columns), 1))
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
     with open_readable(path) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -143,8 +138,8 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
                     json.dumps(row, ensure_ascii=False).encode()
             except (ValueError, RecursionError) as error:
                 reason = f"not JSON in UTF-8: {error}; write one JSON object a line"
-                raise TaskFileError(path, number, reason) from error
-            yield number, row
+                raise TaskFileError(path, f"line {number}", reason) from error
+            yield f"line {number}", row
 
 
 def _toml_rows(path: Path) -> list[Any]:
@@ -152,9 +147,9 @@ def _toml_rows(path: Path) -> list[Any]:
         try:
             rows = tomllib.loads(content.read().decode("utf-8-sig")).get("tasks")
         except (ValueError, RecursionError) as error:  # also of integers with thousands of digits
-            raise TaskFileError(path, None, f"not TOML: {error}") from error
+            raise TaskFileError(path, "", f"not TOML: {error}") from error
     if not isinstance(rows, list):
-        raise TaskFileError(path, None, "it has no array of tables `tasks`; begin each task with [[tasks]]")
+        raise TaskFileError(path, "", "it has no array of tables `tasks`; begin each task with [[tasks]]")
     return rows
 
 
@@ -167,25 +162,25 @@ def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
             for batch in parquet.iter_batches(batch_size=256, columns=columns):
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
-        raise TaskFileError(path, None, f"cannot be read as Parquet: {error}") from error
+        raise TaskFileError(path, "", f"cannot be read as Parquet: {error}") from error
 
 
-def _task(path: Path, section: FileTasks, number: int, place: int, unit: str, row: Any) -> Task:
+def _task(path: Path, section: FileTasks, number: int, place: str, row: Any) -> Task:
     if not isinstance(row, Mapping):
-        raise TaskFileError(path, place, f"holds {short_repr(row)}; write an object with the data of a task", unit=unit)
+        raise TaskFileError(path, place, f"holds {short_repr(row)}; write an object with the data of a task")
 
     for option, key in (("id_key", section.id_key), ("seed_key", section.seed_key)):
         if key is not None and key not in row:
             reason = f"has no {key!r}, which the configuration names; add it, or remove tasks.{option}"
-            raise TaskFileError(path, place, reason, unit=unit)
+            raise TaskFileError(path, place, reason)
     task_id = number if section.id_key is None else row[section.id_key]
     if not isinstance(task_id, str) and whole_number(task_id) is None:
         reason = f"{section.id_key} is {short_repr(task_id)}; write a text or an integer"
-        raise TaskFileError(path, place, reason, unit=unit)
+        raise TaskFileError(path, place, reason)
     try:
         return Task(str(task_id), dict(row), None if section.seed_key is None else row[section.seed_key])
     except ArgumentError as error:
-        raise TaskFileError(path, place, str(error), unit=unit) from error
+        raise TaskFileError(path, place, str(error)) from error
 
 
 def _imported_tasks(file: ConfigFile, section: ImportedTasks) -> TaskSource:

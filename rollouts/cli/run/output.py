@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rollouts.evaluation.results import RESULTS_FILE
@@ -36,7 +34,7 @@ _KEY = ("output", "directory")
 def prepare_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
     """Check the output directory as `check_output`, and make it. Raises `RunConfigError`."""
     output = check_output(file, resume=resume)
-    with _refusing(file, output, "cannot be made"):
+    with file.naming(*_KEY):
         output.path.mkdir(parents=True, exist_ok=True)
     return output
 
@@ -49,31 +47,18 @@ def check_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
     """
     output = OutputDirectory(file.resolve(file.config.output.directory))
     existing = next(path for path in (output.path, *output.path.parents) if os.path.lexists(path))
-    if not existing.is_dir():
-        reason = f"{output.path} cannot be made: {existing} is no directory; name another directory"
-        raise file.error(_KEY, reason)
-    with _refusing(file, output, "cannot be read"):
-        is_empty = existing != output.path or not any(os.scandir(output.path))
-    if not is_empty and not resume:
-        cure = "pass --resume to continue the run in it, or name another directory"
-        raise file.error(_KEY, f"{output.path} is not empty; {cure}")
-    if not is_empty and not output.journal.is_dir():
-        cure = "name the directory of a run, or an empty one"
-        raise file.error(_KEY, f"{output.path} is not empty and has no journal to continue from; {cure}")
-    if not is_empty:
-        with _refusing(file, output, "cannot be read"):
-            links = [path for path in (*output.files, *output.journal.iterdir()) if path.is_symlink()]
-        if links:
-            reason = f"{links[0]} is a symbolic link, and the run would write to where it points"
-            raise file.error(_KEY, f"{reason}; put the file itself there, or name another directory")
+    reason = ""
+    with file.naming(*_KEY):
+        if not existing.is_dir():
+            reason = f"cannot be made: {existing} is no directory; name another directory"
+        elif existing != output.path or not any(os.scandir(output.path)):
+            return output
+        elif not resume:
+            reason = "is not empty; pass --resume to continue the run in it, or name another directory"
+        elif not output.journal.is_dir():
+            reason = "is not empty and has no journal to continue from; name the directory of a run, or an empty one"
+        elif links := [path for path in (*output.files, *output.journal.iterdir()) if path.is_symlink()]:
+            reason = f"has a symbolic link, {links[0]}, to where the run would write; put the file itself there"
+    if reason:
+        raise file.error(_KEY, f"{output.path} {reason}")
     return output
-
-
-@contextmanager
-def _refusing(file: ConfigFile, output: OutputDirectory, refusal: str) -> Iterator[None]:
-    """Raise `RunConfigError` in place of an error of the system."""
-    try:
-        yield
-    except OSError as error:
-        reason = f"{output.path} {refusal}: {error.strerror or error}; name another directory"
-        raise file.error(_KEY, reason) from error

@@ -118,7 +118,12 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
     "module that raises": ("guess_env:", "raises_env:", "environment.factory", "raised ZeroDivisionError"),
     "module of no Python": ("guess_env:", "syntax_env:", "environment.factory", "raised SyntaxError"),
     "module that ends the program": ("guess_env:", "exits_env:", "environment.factory", "raised SystemExit"),
-    "module that misses another": ("guess_env:", "imports_env:", "environment.factory", "'no_such_package', which is"),
+    "module that misses another": (
+        "guess_env:",
+        "imports_env:",
+        "environment.factory",
+        "'no_such_package', which imports_env imports",
+    ),
     "no name": (":Guess", ":Gues", "environment.factory", 'did you mean "guess_env:Guess"?'),
     "no function": (":Guess", ":NUMBER", "environment.factory", "is a int; name a function or a class"),
     "unknown argument": ("tries = 2", "trie = 2", "environment.arguments", "Guess(task, trie=)"),
