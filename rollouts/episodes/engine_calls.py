@@ -16,12 +16,7 @@ from rollouts.engines.protocol import (
 )
 from rollouts.engines.result_checks import check_result
 from rollouts.episodes.errors import wrap_exceptions
-from rollouts.errors import (
-    EngineFailedError,
-    GenerationInterruptedError,
-    RolloutsError,
-    describe_exception,
-)
+from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError, describe_exception
 from rollouts.values import whole_number
 
 

@@ -40,12 +40,19 @@ log = logging.getLogger("rollouts")
 CLOSE_SECONDS = 2.0
 
 
+_SHAPE = "an instance of a class that has reset and step"
+
+
+def _is_environment(value: object) -> bool:
+    """Whether a value has the methods of an environment; a class of environments is none."""
+    steps = any(callable(getattr(value, name, None)) for name in ("step", "step_parsed"))
+    return steps and callable(getattr(value, "reset", None)) and not isinstance(value, type)
+
+
 def check_environment(environment: object) -> None:
     """Raises `ArgumentError` for what is not an environment, a class of environments included."""
-    methods = (getattr(environment, name, None) for name in ("reset", "step"))
-    if isinstance(environment, type) or not all(map(callable, methods)):
-        rule = "pass an instance of a class that has reset and step"
-        raise ArgumentError("environment", environment, rule)
+    if not _is_environment(environment):
+        raise ArgumentError("environment", environment, f"pass {_SHAPE}")
 
 
 async def make_environment(factory: EnvironmentFactory) -> Environment:
@@ -55,10 +62,8 @@ async def make_environment(factory: EnvironmentFactory) -> Environment:
     """
     with wrap_exceptions(lambda error: EnvironmentFailedError("", "make_environment", error)):
         environment: Environment = await resolve(factory())
-    steps = callable(getattr(environment, "step", None)) or callable(getattr(environment, "step_parsed", None))
-    if isinstance(environment, type) or not steps or not callable(getattr(environment, "reset", None)):
-        rule = "return an instance of a class that has reset and step"
-        raise EnvironmentProtocolError(f"make_environment returned {short_repr(environment)}; {rule}")
+    if not _is_environment(environment):
+        raise EnvironmentProtocolError(f"make_environment returned {short_repr(environment)}; return {_SHAPE}")
     return environment
 
 

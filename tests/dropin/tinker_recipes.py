@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,18 +48,20 @@ class MissedError(Exception):
 class Server:
     """`rollouts tinker` as a process of its own. `url` is its address; the same one after a restart."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, options: Sequence[str], variables: Mapping[str, str]) -> None:
         self._directory = directory
+        self._command = [str(Path(sys.executable).with_name("rollouts")), "tinker", *options]
+        self._variables = variables
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
         self.start(0)
 
     def start(self, port: int | None = None) -> None:
         port = int(self.url.rpartition(":")[2]) if port is None else port
-        command = [Path(sys.executable).with_name("rollouts"), "tinker", "--model", _MODEL, "--port", str(port)]
+        command = [*self._command, "--port", str(port)]
         with (self._directory / "server.log").open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                command, cwd=self._directory, stdout=subprocess.PIPE, stderr=log, text=True, env=_environment()
+                command, cwd=self._directory, stdout=subprocess.PIPE, stderr=log, text=True, env=self._variables
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -74,8 +76,8 @@ class Server:
 
 
 @contextmanager
-def serving(directory: Path) -> Iterator[Server]:
-    server = Server(directory)
+def serving(directory: Path, options: Sequence[str], variables: Mapping[str, str]) -> Iterator[Server]:
+    server = Server(directory, options, variables)
     try:
         yield server
     finally:
@@ -278,7 +280,7 @@ def _recipes(recipes: Recipes) -> Mapping[str, Callable[[], str]]:
 def run_all(directory: Path, names: list[str], *, quick: bool) -> int:
     tiny_qwen3_vl(directory / _MODEL)
     failures = 0
-    with serving(directory) as server:
+    with serving(directory, ["--model", _MODEL], _environment()) as server:
         recipes = _recipes(Recipes(directory, server, quick=quick))
         for name in names or recipes:
             started = time.monotonic()

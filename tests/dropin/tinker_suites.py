@@ -18,13 +18,11 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ import numpy as np
 import tinker_environment
 from safetensors.numpy import load_file, save_file
 from sources import CACHE, SourceError, fetch
+from tinker_recipes import MissedError, serving
 
 from rollouts.testing import tiny_qwen3_vl
 
@@ -46,8 +45,9 @@ def _cookbook(place: Path) -> dict[str, str]:
     shutil.copytree(fetch("tinker-cookbook-0.6.1") / "tests", place / "tests")
     names = _LISTS["models"]["tinker-cookbook"]
     _models(place, names)
-    with _server(place, names) as url:
-        return _outcomes("tinker-cookbook", place, ["tests/recipes"], {"TINKER_BASE_URL": url})
+    options = ["--model", "model", *(word for name in names for word in ("--name", name))]
+    with serving(place, options, _variables(place)) as server:
+        return _outcomes("tinker-cookbook", place, ["tests/recipes"], {"TINKER_BASE_URL": server.url})
 
 
 def _skyrl(place: Path) -> dict[str, str]:
@@ -90,25 +90,6 @@ def _varied(model: Path) -> None:
     shape = weights["model.language_model.embed_tokens.weight"].shape
     weights["lm_head.weight"] = np.random.default_rng(1).normal(scale=0.1, size=shape).astype(np.float32)
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-
-
-@contextmanager
-def _server(place: Path, names: list[str]) -> Iterator[str]:
-    command = [str(Path(sys.executable).with_name("rollouts")), "tinker", "--model", "model", "--port", "0"]
-    command += [word for name in names for word in ("--name", name)]
-    with (place / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=place, env=_variables(place), stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if (found := re.search(r"http://[\w.:]+", line)) is None:
-            raise SourceError(f"the server did not start: {line!r}, see {place / 'server.log'}")
-        yield found.group()
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 def _outcomes(suite: str, place: Path, tests: list[str], variables: Mapping[str, str]) -> dict[str, str]:
@@ -182,5 +163,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except SourceError as error:
+    except (MissedError, SourceError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -38,6 +38,12 @@ def play(env, client, *, task=0, **sampling):
     return asyncio.run(run())
 
 
+def run(env, specs, engine, renderer, **options):
+    """The trajectories of `run_verifiers_episodes`."""
+    options = {"sampling": SamplingParams(), **options}
+    return asyncio.run(run_verifiers_episodes(env, specs, engine=engine, renderer=renderer, **options))
+
+
 class CountingRenderer:
     """Counts the calls of a renderer."""
 
@@ -170,11 +176,7 @@ def test_a_message_that_the_task_rewrites_is_not_taken_for_what_was_sampled(coun
 def test_each_agent_of_the_engine_has_a_trajectory_and_a_judge_has_none(renderer):
     env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": "two-colours-v1"}}))
     engine = ScriptedEngine(lambda request: "red", renderer=renderer)
-    trajectories = asyncio.run(
-        run_verifiers_episodes(
-            env, [EpisodeSpec(0, episode_id="e")], engine=engine, renderer=renderer, sampling=SamplingParams()
-        )
-    )
+    trajectories = run(env, [EpisodeSpec(0, episode_id="e")], engine, renderer)
     assert [trajectory.episode_id for trajectory in trajectories] == ["e", "e-1"]
     agents = [trajectory.turns[-1].info["agent"] for trajectory in trajectories]
     assert agents == [{"name": "first", "trainable": True}, {"name": "second", "trainable": False}]
@@ -184,11 +186,7 @@ def test_a_specs_task_group_and_id_are_those_of_its_trajectory(renderer):
     engine = ScriptedEngine(lambda request: "green", renderer=renderer)
     specs = [EpisodeSpec(2, sampling_seed=5, group_id="g", episode_id=f"e-{number}") for number in range(3)]
     ended = []
-    trajectories = asyncio.run(
-        run_verifiers_episodes(
-            load_env(), specs, engine=engine, renderer=renderer, sampling=SamplingParams(), on_end=ended.append
-        )
-    )
+    trajectories = run(load_env(), specs, engine, renderer, on_end=ended.append)
     assert [trajectory.episode_id for trajectory in trajectories] == ["e-0", "e-1", "e-2"]
     assert {(trajectory.seed, trajectory.group_id) for trajectory in trajectories} == {(2, "g")}
     assert {trajectory.turns[-1].info["task"]["index"] for trajectory in trajectories} == {2}
@@ -200,11 +198,7 @@ def test_a_specs_task_group_and_id_are_those_of_its_trajectory(renderer):
 
 def test_a_failure_of_the_engine_keeps_the_completed_turns(renderer):
     engine = ScriptedEngine(["red", ConnectionError("the server went away")], renderer=renderer)
-    (trajectory,) = asyncio.run(
-        run_verifiers_episodes(
-            load_env(), [EpisodeSpec(0)], engine=engine, renderer=renderer, sampling=SamplingParams()
-        )
-    )
+    (trajectory,) = run(load_env(), [EpisodeSpec(0)], engine, renderer)
     assert trajectory.num_turns == 1
     assert trajectory.error.startswith("ProviderError: ")
     assert "the server went away" in trajectory.error
@@ -213,22 +207,14 @@ def test_a_failure_of_the_engine_keeps_the_completed_turns(renderer):
 
 def test_an_episode_without_a_call_of_the_model_has_an_error(renderer):
     engine = ScriptedEngine([TimeoutError("down")], renderer=renderer)
-    (trajectory,) = asyncio.run(
-        run_verifiers_episodes(
-            load_env(), [EpisodeSpec(1, episode_id="x")], engine=engine, renderer=renderer, sampling=SamplingParams()
-        )
-    )
+    (trajectory,) = run(load_env(), [EpisodeSpec(1, episode_id="x")], engine, renderer)
     assert (trajectory.episode_id, trajectory.num_turns) == ("x", 0)
     assert "down" in trajectory.error
 
 
 def test_limits_of_the_agent_truncate(renderer):
     engine = ScriptedEngine(lambda request: "red", renderer=renderer)
-    (trajectory,) = asyncio.run(
-        run_verifiers_episodes(
-            load_env(max_turns=2), [EpisodeSpec(0)], engine=engine, renderer=renderer, sampling=SamplingParams()
-        )
-    )
+    (trajectory,) = run(load_env(max_turns=2), [EpisodeSpec(0)], engine, renderer)
     assert trajectory.num_turns == 2
     assert trajectory.truncated
     assert not trajectory.done
@@ -237,7 +223,7 @@ def test_limits_of_the_agent_truncate(renderer):
 def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
     ended = []
 
-    async def run():
+    async def cancelled():
         waiting = asyncio.Event()
 
         async def second_call_waits(request):
@@ -262,7 +248,7 @@ def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
         await playing
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(run())
+        asyncio.run(cancelled())
     (trajectory,) = ended
     assert trajectory.num_turns == 1
     assert trajectory.error.startswith("CancelledError")
@@ -271,16 +257,7 @@ def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
 @pytest.mark.parametrize(("task", "concurrency", "named"), [(9, 1, "seed is 9"), (0, 0, "concurrency is 0")])
 def test_a_task_that_is_not_there_and_no_concurrency_are_named(renderer, task, concurrency, named):
     with pytest.raises(ArgumentError, match=named):
-        asyncio.run(
-            run_verifiers_episodes(
-                load_env(),
-                [EpisodeSpec(task)],
-                engine=ScriptedEngine([]),
-                renderer=renderer,
-                sampling=SamplingParams(),
-                concurrency=concurrency,
-            )
-        )
+        run(load_env(), [EpisodeSpec(task)], ScriptedEngine([]), renderer, concurrency=concurrency)
 
 
 def test_options_of_the_template_are_refused_with_what_to_do(renderer):

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 
 import pytest
+from scripted_chat import ScriptedChat
 
 from rollouts import SamplingParams
-from rollouts.engines.protocol import ChatAnswer, ChatEngine, FinishReason
 from rollouts.episodes.deadlines import UpdatePauses
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.errors import ArgumentError, ServerError
@@ -196,27 +196,15 @@ def test_an_environment_that_runs_no_agent_fails(renderer):
 
 
 def test_a_chat_endpoint_plays_without_a_renderer():
-    class Endpoint(ChatEngine):
-        calls: list = []  # noqa: RUF012
-
-        async def chat(self, messages, *, tools=None, sampling, seed=None):
-            from renderers import ParsedResponse
-
-            self.calls.append((messages, tools, seed))
-            parsed = ParsedResponse(["red", "green", "blue"][len(self.calls) - 1])
-            return ChatAnswer(parsed.to_message(), parsed, FinishReason.STOP, 10, 1)
-
-        async def close(self):
-            pass
-
-    episode = one_episode(load_env(), Endpoint(), None)
+    endpoint = ScriptedChat("red", "green", "blue")
+    episode = one_episode(load_env(), endpoint, None)
     assert episode.reward == pytest.approx(2.0)
     assert not episode.has_tokens
-    assert episode.metrics == {"answers": 3.0, "endpoint_prompt_tokens": 30, "endpoint_completion_tokens": 3}
-    assert [len(messages) for messages, *_ in Endpoint.calls] == [2, 4, 6]
+    assert episode.metrics == {"answers": 3.0, "endpoint_prompt_tokens": 120, "endpoint_completion_tokens": 9}
+    assert [len(call["messages"]) for call in endpoint.calls] == [2, 4, 6]
     (leaf,) = episode.leaves()
     assert [message["role"] for message in episode.to_messages(leaf)] == ["system", *["user", "assistant"] * 3]
-    assert len({seed for *_, seed in Endpoint.calls}) == 3
+    assert len({call["seed"] for call in endpoint.calls}) == 3
 
 
 def test_the_time_of_an_update_of_the_weights_does_not_count(renderer):

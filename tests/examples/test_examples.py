@@ -3,13 +3,17 @@
 import asyncio
 import importlib.util
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from engine_server import EngineVLLM
+from server_thread import served
 
+from rollouts.engines.vllm import write_tied_head
 from transport import read_records
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -70,6 +74,17 @@ def test_a_student_reads_digits_after_distillation_from_its_own_episodes(tmp_pat
 def test_grpo_trains_on_the_log_probabilities_that_the_sampler_reported():
     rewards, mismatches = load("grpo_multiturn").main(["--quick"])
     assert len(rewards) == len(mismatches) == 3
+    assert max(mismatches) < 1e-4
+
+
+@pytest.mark.slow
+def test_grpo_gives_a_server_the_weights_of_each_step(tiny_model_dir, tmp_path):
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "model")  # new weights are written below it
+    write_tied_head(directory)
+    with served(EngineVLLM(directory)) as server:
+        arguments = ["--quick", "--model", str(directory), "--base-url", server.base_url]
+        _, mismatches = load("grpo_multiturn").main(arguments)
+    assert server.loaded == [str(directory), *(str(directory / "updates" / step) for step in "012")]
     assert max(mismatches) < 1e-4
 
 

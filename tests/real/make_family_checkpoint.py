@@ -89,14 +89,7 @@ def _gemma3_processor() -> transformers.ProcessorMixin:
 
 
 def _gemma3_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
-    vision = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 896,
-        "patch_size": 14,
-    }
+    vision = {**_SMALL_VISION, "image_size": 896, "patch_size": 14}
     text = {**_TEXT, "vocab_size": vocabulary, "sliding_window": 512, "query_pre_attn_scalar": 32}
     config = transformers.Gemma3Config(
         text_config=text,

@@ -16,7 +16,6 @@ from vllm_server import LONGEST_SECONDS
 from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.lora import LoRAEngine
-from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import CapabilityError, UnknownAdapterError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 
@@ -34,12 +33,10 @@ def adapters(checkpoints, tmp_path_factory):
 
 
 @pytest.fixture
-async def engine(vllm_server):
-    async with VLLMEngine(vllm_server.base_url) as engine:
-        await engine.capabilities()
-        yield engine
-        for name in await engine.adapters():
-            await engine.unload_adapter(name)
+async def engine(engine):
+    yield engine
+    for name in await engine.adapters():
+        await engine.unload_adapter(name)
 
 
 def prompt(**options):

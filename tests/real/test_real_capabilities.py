@@ -65,13 +65,6 @@ async def test_a_paused_server_can_be_probed(vllm_server, connection):
         await connection.request("POST", "/resume", name="resume")
 
 
-async def test_an_expectation_that_the_server_contradicts_is_an_error(vllm_server, connection):
-    with pytest.raises(CapabilityError, match=r"pixel_dtype 'uint8', ExpectedCapabilities says 'float32'"):
-        await probe(connection, expected=ExpectedCapabilities(pixel_dtype="float32"))
-    with pytest.raises(CapabilityError, match=f"serves {vllm_server.model_name}, not other"):
-        await probe(connection, model="other")
-
-
 @pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
 async def test_the_errors_of_a_closed_server_name_what_to_turn_on(vllm_server, connection):
     for key in (None, "guessed-secret"):

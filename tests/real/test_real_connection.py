@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
-import sys
-import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from fake_server import ABORT, GENERATE, RENDER, FakeVLLM
+from images import png_url
 from vllm_server import VLLMServer
 
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.responses import HttpResponse
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "rollouts" / "vllm"))
-
-from fake_server import ABORT, GENERATE, RENDER, FakeVLLM
-
-
-def image() -> str:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 96), (9, 80, 7)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def ids_and(**sampling: Any) -> dict[str, Any]:
@@ -39,7 +25,10 @@ def ids_and(**sampling: Any) -> dict[str, Any]:
 
 IMAGE = {
     "role": "user",
-    "content": [{"type": "image_url", "image_url": {"url": image()}}, {"type": "text", "text": "?"}],
+    "content": [
+        {"type": "image_url", "image_url": {"url": png_url((9, 80, 7), (64, 96))}},
+        {"type": "text", "text": "?"},
+    ],
 }
 NEVER_SENT = {
     "mm_hashes": {"image": ["never sent"]},
@@ -53,7 +42,6 @@ EXCHANGES: dict[str, tuple[str, str, Any]] = {
     "models": ("GET", "/v1/models", None),
     "health": ("GET", "/health", None),
     "paused": ("GET", "/is_paused", None),
-    "world size": ("GET", "/get_world_size", None),
     "weight version": ("GET", "/weight_info", None),
     "unknown route": ("GET", "/nope", None),
     "wrong method": ("GET", GENERATE, None),
@@ -140,19 +128,6 @@ async def test_connections_that_the_server_closes_when_idle_cause_no_error(vllm_
         await asyncio.sleep(pause)
         assert (await connection.request("GET", "/version", name="v")).status == 200
     assert losses == []
-    await connection.close()
-
-
-async def test_a_cancelled_call_disconnects_and_the_server_aborts_the_request(vllm_server: VLLMServer) -> None:
-    connection = ServerConnection(vllm_server.base_url)
-    sampling = {"max_tokens": 3500, "ignore_eos": True, "logprobs": 0}
-    content = {"request_id": uuid.uuid4().hex, "token_ids": [5, 6, 7], "sampling_params": sampling}
-
-    call = await vllm_server.in_flight(lambda: exchange(connection, "POST", GENERATE, content))
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    await vllm_server.until(lambda metrics: metrics.running == 0)
     await connection.close()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +11,8 @@ import corpus
 import numpy as np
 import pytest
 from hf_families import FAMILIES
+from images import png_url
 from make_checkpoint import make_checkpoint
-from PIL import Image
 from vllm_server import VLLMServer
 
 from renderers import RendererOptions, TemplateRenderer, load_renderer
@@ -69,11 +67,7 @@ def ours(served: VLLMServer) -> TemplateRenderer:
 IMAGE = np.random.default_rng(0).integers(0, 256, (60, 210, 3), dtype=np.uint8)
 
 
-def shown_image() -> dict[str, Any]:
-    file = io.BytesIO()
-    Image.fromarray(IMAGE).save(file, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
+SHOWN = {"type": "image_url", "image_url": {"url": png_url(IMAGE)}}
 
 
 def text(*texts: str) -> list[dict[str, Any]]:
@@ -103,11 +97,11 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 IMAGED = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [shown_image(), *text("Which?")]},
+    {"role": "user", "content": [SHOWN, *text("Which?")]},
     {"role": "assistant", "content": "That one."},
     {"role": "user", "content": "And"},
     {"role": "assistant", "content": text("This.")},
-    {"role": "user", "content": [*text("now"), shown_image()]},
+    {"role": "user", "content": [*text("now"), SHOWN]},
 ]
 
 

@@ -9,7 +9,6 @@ import shutil
 
 import numpy as np
 import pytest
-from make_checkpoint import make_checkpoint
 from safetensors.numpy import load_file, save_file
 from vllm_server import GENERATED, LONGEST_SECONDS
 
@@ -47,19 +46,6 @@ def image(vllm_server):
     pixels = np.random.default_rng(5_000_000 + next(_made)).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     parts = [{"type": "image", "image": pixels}, {"type": "text", "text": "What is it?"}]
     return load_renderer(vllm_server.model_dir).render([{"role": "user", "content": parts}], add_generation_prompt=True)
-
-
-@pytest.fixture
-def other(vllm_server, tmp_path):
-    """A checkpoint with other weights."""
-    return make_checkpoint(tmp_path / "other", "float32", seed=11)
-
-
-@pytest.fixture
-async def restored(control, vllm_server):
-    """Restore the weights and the label that the server was started with, also after a failed test."""
-    yield
-    await control.update_weights(vllm_server.model_dir, "default")
 
 
 def body_of(ids, tokens, request_id=None, features=b"null"):

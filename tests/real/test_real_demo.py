@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,6 @@ from rollouts.demo.process import TrainerProcess
 from rollouts.demo.recipe import RECIPE
 from rollouts.demo.run import Demo, Progress
 from rollouts.demo.trainer import ServerPolicy
-from rollouts.engines.vllm import VLLMEngine
 
 SHORT = replace(
     RECIPE,
@@ -30,7 +28,7 @@ SHORT = replace(
 
 
 @pytest.fixture
-def learned(vllm_server, tmp_path):
+def learned(vllm_server, restored, tmp_path):
     progress = Progress(Console(file=io.StringIO()), SHORT)
     with TrainerProcess(tmp_path / "model", SHORT, 0) as trainer, progress:
         demo = Demo(
@@ -41,15 +39,7 @@ def learned(vllm_server, tmp_path):
             progress=progress,
             make_policy=partial(ServerPolicy, vllm_server.base_url, None),
         )
-        try:
-            yield demo.run()
-        finally:
-            asyncio.run(put_back(vllm_server))
-
-
-async def put_back(server):
-    async with VLLMEngine(server.base_url) as engine:
-        await engine.control.update_weights(server.model_dir, "default")
+        yield demo.run()
 
 
 def test_the_mismatch_is_zero_right_after_every_reload_and_large_just_before_it(learned):

@@ -16,7 +16,6 @@ from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import InvalidRequestError
 
-CLOSE, FAR = 1e-4, 1e-2
 _seeds = itertools.count(5_000_000)
 
 on_gemma3 = pytest.mark.parametrize("vllm_server", ["gemma3"], indirect=True)
@@ -33,8 +32,8 @@ def loaded(directory, causal=False):
     return load_renderer(directory), Reference(directory, causal=causal)
 
 
-async def differences(server, parts, others, *, media="auto", causal=False):
-    """The largest difference of log-probabilities, server against transformers, for the sent and for other media."""
+async def check_seen(server, parts, others, *, media="auto", causal=False):
+    """Log-probabilities of a server are those of transformers for the sent media, and not for other ones."""
     renderer, reference = loaded(server.model_dir, causal)
     rendered, other = (
         renderer.render(
@@ -51,10 +50,12 @@ async def differences(server, parts, others, *, media="auto", causal=False):
             placeholder_token_ids=rendered.placeholder_token_ids,
         )
         (completion,) = (await engine.generate(request)).completions
-    return tuple(
+    close, far = (
         np.abs(reference.logprobs(shown, completion.token_ids) - completion.logprobs).max()
         for shown in (rendered, other)
     )
+    assert close < 1e-4
+    assert far > 1e-2
 
 
 def image(pixels):
@@ -84,31 +85,23 @@ async def test_a_video_of_any_source_reaches_the_server_with_the_pixels_that_tra
         "array": lambda: [[video(frames)] for frames in pixels],
         "file": lambda: [[gif(frames[:, 0, 0])] for frames in pixels],
     }[kind]()
-    close, far = await differences(vllm_server, shown, other)
-    assert close < CLOSE
-    assert far > FAR
+    await check_seen(vllm_server, shown, other)
 
 
 async def test_a_video_of_one_step_does_not_kill_the_server(vllm_server):
     """vLLM searches for <|vision_start|> from the beginning of a video's range, and dies if there is none."""
     shown, other = ([video(noise(2, 64, 96))] for _ in range(2))
-    close, far = await differences(vllm_server, shown, other)
-    assert close < CLOSE
-    assert far > FAR
+    await check_seen(vllm_server, shown, other)
 
 
 async def test_an_image_beside_a_video_keeps_its_place(vllm_server):
     shown = [image(noise(64, 96)), video(noise(6, 64, 96)), image(noise(64, 96))]
-    close, far = await differences(vllm_server, shown, [shown[2], shown[1], shown[0]])
-    assert close < CLOSE
-    assert far > FAR
+    await check_seen(vllm_server, shown, [shown[2], shown[1], shown[0]])
 
 
 async def test_two_steps_of_a_video_in_the_wrong_order_change_log_probabilities(vllm_server):
     frames = noise(8, 64, 96)
-    close, far = await differences(vllm_server, [video(frames)], [video(frames[[2, 3, 0, 1, 4, 5, 6, 7]])])
-    assert close < CLOSE
-    assert far > FAR
+    await check_seen(vllm_server, [video(frames)], [video(frames[[2, 3, 0, 1, 4, 5, 6, 7]])])
 
 
 # Gemma 3: text around the tokens that carry features.
@@ -118,16 +111,14 @@ async def test_two_steps_of_a_video_in_the_wrong_order_change_log_probabilities(
 @pytest.mark.parametrize("media", ["auto", "features"])
 async def test_images_of_gemma3_are_seen_as_transformers_sees_them(vllm_server, media):
     shown = [image(noise(61, 97)), image(noise(300, 200))]
-    close, far = await differences(vllm_server, shown, [image(noise(61, 97)), shown[1]], media=media, causal=True)
-    assert close < CLOSE
-    assert far > FAR
+    await check_seen(vllm_server, shown, [image(noise(61, 97)), shown[1]], media=media, causal=True)
 
 
 @on_gemma3
 async def test_the_error_of_a_mode_that_cannot_serve_gemma3_advises_the_one_that_can(vllm_server):
     shown = [image(noise(61, 97))]
     with pytest.raises(InvalidRequestError, match='Use media="features"'):
-        await differences(vllm_server, shown, shown, media="content_parts")
+        await check_seen(vllm_server, shown, shown, media="content_parts")
 
 
 # GLM-4V: floats from transformers' processor, a server that wants uint8.
@@ -137,14 +128,10 @@ async def test_the_error_of_a_mode_that_cannot_serve_gemma3_advises_the_one_that
 @pytest.mark.parametrize("media", ["auto", "features", "content_parts"])
 async def test_images_of_glm_are_seen_as_transformers_sees_them(vllm_server, media):
     shown = [image(noise(61, 97)), image(noise(130, 70))]
-    close, far = await differences(vllm_server, shown, [image(noise(61, 97)), shown[1]], media=media)
-    assert close < CLOSE
-    assert far > FAR
+    await check_seen(vllm_server, shown, [image(noise(61, 97)), shown[1]], media=media)
 
 
 @on_glm
 @pytest.mark.parametrize("frames", [8, 2], ids=["several steps", "one step"])
 async def test_a_video_of_glm_is_seen_as_transformers_sees_it(vllm_server, frames):
-    close, far = await differences(vllm_server, [video(noise(frames, 64, 96))], [video(noise(frames, 64, 96))])
-    assert close < CLOSE
-    assert far > FAR
+    await check_seen(vllm_server, [video(noise(frames, 64, 96))], [video(noise(frames, 64, 96))])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
-import io
 from contextlib import asynccontextmanager
 
 import numpy as np
 import openai
 import torch
 import uvicorn
-from PIL import Image
+from images import png_url
 from starlette.applications import Starlette
 from transformers import AutoModelForImageTextToText
 
@@ -26,9 +24,7 @@ SESSIONS, TURNS = 8, 4
 
 def image_part(random):
     height, width = (int(side) for side in random.integers(20, 120, 2))
-    file = io.BytesIO()
-    Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    url = png_url(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from make_checkpoint import make_checkpoint
 from vllm_server import LONGEST_SECONDS, VLLMServer
 
 from renderers import RenderedTokens, load_renderer
@@ -26,20 +25,6 @@ LONG = 2000  # tokens: seconds
 HITS = "vllm:prefix_cache_hits_total"
 MODES = ("abort", "wait", "keep")
 _made = iter(range(10**6))
-
-
-@pytest.fixture
-async def engine(vllm_server):
-    async with VLLMEngine(vllm_server.base_url) as engine:
-        await engine.capabilities()
-        yield engine
-
-
-@pytest.fixture
-async def restored(engine, vllm_server):
-    """Restore the weights and the label that the server was started with, also after a failed test."""
-    yield
-    await engine.control.update_weights(vllm_server.model_dir, "default")
 
 
 def rendered_prompt(server: VLLMServer, *, side: int = 64, words: int = 150) -> RenderedTokens:
@@ -128,9 +113,8 @@ async def test_the_planted_fault_the_bare_route_kills_vllm(engine, vllm_server):
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_after_new_weights_a_completion_with_a_cached_image_comes_from_the_weights_that_its_spans_name(
-    engine, vllm_server, restored, tmp_path, mode
+    engine, vllm_server, other, restored, mode
 ):
-    other = make_checkpoint(tmp_path / "other", "float32", seed=12)
     rendered = await cached_prompt(engine, vllm_server)
     undisturbed = await one(engine, request_for(rendered))
     running = await in_flight(vllm_server, lambda: one(engine, request_for(rendered)))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import struct
 import zlib
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +13,11 @@ import pytest
 import typer
 from PIL import Image
 from reference import Reference
-from test_real_engine import GENERATED, LONG, long_request, prompt, request_for
+from test_real_engine import prompt, request_for
 from typer.testing import CliRunner
 
 from renderers import load_renderer
-from rollouts import FinishReason, SamplingParams
+from rollouts import SamplingParams
 from rollouts.cli.doctor.command import doctor
 from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine, capabilities
 from rollouts.engines.vllm.probe_requests import ServerVersion
@@ -31,19 +29,8 @@ CLOSED = pytest.mark.parametrize("vllm_server", ["rust-closed"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def renderer(vllm_server):
-    return load_renderer(vllm_server.model_dir)
-
-
-@pytest.fixture(scope="module")
 def reference(vllm_server):
     return Reference(vllm_server.model_dir)
-
-
-@pytest.fixture
-async def engine(vllm_server) -> AsyncIterator[VLLMEngine]:
-    async with VLLMEngine(vllm_server.base_url, api_key=vllm_server.api_key) as engine:
-        yield engine
 
 
 # Images.
@@ -175,64 +162,10 @@ async def test_an_image_that_makes_the_request_too_large_names_the_limit(vllm_se
         await engine.generate(request_for(prompt(renderer, noise)))
 
 
-# Samples and aborts.
-
-
-async def started(server, engine, request):
-    """Start a call and return it once the server has reported a token of each sample."""
-    # Its frontend counts the tokens that it receives: after the first one, all others at the end.
-    return await server.in_flight(lambda: engine.generate(request), request.sampling.n, tokens_each=1)
-
-
-@ANY_RUST
-async def test_n_samples_are_those_of_n_requests_with_following_seeds(vllm_server, engine, renderer):
-    rendered = prompt(renderer, smooth(60, 80, 3))
-    drawn = (await engine.generate(request_for(rendered, n=3, temperature=1.0, seed=3))).completions
-    assert [completion.index for completion in drawn] == [0, 1, 2]
-    singles = [await engine.generate(request_for(rendered, temperature=1.0, seed=3 + index)) for index in range(3)]
-    assert [each.token_ids.tolist() for each in drawn] == [
-        single.completions[0].token_ids.tolist() for single in singles
-    ]
-    assert len({tuple(each.token_ids.tolist()) for each in drawn}) == 3
-
-
-@ANY_RUST
-@pytest.mark.parametrize("n", [1, 2])
-async def test_an_aborted_request_returns_the_tokens_it_has_and_runs_no_longer(vllm_server, engine, renderer, n):
-    request = long_request(prompt(renderer, smooth(60, 80, 3)), n=n)
-    before = (await vllm_server.metrics()).total(GENERATED)
-    call = await started(vllm_server, engine, request)
-    await engine.abort([request.request_id])
-    for completion in (await call).completions:
-        assert completion.finish_reason is FinishReason.ABORT
-        assert 0 < len(completion.token_ids) < LONG
-    await vllm_server.until(lambda metrics: metrics.running == 0)
-    assert (await vllm_server.metrics()).total(GENERATED) - before < n * LONG
-
-
-@ANY_RUST
-async def test_cancelling_a_call_ends_it_on_the_server(vllm_server, engine, renderer):
-    before = (await vllm_server.metrics()).total(GENERATED)
-    call = await started(vllm_server, engine, long_request(prompt(renderer, smooth(60, 80, 3))))
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    await vllm_server.until(lambda metrics: metrics.running == 0)
-    assert (await vllm_server.metrics()).total(GENERATED) - before < LONG
-
-
 @CLOSED
 async def test_an_abort_by_id_that_is_not_there_is_an_error(vllm_server, engine):
     with pytest.raises(CapabilityError, match="VLLM_SERVER_DEV_MODE=1"):
         await engine.control.abort(["mine"])
-
-
-@ANY_RUST
-async def test_prompt_log_probabilities_belong_to_the_prompt(vllm_server, engine, renderer):
-    rendered = prompt(renderer, text="abcabcabc")
-    result = await engine.generate(request_for(rendered, n=2, temperature=1.0, prompt_logprobs=True))
-    assert result.prompt_logprobs.shape == (len(rendered),)
-    assert np.all(result.prompt_logprobs[1:] < 0)
 
 
 # Control calls.

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 
 import numpy as np
 import pytest
-from PIL import Image
+from images import png_url
 from vllm_server import VLLMServer
 
 from renderers import TemplateRenderer, load_renderer
-from rollouts.engines.protocol import GenerateRequest, SamplingParams
-from rollouts.engines.vllm import ImageChunk, ServerRenderer, TokenChunk, VLLMEngine
+from rollouts.engines.vllm import ImageChunk, ServerRenderer, TokenChunk
 from rollouts.engines.vllm.feature_decoding import encoded_entries
 from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.engines.vllm.tensors import PixelDtype
@@ -45,12 +42,6 @@ def render_response(server: VLLMServer, messages: list[dict], **options) -> dict
     """The response of the render route, by another client."""
     body = {"model": server.model_name, "messages": messages, **options}
     return server.http.post("/v1/chat/completions/render", json=body).raise_for_status().json()
-
-
-def as_url(pixels: np.ndarray) -> str:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 CONVERSATIONS = [
@@ -96,7 +87,7 @@ async def test_ids_and_ranges_are_those_of_our_own_renderer(vllm_server, ours, c
 @pytest.mark.parametrize("size", [(28, 28), (64, 96), (37, 301), (480, 640)])
 async def test_items_of_the_server_are_encoded_again_byte_for_byte(vllm_server, size):
     pixels = image(sum(size), *size)
-    shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}]
+    shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": png_url(pixels)}}]}]
     theirs = render_response(vllm_server, shown)["features"]["kwargs_data"]["image"]
     async with ServerRenderer.connect(vllm_server.base_url) as renderer:
         rendered = await renderer.render(shown)
@@ -124,32 +115,11 @@ async def test_chunks_around_images_make_the_prompt_that_the_template_makes(vllm
     assert rendered.multi_modal_data.mm_placeholders == expected.multi_modal_data.mm_placeholders
 
 
-@pytest.mark.parametrize("vllm_server", ["float32", "float32-host-normalise"], indirect=True)
-async def test_the_server_samples_the_same_from_its_own_items_and_ours(vllm_server, ours):
-    sampling = SamplingParams(max_tokens=12, temperature=0.0)
-    async with ServerRenderer.connect(vllm_server.base_url) as renderer, VLLMEngine(vllm_server.base_url) as engine:
-        results = []
-        for rendered in (
-            await renderer.render(CONVERSATIONS[1], add_generation_prompt=True),
-            ours.render(CONVERSATIONS[1], add_generation_prompt=True),
-        ):
-            request = GenerateRequest(
-                rendered.token_ids,
-                sampling,
-                rendered.multi_modal_data,
-                placeholder_token_ids=rendered.placeholder_token_ids,
-            )
-            results.append((await engine.generate(request)).completions[0])
-    first, second = results
-    assert first.token_ids.tolist() == second.token_ids.tolist()
-    np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-5)
-
-
 async def test_an_image_that_the_server_has_under_other_hashes_comes_with_its_tensors(vllm_server):
     pixels = image(77)
     for _ in range(2):
         render_response(
-            vllm_server, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": as_url(pixels)}}]}]
+            vllm_server, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": png_url(pixels)}}]}]
         )
     for _ in range(2):  # two clients without shared state
         async with ServerRenderer.connect(vllm_server.base_url) as renderer:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from images import png
 from make_checkpoint import make_checkpoint
 from PIL import Image
 from reference import Reference
@@ -127,10 +127,8 @@ async def test_a_stream_reports_the_tokens_of_its_result(
 async def test_another_image_gives_other_log_probabilities(
     engine: SGLangEngine, reference: Reference, rendered: RenderedTokens, checkpoint: Path
 ) -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 48)).save(file, "PNG")
     other = load_renderer(checkpoint).render(
-        [{"role": "user", "content": [{"type": "image", "image": file.getvalue()}]}], add_generation_prompt=True
+        [{"role": "user", "content": [{"type": "image", "image": png("black", (64, 48))}]}], add_generation_prompt=True
     )
     result = await engine.generate(_request(other, SamplingParams(max_tokens=4)))
     assert _mismatch(reference, other, result) < 1e-4

@@ -11,7 +11,7 @@ from trainer_checks import random_weights, with_nonzero_adapter
 
 from renderers import load_renderer
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.errors import ArgumentError, EngineError, WeightUpdateError
+from rollouts.errors import EngineError
 from rollouts.models.lora_modules import LoraOptions
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.requests import ModelInput, SampleRequest
@@ -104,19 +104,6 @@ async def test_what_a_killed_program_has_left_in_the_server_is_replaced(vllm_ser
     assert mismatch(trainer, "policy", prompt, sequence) < 1e-4
     await sampler.close()
     await killed.close()
-
-
-@pytest.mark.parametrize("vllm_server", ["lora"], indirect=True)
-async def test_a_whole_model_and_a_broken_adapter_are_refused(vllm_server, tmp_path):
-    sampler = VLLMSampler([vllm_server.base_url], vllm_server.model_dir)
-    (prompt, *_) = prompts(vllm_server.model_dir)
-    with pytest.raises(ArgumentError, match="it is a whole model"):
-        await sampler.sample(vllm_server.model_dir, SampleRequest(prompt))
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "adapter_config.json").write_text("{}")
-    with pytest.raises(WeightUpdateError, match="lacks adapter_model"):
-        await sampler.sample(tmp_path / "broken", SampleRequest(prompt))
-    await sampler.close()
 
 
 @pytest.mark.parametrize("vllm_server", ["lora"], indirect=True)

@@ -7,13 +7,11 @@ import os
 
 import pytest
 from gallery_runs import Gallery, mismatches, reference_model, samples_of
-from make_checkpoint import make_checkpoint
 from safetensors.torch import load_file, save_file
 from vllm_server import LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import CapabilityError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 
@@ -56,19 +54,6 @@ def tensors_of(checkpoint):
     return {name: tensor for path in checkpoint.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
-@pytest.fixture
-def new_directory(tmp_path):
-    return make_checkpoint(tmp_path / "new", "float32", seed=21)
-
-
-@pytest.fixture
-async def engine(vllm_server):
-    async with VLLMEngine(vllm_server.base_url) as engine:
-        await engine.capabilities()
-        yield engine
-        await engine.update_weights(vllm_server.model_dir, OLD)
-
-
 async def sampled(engine):
     request = GenerateRequest([5, 6, 7, 8, 9], SamplingParams(max_tokens=8, temperature=0.0))
     (completion,) = (await engine.generate(request)).completions
@@ -77,8 +62,9 @@ async def sampled(engine):
 
 @pytest.mark.parametrize("vllm_server", ["transfer"], indirect=True)
 @pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
+@pytest.mark.usefixtures("restored")
 async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(
-    vllm_server, engine, new_directory, tmp_path, in_flight
+    vllm_server, engine, other, tmp_path, in_flight
 ):
     before = await vllm_server.metrics()
     runner = Runner(
@@ -94,24 +80,23 @@ async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(
         collecting = asyncio.ensure_future(runner.collect(EPISODES))
         await vllm_server.until_generating(collecting, before, EPISODES)
         await engine.control.init_weight_transfer({"rank_offset": 1, "world_size": 2})
-        await engine.update_weights(sender(tensors_of(new_directory), tmp_path), NEW, in_flight=in_flight)
+        await engine.update_weights(sender(tensors_of(other), tmp_path), NEW, in_flight=in_flight)
         assert await engine.served_version() == NEW
         groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
 
     samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES, turns=TURNS)
-    for version, checkpoint in ((OLD, vllm_server.model_dir), (NEW, new_directory)):
+    for version, checkpoint in ((OLD, vllm_server.model_dir), (NEW, other)):
         found = mismatches(reference_model(checkpoint), samples, version)
         assert found.size
         assert found.max() < 1e-4
 
 
 @pytest.mark.parametrize("vllm_server", ["transfer"], indirect=True)
-async def test_a_bucket_that_does_not_arrive_leaves_the_server_with_the_weights_of_before(
-    engine, new_directory, tmp_path
-):
+@pytest.mark.usefixtures("restored")
+async def test_a_bucket_that_does_not_arrive_leaves_the_server_with_the_weights_of_before(engine, other, tmp_path):
     before = await sampled(engine)
     await engine.control.init_weight_transfer({"rank_offset": 1, "world_size": 2})
-    tensors = tensors_of(new_directory)
+    tensors = tensors_of(other)
     with pytest.raises(WeightUpdateError, match="were loaded again; the server runs with them"):
         await engine.update_weights(sender(tensors, tmp_path, fails_at=2), NEW)
     after = await sampled(engine)

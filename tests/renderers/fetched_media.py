@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from images import png
 
 from renderers import MediaPolicy
 
@@ -25,10 +24,4 @@ def policy(**options: Any) -> MediaPolicy:
     return MediaPolicy(**{**defaults, **options})
 
 
-def png(pixels: np.ndarray = NOISE) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-PNG = png()
+PNG = png(NOISE)

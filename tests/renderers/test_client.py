@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import itertools
 import json
 import threading
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from images import png_url
 from PIL import Image
 from spelling import ids_of
 
@@ -204,9 +203,7 @@ def test_the_base64_of_routed_experts_is_a_view_of_the_response() -> None:
 
 
 def data_url(colour: int) -> str:
-    buffer = io.BytesIO()
-    Image.new("RGB", (32, 32), (colour, 0, 0)).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return png_url((colour, 0, 0))
 
 
 def image_message(*colours: int) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import images
 import numpy as np
 import pytest
 from hostile_server import Exchange, HostileServer, answer, serving
@@ -41,10 +41,7 @@ Counter = Callable[[], int]
 
 
 def png(seed: int, side: int = 48) -> bytes:
-    buffer = io.BytesIO()
-    values = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    Image.fromarray(values).save(buffer, "PNG")
-    return buffer.getvalue()
+    return images.png(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
 
 
 def data_url(data: bytes) -> str:

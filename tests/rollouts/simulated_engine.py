@@ -26,12 +26,7 @@ from rollouts.engines.protocol import (
     WeightSpan,
     check_update_arguments,
 )
-from rollouts.errors import (
-    EngineClosedError,
-    EngineError,
-    ServerUnreachableError,
-    WeightUpdateError,
-)
+from rollouts.errors import EngineClosedError, EngineError, ServerUnreachableError, WeightUpdateError
 
 #: Bounds of a number that is drawn anew each time.
 Range: TypeAlias = tuple[float, float]

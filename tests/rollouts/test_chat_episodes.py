@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from PIL import Image
+from scripted_chat import ScriptedChat
 
-from renderers import Message, ParsedResponse
-from rollouts.engines.protocol import ChatAnswer, ChatEngine, FinishReason, SamplingParams
+from renderers import Message
+from rollouts.engines.protocol import SamplingParams
 from rollouts.environments import ScoredPrompt
 from rollouts.episodes.environment import StepResult
 from rollouts.episodes.episode import run_episode
 from rollouts.episodes.errors import EpisodeError
 from rollouts.episodes.limits import EpisodeLimits
-from rollouts.errors import ArgumentError, TrajectoryError
+from rollouts.errors import TrajectoryError
 from rollouts.runner import Runner
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import decode, encode
 
 SAMPLING = SamplingParams(max_tokens=16, temperature=0.5)
-
-
-class ScriptedChat(ChatEngine):
-    """A chat endpoint that gives its answers in order; an exception among them is raised."""
-
-    def __init__(self, *answers: str | ParsedResponse | Exception, finish: FinishReason = FinishReason.STOP) -> None:
-        self.answers = list(answers)
-        self.finish = finish
-        self.calls: list[dict[str, Any]] = []
-
-    async def chat(
-        self, messages: Sequence[Message], *, tools: Any = None, sampling: SamplingParams, seed: int | None = None
-    ) -> ChatAnswer:
-        self.calls.append({"messages": copy.copy(messages), "tools": tools, "sampling": sampling, "seed": seed})
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        parsed = ParsedResponse(answer) if isinstance(answer, str) else answer
-        return ChatAnswer(parsed.to_message(), parsed, self.finish, 10 * len(messages), 3, "scripted")
-
-    async def close(self) -> None:
-        pass
 
 
 class Counting:
@@ -126,14 +103,3 @@ async def test_a_path_in_a_message_is_refused_without_a_policy_that_allows_it(tm
     with pytest.raises(EpisodeError, match=r"message 0.*policy|policy.*message 0|allowed"):
         await play(ScoredPrompt(Task("0"), messages, lambda c, t: 1.0), engine)
     assert engine.calls == []
-
-
-async def test_a_renderer_beside_an_endpoint_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="a chat endpoint renders the messages itself"):
-        await run_episode(
-            Counting(),
-            engine=ScriptedChat(),
-            renderer=object(),
-            sampling=SAMPLING,
-            max_turns=1,  # type: ignore[arg-type]
-        )

@@ -5,6 +5,7 @@ import logging
 import threading
 
 import pytest
+from sub_agents import play
 
 from rollouts import SamplingParams, StepResult, ThreadedEnvironment, run_episode
 from rollouts.episodes import environment_calls
@@ -39,12 +40,6 @@ class AsynchronouslyClosable(Closable):
     async def close(self):
         await asyncio.sleep(0)
         self._called("close")
-
-
-def play(environment, engine, renderer):
-    return asyncio.run(
-        run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=3)
-    )
 
 
 KINDS = {

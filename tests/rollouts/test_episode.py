@@ -1,27 +1,21 @@
 """The multi-turn loop: what it sends to the engine, and on which thread it renders."""
 
-import asyncio
-import io
 import threading
 
 import pytest
 from hostile_server import answer, serving
+from images import png
 from misbehaviour import Talkative
-from PIL import Image
+from sub_agents import play
 
 from renderers import MediaPolicy, RendererPool, load_renderer
-from rollouts import SamplingParams, StepResult, run_episode
+from rollouts import StepResult
 from rollouts.testing import ScriptedEngine
-
-
-def play(engine, renderer, environment=None):
-    options = {"sampling": SamplingParams(), "max_turns": 4}
-    return asyncio.run(run_episode(environment or Talkative(), engine=engine, renderer=renderer, **options))
 
 
 def test_a_bridge_is_the_last_prompt_with_the_sampled_ids_and_only_new_tokens(renderer):
     engine = ScriptedEngine(["five", "six", "seven"], renderer=renderer)
-    trajectory = play(engine, renderer)
+    trajectory = play(Talkative(), engine, renderer)
     prompts = [list(request.prompt_ids) for request in engine.requests]
     for before, after, text in zip(prompts, prompts[1:], ("five", "six"), strict=False):
         said = [*renderer.tokenizer.encode_run(text).ids, *renderer.get_stop_token_ids()[:1]]
@@ -42,9 +36,8 @@ def test_rendering_bridging_and_parsing_stay_off_the_event_loop(renderer, monkey
             return _real(*args, **kwargs)
 
         monkeypatch.setitem(vars(renderer), method, noting)
-    trajectory = play(
-        ScriptedEngine(["a", "b", "c"], renderer=renderer), RendererPool(renderer) if pooled else renderer
-    )
+    engine = ScriptedEngine(["a", "b", "c"], renderer=renderer)
+    trajectory = play(Talkative(), engine, RendererPool(renderer) if pooled else renderer)
     assert trajectory.done
     assert threads.keys() == {"render", "bridge_to_next_turn", "parse_response"}
     assert threading.main_thread() not in set().union(*threads.values())
@@ -65,12 +58,11 @@ def test_images_behind_urls_are_fetched_in_the_first_prompt_and_in_a_bridge(tiny
             return StepResult([self.show()]) if self.left else StepResult(done=True)
 
         def show(self):
-            colour, buffer = self.left.pop(0), io.BytesIO()
-            Image.new("RGB", (32, 32), colour).save(buffer, "PNG")
-            url = server.on(f"/{colour}.png", answer(buffer.getvalue()))
+            colour = self.left.pop(0)
+            url = server.on(f"/{colour}.png", answer(png(colour)))
             return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
 
     with serving() as server:
-        trajectory = play(ScriptedEngine(["a", "b"], renderer=renderer), renderer, Gallery())
+        trajectory = play(Gallery(), ScriptedEngine(["a", "b"], renderer=renderer), renderer)
     assert (trajectory.done, trajectory.forks) == (True, 0)
     assert len({reference.mm_hash for reference in trajectory.all_media()}) == 2

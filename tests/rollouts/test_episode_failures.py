@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaviour import ASKED, GOOD, Talkative, named
+from scripted_chat import ScriptedChat
 
 from rollouts import GenerateResult, SamplingParams, ThreadedEnvironment, run_episode
 from rollouts.engines.protocol import Engine
@@ -238,6 +239,7 @@ def test_a_renderer_that_raises_something_of_its_own(renderer, monkeypatch, meth
         ({"engine": "http://x"}, "engine is 'http://x'; pass an engine, such as"),
         ({"engine": ScriptedEngine}, "engine is <class"),
         ({"renderer": "directory"}, "renderer is 'directory'; pass a renderer"),
+        ({"engine": ScriptedChat("a")}, "renderer is .*; pass None: a chat endpoint renders the messages itself"),
         ({"environment": None}, "environment is None; pass an instance of a class that has reset and step"),
         ({"environment": Talkative}, "environment is <class .*Talkative'>; pass an instance"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pydantic import BaseModel
+from scripted_chat import ScriptedChat
 
-from renderers import MediaPolicy, MediaSource, ParsedResponse
+from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaPolicyError
 from rollouts import EpisodeError, FinishReason, Runner, SamplingParams, Task, run_episode
-from rollouts.engines.protocol import ChatAnswer, ChatEngine
 from rollouts.environments import ScoredPrompt
 from rollouts.episodes.errors import error_kind, is_outage
 from rollouts.errors import ArgumentError, ContextLengthError, RolloutsError, ServerError, ServerUnreachableError
@@ -29,40 +28,23 @@ BLUE = np.full((8, 8, 3), (0, 0, 255), np.uint8)
 YES = {"yes": 1.0, "no": 0.0}
 
 
-class Model(ChatEngine):
-    """A `ChatEngine` that gives its answers in order, the last one for all further calls; exceptions are raised."""
-
+class Model(ScriptedChat):
     model = "judging-model"
 
-    def __init__(self, *answers: Any, finish: FinishReason = FinishReason.STOP) -> None:
-        self.answers, self.finish = list(answers), finish
-        self.asked: list[list[dict[str, Any]]] = []
-        self.seeds: list[int] = []
-        self.running = self.most_running = 0
-
-    async def chat(self, messages, *, tools=None, sampling, seed=None):
-        (message,) = messages
-        assert message["role"] == "user"
-        self.asked.append(message["content"])
-        self.seeds.append(seed)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        self.running += 1
-        self.most_running = max(self.running, self.most_running)
-        await asyncio.sleep(0)
-        self.running -= 1
-        if isinstance(answer, Exception):
-            raise answer
-        parsed = ParsedResponse(answer)
-        return ChatAnswer(parsed.to_message(), parsed, self.finish, 10, 3)
-
-    async def close(self):
-        pass
+    @property
+    def asked(self):
+        """The contents of the only message of each request."""
+        return [message["content"] for call in self.calls for message in call["messages"]]
 
     @property
     def text(self):
         """The text of the only request, without images."""
         (parts,) = self.asked
         return "".join(part["text"] for part in parts if part["type"] == "text")
+
+
+def seeds_of(model):
+    return [call["seed"] for call in model.calls]
 
 
 def assistant(content):
@@ -242,14 +224,14 @@ async def test_an_answer_that_was_cut_off_is_not_read():
 async def test_an_unreadable_answer_is_sampled_again_with_another_seed():
     judge, model = judge_of("perhaps", "maybe", "yes")
     assert await judge(assistant("a")) == 1.0
-    assert len(set(model.seeds)) == 3
-    assert all(0 <= seed < 2**63 for seed in model.seeds)
+    assert len(set(seeds_of(model))) == 3
+    assert all(0 <= seed < 2**63 for seed in seeds_of(model))
     assert judge.usage == JudgeUsage(
         verdicts=1, judged=1, requests=3, unreadable=2, prompt_tokens=30, completion_tokens=9
     )
     again, same = judge_of("perhaps", "maybe", "yes")
     await again(assistant("a"))
-    assert same.seeds == model.seeds
+    assert seeds_of(same) == seeds_of(model)
 
 
 # The cache.

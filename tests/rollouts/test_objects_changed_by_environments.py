@@ -3,14 +3,14 @@
 The renderer refuses the bridge after `OPEN`, reasoning that never ends, so that the whole conversation is rendered.
 """
 
-import asyncio
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from sub_agents import play, user
 
 from renderers import ParsedToolCall, load_renderer
-from rollouts import SamplingParams, StepResult, run_episode
+from rollouts import StepResult
 from rollouts.testing import ScriptedEngine
 from rollouts.testing.tiny_model import CHAT_TEMPLATE
 from transport import wire_type
@@ -19,16 +19,9 @@ OPEN = "<think>open<|im_end|>"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def run(environment, renderer, completions, max_turns=10):
+def run(environment, renderer, completions):
     engine = ScriptedEngine(list(completions), renderer=renderer)
-    trajectory = asyncio.run(
-        run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=max_turns)
-    )
-    return trajectory, engine.requests
+    return play(environment, engine, renderer), engine.requests
 
 
 def levels(request):

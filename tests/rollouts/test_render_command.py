@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import re
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from images import png_url
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -94,9 +92,7 @@ def test_a_terminal_that_wants_no_colour_gets_marks_instead(run: Any) -> None:
 
 
 def test_an_image_is_one_marker_with_its_token_count(run: Any) -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 48), (9, 9, 9)).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    url = png_url((9, 9, 9), (64, 48))
     parts = [{"type": "text", "text": "see"}, *[{"type": "image_url", "image_url": {"url": url}}] * 2]
     messages = [{"role": "user", "content": parts}]
     lines = [text for *_, text in body(run(messages))]

@@ -1,11 +1,10 @@
 """A step that returns the conversation again, and not only what is new, is an error: the model would read it twice."""
 
-import asyncio
-
 import numpy as np
 import pytest
+from sub_agents import play
 
-from rollouts import SamplingParams, StepResult, run_episode
+from rollouts import StepResult
 from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeError
 from rollouts.testing import ScriptedEngine
 
@@ -27,11 +26,9 @@ class Returning:
         return StepResult(self.messages(self.first, assistant), done=self.taken == 2)
 
 
-def play(renderer, first, messages):
+def requests_of(renderer, first, messages):
     engine = ScriptedEngine(["yes", "no"], renderer=renderer)
-    sampling = SamplingParams()
-    environment = Returning(FIRST[first], messages)
-    asyncio.run(run_episode(environment, engine=engine, renderer=renderer, sampling=sampling, max_turns=4))
+    play(Returning(FIRST[first], messages), engine, renderer)
     return engine.requests
 
 
@@ -51,7 +48,7 @@ def new(text="two"):
 )
 def test_a_step_that_returns_the_conversation_again_is_an_error(renderer, first, messages, number):
     with pytest.raises(EpisodeError) as caught:
-        play(renderer, first, messages)
+        requests_of(renderer, first, messages)
     error = caught.value.__cause__
     assert isinstance(error, EnvironmentProtocolError)
     assert f"Returning.step returned for turn 0 messages of which the first {number} are in the conversation" in str(
@@ -72,4 +69,4 @@ def test_a_step_that_returns_the_conversation_again_is_an_error(renderer, first,
     ids=["another answer", "an example with the same answer", "a second answer", "the same question"],
 )
 def test_messages_that_only_look_like_the_conversation_are_shown(renderer, first, messages):
-    assert len(play(renderer, first, messages)) == 2
+    assert len(requests_of(renderer, first, messages)) == 2

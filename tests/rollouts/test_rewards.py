@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sub_agents import play
 
-from rollouts import SamplingParams, StepResult, Trajectory, run_episode
+from rollouts import StepResult, Trajectory
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import (
     GroupReward,
@@ -134,7 +135,7 @@ def test_a_group_reward_that_fails_is_named_with_its_group(function, reason):
 
 
 def test_a_group_reward_with_the_name_of_a_reward_of_the_episodes_is_refused(renderer):
-    group = [play(Twice(), renderer, "x", "y")]
+    group = [play_twice(renderer)]
     with pytest.raises(RolloutsError, match=r"reward 'a' .* has the name of a reward of the episodes"):
         group_scores([GroupReward("a", 1.0, np.ones)], group)
 
@@ -179,20 +180,12 @@ class Twice:
         return StepResult([{"role": "user", "content": "?"}], done=self.turns == 2, info=info)
 
 
-def play(environment, renderer, *script):
-    return asyncio.run(
-        run_episode(
-            environment,
-            engine=ScriptedEngine(script, renderer=renderer),
-            renderer=renderer,
-            sampling=SamplingParams(),
-            max_turns=2,
-        )
-    )
+def play_twice(renderer):
+    return play(Twice(), ScriptedEngine(["x", "y"], renderer=renderer), renderer)
 
 
 def test_the_parts_of_an_episode_are_summed_over_its_turns(renderer):
-    trajectory = play(Twice(), renderer, "x", "y")
+    trajectory = play_twice(renderer)
     assert episode_reward_parts(trajectory) == {"a": 3.0, "b": 0.5}
     parts = reward_parts([trajectory, Trajectory("without")])
     assert {name: column.tolist() for name, column in parts.items()} == {"a": [3.0, 0.0], "b": [0.5, 0.0]}

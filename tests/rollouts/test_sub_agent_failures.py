@@ -7,11 +7,7 @@ from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, 
 
 from rollouts import SamplingParams, run_episode
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, EpisodeLimitError
-from rollouts.errors import (
-    ArgumentError,
-    ContextLengthError,
-    TrajectoryFinishedError,
-)
+from rollouts.errors import ArgumentError, ContextLengthError, TrajectoryFinishedError
 
 
 @pytest.fixture

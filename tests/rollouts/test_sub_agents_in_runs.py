@@ -40,7 +40,6 @@ async def test_children_survive_failures_aborts_and_weight_updates(renderer, in_
             await runner.update_weights({}, str(len(groups)), in_flight=in_flight)
     assert engine.running == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    engine, groups = engine, groups
     episodes = [episode for group in groups for episode in group.episodes]
     assert len(episodes) == 15
     assert any(attempts > 1 for group in groups for attempts in group.attempts)
@@ -53,6 +52,3 @@ async def test_children_survive_failures_aborts_and_weight_updates(renderer, in_
             assert turn.reward == turns_of[turn.agent]
         assert sorted(turns_of.values()) == [1, 1, 2, 2, 2]
         assert all(node.weight_spans for node in episode.nodes if node.sampled.all())
-
-
-# Log-probabilities of all agents of an episode, sampled and recomputed by the tiny model.

@@ -17,11 +17,7 @@ from rollouts import (
     run_episode,
 )
 from rollouts.engines.local import LocalEngine
-from rollouts.errors import (
-    ArgumentError,
-    TrajectoryError,
-    TrajectoryFinishedError,
-)
+from rollouts.errors import ArgumentError, TrajectoryError, TrajectoryFinishedError
 from transport import MalformedError, decode, encode
 
 

@@ -9,12 +9,8 @@ import pytest
 from test_trajectory_contents import LOOP, completion, say
 
 from renderers import RenderedTokens
-from rollouts import (
-    Trajectory,
-)
-from rollouts.errors import (
-    TrajectoryError,
-)
+from rollouts import Trajectory
+from rollouts.errors import TrajectoryError
 from transport import decode, encode
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
+import images
 import numpy as np
-from PIL import Image
 from typer.testing import CliRunner, Result
 
 from renderers import MediaSource, Message, PlaceholderRange
@@ -18,9 +17,7 @@ from transport import RecordWriter
 
 
 def png(level: int, size: tuple[int, int] = (9, 7)) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", size, (level, 0, 0)).save(file, "PNG")
-    return file.getvalue()
+    return images.png((level, 0, 0), size)
 
 
 def prompt_node(parent: int, *ids: int, images: tuple[bytes, ...] = (), text: str = "") -> TokenNode:

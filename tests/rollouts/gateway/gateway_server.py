@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import openai
 import uvicorn
-from PIL import Image
+from images import png
 from starlette.applications import Starlette
 
 from rollouts import Trajectory
@@ -38,12 +37,6 @@ TOOLS = [
 ]
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"row": 1, "column": "left"}}\n</tool_call>'
-
-
-def png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def data_url(data: bytes, kind: str = "image/png") -> str:

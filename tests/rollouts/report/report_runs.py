@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from images import png
 
 from renderers import MediaSource, PlaceholderRange
 from rollouts import FinishReason, MediaReference, TokenNode, Trajectory, Turn, WeightSpan
@@ -30,17 +29,11 @@ HOSTILE = Hostile(
 )
 
 
-def png(shade: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (16, 12), (shade, 90, 200)).save(file, "PNG")
-    return file.getvalue()
-
-
 def episode(
     number: int, *, reward: float = 0.0, version: str = "0", error: str = "", text: str = "Look."
 ) -> Trajectory:
     """An image and a question of three tokens, and an answer of two."""
-    source = MediaSource.of(png(number * 37 % 256))
+    source = MediaSource.of(png((number * 37 % 256, 90, 200), (16, 12)))
     prompt = TokenNode(
         -1,
         np.arange(3, dtype=np.int32),

@@ -29,15 +29,27 @@ class Counting:
 
 
 class HeldEngine(ScriptedEngine):
-    """Holds requests until `release` is set; knows which are in flight, and which were cancelled."""
+    """Holds requests until `release` is set; knows which are in flight, and which were cancelled.
 
-    def __init__(self, renderer, script=None):
+    Updates begin at once, and end when `update_release` is set; `update_error` is raised then.
+    """
+
+    def __init__(self, renderer=None, script=None, update_error=None):
         super().__init__(script or (lambda request: "yes"), renderer=renderer)
         self.release = asyncio.Event()
         self.in_flight = set()
         self.most_in_flight = 0
         self.cancelled = []
         self.changed = asyncio.Event()
+        self.update_begun, self.update_release = asyncio.Event(), asyncio.Event()
+        self.update_error = update_error
+
+    async def update_weights(self, weights, version, *, in_flight="abort"):
+        self.update_begun.set()
+        await self.update_release.wait()
+        if self.update_error is not None:
+            raise self.update_error
+        await super().update_weights(weights, version, in_flight=in_flight)
 
     async def generate(self, request, listen=None):
         self.in_flight.add(request.request_id)

@@ -35,22 +35,22 @@ def test_a_stream_has_no_limit_of_its_own(mode):
     assert mode.max_undelivered(Demand(None, None)) is None
 
 
-def test_between_two_batches_a_synchronous_run_starts_nothing():
-    assert Synchronous().max_undelivered(Demand(0, 8)) == 0
-    assert Synchronous().max_undelivered(Demand(8, 8)) == 8
-
-
-def test_one_step_off_policy_has_at_most_one_batch_under_way():
-    assert OneStepOffPolicy().max_undelivered(Demand(0, 8)) == 8
-    assert OneStepOffPolicy().max_undelivered(Demand(8, 8)) == 8
-    assert OneStepOffPolicy().max_undelivered(Demand(12, 8)) == 12
-    assert OneStepOffPolicy().max_undelivered(Demand(3, 8)) == 3  # those of the batch that are left
-
-
-def test_an_asynchronous_run_is_ahead_by_as_many_batches_as_updates_are_allowed():
-    assert Asynchronous(3).max_undelivered(Demand(0, 8)) == 24
-    assert Asynchronous(3).max_undelivered(Demand(8, 8)) == 32
-    assert Asynchronous(0).max_undelivered(Demand(0, 8)) == 0
+@pytest.mark.parametrize(
+    ("mode", "waiting", "undelivered"),
+    [
+        (Synchronous(), 0, 0),  # between two batches nothing starts
+        (Synchronous(), 8, 8),
+        (OneStepOffPolicy(), 0, 8),
+        (OneStepOffPolicy(), 8, 8),
+        (OneStepOffPolicy(), 12, 12),
+        (OneStepOffPolicy(), 3, 3),  # those of the batch that are left
+        (Asynchronous(3), 0, 24),
+        (Asynchronous(3), 8, 32),
+        (Asynchronous(0), 0, 0),
+    ],
+)
+def test_after_a_batch_of_8_a_run_is_ahead_by_as_many_batches_as_updates_are_allowed(mode, waiting, undelivered):
+    assert mode.max_undelivered(Demand(waiting, 8)) == undelivered
 
 
 @pytest.mark.slow

@@ -12,14 +12,6 @@ from rollouts.runner import RetryPolicy, Task
 from rollouts.testing import ScriptedEngine
 
 
-def run(coroutine):
-    async def limited():  # `wait_for` would be a task of its own
-        async with asyncio.timeout(60):
-            await coroutine
-
-    asyncio.run(limited())
-
-
 async def cancelled(task):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -9,11 +9,7 @@ import pytest
 from runner_world import make_runner, run_groups, tasks
 
 from rollouts.rewards import GroupReward
-from rollouts.runner import (
-    GroupFailedError,
-    Task,
-    TaskSourceError,
-)
+from rollouts.runner import GroupFailedError, Task, TaskSourceError
 from rollouts.testing import ScriptedEngine
 from transport import decode, encode
 
@@ -135,20 +131,24 @@ async def asynchronously(source):
         yield task
 
 
-def failing(source):
+def failing(source, error):
     yield from source
-    raise OSError("the disk is gone")
+    raise error
 
 
 @pytest.mark.parametrize("wrap", [iter, asynchronously], ids=["iterable", "async iterable"])
 @pytest.mark.parametrize(
     ("source", "position", "text"),
     [
-        (lambda: failing(tasks(3)), 3, "the source raised OSError: the disk is gone"),
+        (lambda: failing(tasks(3), OSError("the disk is gone")), 3, "the source raised OSError: the disk is gone"),
+        (lambda: failing(tasks(1), asyncio.CancelledError()), 1, "the source raised CancelledError"),
+        (lambda: failing(tasks(1), Interrupt("stop")), 1, "the source raised Interrupt: stop"),
+        (lambda: failing(tasks(1), GeneratorExit()), 1, "the source raised GeneratorExit"),
+        (lambda: failing(tasks(1), SystemExit(0)), 1, "the source raised SystemExit"),
         (lambda: [*tasks(2), Task("t0")], 2, "the id 't0' was used before"),
         (lambda: [*tasks(2), {"task_id": "t2"}], 2, "it is a dict"),
     ],
-    ids=["raises", "repeats an id", "yields another type"],
+    ids=["raises", "cancellation", "base exception", "generator exit", "exit", "repeats an id", "yields another type"],
 )
 async def test_a_failing_source_is_an_error_after_the_groups_before_it(renderer, wrap, source, position, text):
     async with make_runner(renderer, group_size=2) as runner:
@@ -158,28 +158,6 @@ async def test_a_failing_source_is_an_error_after_the_groups_before_it(renderer,
             await anext(stream)
         assert sorted(delivered) == [f"t{index}" for index in range(position)]
         assert caught.value.position == position
-
-
-def raising_source(error):
-    yield Task("t0")
-    raise error
-
-
-async def raising_async_source(error):
-    yield Task("t0")
-    raise error
-
-
-@pytest.mark.parametrize("source", [raising_source, raising_async_source], ids=["iterable", "async iterable"])
-@pytest.mark.parametrize(
-    "error", [asyncio.CancelledError(), Interrupt("stop"), GeneratorExit(), SystemExit(0)], ids=repr
-)
-async def test_a_source_that_raises_a_cancellation_or_another_base_exception_loses_no_group(renderer, source, error):
-    async with make_runner(renderer) as runner:
-        stream = runner.stream(source(error))
-        assert (await anext(stream)).task.task_id == "t0"
-        with pytest.raises(TaskSourceError, match=f"task 1 of the source: the source raised {type(error).__name__}"):
-            await anext(stream)
 
 
 @pytest.mark.parametrize("kind", ["iterable", "async iterable", "async iterable that waits"])

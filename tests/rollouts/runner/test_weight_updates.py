@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+from runner_world import HeldEngine
 from simulated_engine import SimulatedEngine
 
 from rollouts.errors import WeightUpdateError
@@ -11,22 +12,6 @@ from rollouts.runner.events import WeightUpdateFailed
 from rollouts.runner.reporting import Reporter
 from rollouts.runner.weight_updates import WeightUpdates
 from rollouts.testing import ScriptedEngine
-
-
-class HeldEngine(ScriptedEngine):
-    """Its updates begin at once and end when they are released; `outcome` is raised."""
-
-    def __init__(self, outcome=None):
-        super().__init__([])
-        self.begun, self.released = asyncio.Event(), asyncio.Event()
-        self.outcome = outcome
-
-    async def update_weights(self, weights, version, *, in_flight="abort"):
-        self.begun.set()
-        await self.released.wait()
-        if self.outcome is not None:
-            raise self.outcome
-        await super().update_weights(weights, version, in_flight=in_flight)
 
 
 async def test_a_failed_update_raises_the_reason_of_the_engine_and_leaves_the_version():
@@ -44,8 +29,8 @@ async def test_a_failed_update_raises_the_reason_of_the_engine_and_leaves_the_ve
 
 
 async def test_an_exception_of_an_engine_names_the_engine_and_the_version_in_use():
-    engine = HeldEngine(KeyError("lm_head"))
-    engine.released.set()
+    engine = HeldEngine(update_error=KeyError("lm_head"))
+    engine.update_release.set()
     updates = WeightUpdates(engine, Reporter([]))
     with pytest.raises(WeightUpdateError, match=r"HeldEngine.update_weights raised KeyError.*serves version '0'"):
         await updates.update(None, "1")
@@ -66,7 +51,7 @@ async def test_an_update_that_is_cancelled_twice_is_cancelled_in_the_engine():
     engine = HeldEngine()
     updates = WeightUpdates(engine, Reporter([]))
     updating = asyncio.ensure_future(updates.update(None, "1"))
-    await engine.begun.wait()
+    await engine.update_begun.wait()
     for _ in range(2):
         updating.cancel()
         await asyncio.sleep(0)
@@ -77,12 +62,12 @@ async def test_an_update_that_is_cancelled_twice_is_cancelled_in_the_engine():
 
 
 async def test_the_failure_of_a_cancelled_update_is_logged(caplog):
-    engine = HeldEngine(WeightUpdateError("no such directory"))
+    engine = HeldEngine(update_error=WeightUpdateError("no such directory"))
     updates = WeightUpdates(engine, Reporter([]))
     updating = asyncio.ensure_future(updates.update(None, "1"))
-    await engine.begun.wait()
+    await engine.update_begun.wait()
     updating.cancel()
-    engine.released.set()
+    engine.update_release.set()
     with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
         await updating
     assert "no such directory" in caplog.text

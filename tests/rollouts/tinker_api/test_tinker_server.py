@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import io
 import json
 import socket
 import subprocess
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import tinker
 import zstandard
-from PIL import Image
+from images import png
 from served_in_thread import ServedInThread
 from tinker import types
 from tinker.proto import tinker_public_pb2 as messages
@@ -93,12 +92,6 @@ def row(ids=IDS, **inputs):
     count = len(ids) - 1
     inputs = inputs or {"weights": [1.0] * count}
     return types.Datum(types.ModelInput.from_ints(ids[:-1]), {"target_tokens": ids[1:], **inputs})
-
-
-def png(size=(32, 32)):
-    file = io.BytesIO()
-    Image.new("RGB", size, "red").save(file, "PNG")
-    return file.getvalue()
 
 
 def body_of(training, seq_id, data, loss="cross_entropy"):
@@ -192,7 +185,7 @@ WRONG = [
     ([row(target_tokens=IDS[2:])], "cross_entropy", None, r"data\[0\].*target_ids is .* .18,.; pass integers .19,."),
     ([bare(types.EncodedTextChunk(tokens=IDS), weights=[1.0] * 20)], "cross_entropy", None, "no target_tokens"),
     (
-        [bare(types.ImageChunk(data=png(), format="png", expected_tokens=7), target_tokens=[1] * 7)],
+        [bare(types.ImageChunk(data=png("red"), format="png", expected_tokens=7), target_tokens=[1] * 7)],
         "cross_entropy", None, r"data\[0\].*expects 7 tokens",
     ),
     ([bare(types.ImageChunk(data=b"no image", format="png"), target_tokens=[1])], "cross_entropy", None, r"data\[0\]"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import tinker
 from family_rows import LoadedFamily, Row
-from PIL import Image
+from images import png
 from safetensors.torch import load_file
 from served_in_thread import ServedInThread
 from tinker import types
@@ -109,7 +108,7 @@ def datum_of(row: Row, datum: Datum) -> types.Datum:
     at = 0
     for (_, where), pixels in zip(datum.media, row.images, strict=True):
         chunks.append(types.EncodedTextChunk(tokens=datum.token_ids[at : where.offset].tolist()))
-        chunks.append(types.ImageChunk(data=_png(pixels), format="png", expected_tokens=where.length))
+        chunks.append(types.ImageChunk(data=png(pixels), format="png", expected_tokens=where.length))
         at = where.end
     chunks.append(types.EncodedTextChunk(tokens=datum.token_ids[at:].tolist()))
     inputs = {"target_tokens": datum.target_ids.astype(np.int64), "weights": datum.inputs["weights"]}
@@ -134,9 +133,3 @@ def post(training: tinker.TrainingClient, request: Any) -> Any:
 def request_of(training: tinker.TrainingClient, seq_id: int, data: Sequence[types.Datum]) -> Any:
     rows = types.ForwardBackwardInput(data=list(data), loss_fn="cross_entropy")
     return types.ForwardBackwardRequest(forward_backward_input=rows, model_id=training.model_id, seq_id=seq_id)
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
