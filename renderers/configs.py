@@ -110,14 +110,16 @@ class BaseRendererConfig(_ConfigBase):
             return self
         assert self._retention_variable is not None
         variable = self._retention_variable[0]
+        if variable not in self.model_fields_set:
+            return self
         raise ValueError(
             f"{variable}={getattr(self, variable)!r} implies thinking_retention={implied!r}, which contradicts "
             f"thinking_retention={self.thinking_retention!r}; set one of them"
         )
 
     def _implied_retention(self) -> ThinkingRetention | None:
-        """What an explicitly set template variable says about earlier reasoning."""
-        if self._retention_variable is None or self._retention_variable[0] not in self.model_fields_set:
+        """What the template variable for it, set or by default, says about earlier reasoning."""
+        if self._retention_variable is None:
             return None
         variable, if_true, if_false = self._retention_variable
         value = getattr(self, variable)
@@ -125,13 +127,7 @@ class BaseRendererConfig(_ConfigBase):
 
     def resolved_retention(self) -> ResolvedThinkingRetention:
         """What a bridge does: the explicit value, else what the template variables imply, else the family's default."""
-        if self.thinking_retention is not None:
-            return self.thinking_retention
-        if self._retention_variable is None:
-            return self._default_retention
-        variable, if_true, if_false = self._retention_variable
-        value = getattr(self, variable)
-        return self._default_retention if value is None else if_true if value else if_false
+        return self.thinking_retention or self._implied_retention() or self._default_retention
 
 
 class AutoRendererConfig(BaseRendererConfig):

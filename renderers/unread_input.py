@@ -21,7 +21,13 @@ from renderers.parsing.format import Format
 from renderers.rendered import UnprintedField
 from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.content_forms import ContentForms, has_text
-from renderers.template.probe_conversation import CALL_ID, PROBE_TOOL, ProbeConversation, calling_turn, content_form_of
+from renderers.template.probe_conversation import (
+    PROBE_TOOL,
+    ProbeConversation,
+    calling_turns,
+    content_form_of,
+    result_of_call,
+)
 
 _log = logging.getLogger("renderers")
 
@@ -165,9 +171,8 @@ class UnreadInput:
 
     def _probes(self, field: str, has_calls: bool) -> Iterator[bool]:
         _, _, answer, _ = smallest = self._smallest
-        arguments: tuple[Any, ...] = ({}, "{}")
-        turns = [calling_turn(answer, value) for value in arguments] if has_calls else [answer]
-        result = {"role": "tool", "tool_call_id": CALL_ID, "content": self._forms.content("tool", "probe result")}
+        turns = calling_turns(answer) if has_calls else [answer]
+        result = result_of_call(self._forms.content("tool", "probe result"))
         words = "probe words"
         text = self._forms.content("assistant", words) if field == "content" else words
         names = _REASONING if field == "reasoning_content" else (field,)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from renderers.errors import TemplateError
 from renderers.parsing.format import Format
 from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.probe_conversation import (
-    CALL_ID,
     PROBE_TOOL,
     ProbeConversation,
-    calling_turn,
+    calling_turns,
     content,
     content_form_of,
+    result_of_call,
 )
 from renderers.tokens.encoding import BodyPolicy, PrintedControl, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -108,10 +108,8 @@ class TurnPrinter:
 
     def _prompt_after_result(self, smallest: ProbeConversation) -> str:
         """The text of the answer to the result of a call that the template prints before there is an answer."""
-        said = content("probe result", content_form_of(smallest.answer))
-        result = {"role": "tool", "tool_call_id": CALL_ID, "name": "probe", "content": said}
-        arguments: tuple[Any, ...] = ({}, "{}")
-        for history in ([*smallest.opening, calling_turn(smallest.answer, each), result] for each in arguments):
+        result = result_of_call(content("probe result", content_form_of(smallest.answer)))
+        for history in ([*smallest.opening, turn, result] for turn in calling_turns(smallest.answer)):
             try:
                 printed = self.template.print([*history, smallest.answer], tools=[PROBE_TOOL])
                 prompt = self.template.print(history, tools=[PROBE_TOOL], add_generation_prompt=True).text

@@ -18,13 +18,13 @@ from renderers.errors import LoadError, TemplateLimitError
 from renderers.messages import as_chat_tool
 from renderers.template.chat_template import Messages, Template, Tools
 from renderers.template.probe_conversation import (
-    CALL_ID,
     PROBE_TOOL,
     ProbeConversation,
     calling_turn,
     content,
     content_form_of,
     print_if_accepted,
+    result_of_call,
     smallest_conversation,
 )
 
@@ -69,8 +69,7 @@ class CallForms:
         found: list[Mapping[str, frozenset[str]]] = []
         try:
             smallest = smallest_conversation(self._template)
-            said = content("probe result", content_form_of(smallest.answer))
-            result = {"role": "tool", "tool_call_id": CALL_ID, "name": "probe", "content": said}
+            result = result_of_call(content("probe result", content_form_of(smallest.answer)))
             for behind in ([], [result]):
                 forms = {way: self._read_beside(fields, smallest, behind) for way, fields in _NO_CONTENT.items()}
                 if any(forms.values()):

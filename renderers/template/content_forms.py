@@ -17,7 +17,7 @@ from renderers.template.probe_conversation import (
     CALL_ID,
     PROBE_TOOL,
     ContentForm,
-    calling_turn,
+    calling_turns,
     content,
     content_form_of,
     print_if_accepted,
@@ -140,8 +140,7 @@ class ContentForms:
         except LoadError:  # raised again when a renderer of this template is built
             return
         opening, answer, question = smallest.opening, smallest.answer, smallest.question
-        arguments: tuple[Any, ...] = ({}, "{}")
-        calls = [calling_turn(answer, value) for value in arguments]
+        calls = calling_turns(answer)
         around: list[tuple[list[Mapping[str, Any]], dict[str, Any], list[Mapping[str, Any]]]]
         match role:
             case "user":

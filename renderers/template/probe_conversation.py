@@ -64,6 +64,16 @@ def probe_message(role: str, form: ContentForm, **fields: Any) -> dict[str, Any]
     return {"role": role, "content": probe_content(form), **fields}
 
 
+def calling_turns(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Turns that call the probe tool without arguments, as an object and as text: a template may refuse either."""
+    return [calling_turn(answer, {}), calling_turn(answer, "{}")]
+
+
+def result_of_call(content: str | list[dict[str, str]]) -> dict[str, Any]:
+    """The result of the call of a `calling_turn`."""
+    return {"role": "tool", "tool_call_id": CALL_ID, "name": "probe", "content": content}
+
+
 def calling_turn(answer: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
     """A turn that calls the probe tool, with content in the form of `answer`."""
     call = {"id": CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}

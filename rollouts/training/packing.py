@@ -205,50 +205,45 @@ def _fitting_samples(
     truncations: list[Truncation] = []
     left_out: list[LeftOut] = []
     for sample in samples:
-        tokens = len(sample.token_ids)
-        if not tokens:
+        if not len(sample):
             left_out.append(LeftOut(sample.name, "it has no tokens"))
             continue
         patches = 0 if max_patches is None else sample_rows(sample)
-        if tokens <= max_tokens and (max_patches is None or patches <= max_patches):
+        if len(sample) <= max_tokens and (max_patches is None or patches <= max_patches):
             kept.append(sample)
             continue
-        size = f"{tokens} tokens" + (f" and {patches} patches and frames" if max_patches is not None else "")
-        limit = f"{max_tokens} tokens" + (f" and {max_patches} patches and frames" if max_patches is not None else "")
+        size, limit = (
+            f"{tokens} tokens" + (f" and {rows} patches and frames" if max_patches is not None else "")
+            for tokens, rows in ((len(sample), patches), (max_tokens, max_patches))
+        )
         reason = f"it has {size}, and a row has room for {limit}"
         if too_long == "error":
             raise SampleError(sample.name, f'{reason}; increase the limit, or pass too_long="truncate" or "drop"')
-        if too_long == "drop":
-            left_out.append(LeftOut(sample.name, reason))
-            continue
-        shorter, truncation = truncate_sample(sample, max_tokens, max_patches)
-        if not truncation.trained[1]:
-            left_out.append(LeftOut(sample.name, f"{reason}; truncated, it has no trained token"))
-            continue
-        kept.append(shorter)
-        truncations.append(truncation)
+        if too_long == "truncate":
+            shorter, truncation = truncate_sample(sample, max_tokens, max_patches)
+            if truncation.trained[1]:
+                kept.append(shorter)
+                truncations.append(truncation)
+                continue
+            reason = f"{reason}; truncated, it has no trained token"
+        left_out.append(LeftOut(sample.name, reason))
     return kept, truncations, left_out
 
 
 def neutral_sample(token_id: int) -> TrainingSample:
     """A sample of one token `token_id` without loss and without media."""
-    return TrainingSample(
-        token_ids=np.array([token_id], dtype=np.int32),
-        loss_mask=np.zeros(1, dtype=bool),
-        logprobs=np.zeros(1, dtype=np.float32),
-        advantages=np.zeros(1, dtype=np.float32),
-        name=_PADDING,
-    )
+    zeros = np.zeros(1, dtype=np.float32)
+    return TrainingSample(np.array([token_id], dtype=np.int32), zeros.astype(bool), zeros, zeros, name=_PADDING)
 
 
 def without_training(sample: TrainingSample) -> TrainingSample:
     """`sample` with the same tokens and the same media objects, but no trained token."""
-    count = len(sample)
+    zeros = np.zeros(len(sample), dtype=np.float32)
     return replace(
         sample,
-        loss_mask=np.zeros(count, dtype=bool),
-        logprobs=np.zeros(count, dtype=np.float32),
-        advantages=np.zeros(count, dtype=np.float32),
+        loss_mask=zeros.astype(bool),
+        logprobs=zeros,
+        advantages=zeros,
         weight_spans=(),
         name=_PADDING,
         routed_experts=None,

@@ -99,6 +99,8 @@ class TrainingSample(TokenRow):
 
 #: The columns that a sample may lack, arrays with one row for each token; `top_logprobs` is a pair of such arrays.
 OPTIONAL_COLUMNS = (ROUTED_EXPERTS, *TEACHER_COLUMNS)
+#: All columns that are one array with a row for each token.
+COLUMNS = ("token_ids", "loss_mask", "logprobs", "advantages", *OPTIONAL_COLUMNS)
 #: The dtypes of the columns, by what numpy calls their kinds, and their axes after that of the tokens.
 _COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "loss_mask": ("b", ()),

@@ -10,7 +10,7 @@ import numpy as np
 
 from renderers import MediaItem
 from rollouts.engines.protocol import WeightSpan
-from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
+from rollouts.training.samples import COLUMNS, TrainingSample
 from rollouts.values import check_integer
 
 
@@ -77,17 +77,12 @@ def truncate_sample(
     kept, all_trained = int(sample.loss_mask[:end].sum()), int(sample.loss_mask.sum())
     spans = [span for span in sample.weight_spans if span.start < kept]
     top = sample.top_logprobs
-    columns = {name: getattr(sample, name) for name in OPTIONAL_COLUMNS}
-    optional: dict[str, Any] = {name: None if column is None else column[:end] for name, column in columns.items()}
+    columns: dict[str, Any] = {name: column[:end] for name in COLUMNS if (column := getattr(sample, name)) is not None}
     truncated = replace(
         sample,
-        token_ids=sample.token_ids[:end],
-        loss_mask=sample.loss_mask[:end],
-        logprobs=sample.logprobs[:end],
-        advantages=sample.advantages[:end],
+        **columns,
         media=media,
         weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
-        **optional,
         top_logprobs=None if top is None else top.rows(slice(end)),
     )
     return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))
