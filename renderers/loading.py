@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from weakref import WeakValueDictionary
 
-from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
 from renderers.errors import ConfigError, LoadError
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
@@ -35,7 +34,6 @@ from renderers.parsing.format import Format
 from renderers.process.fork_reset import ProcessLock
 from renderers.template.chat_template import Template
 from renderers.template_renderer import TemplateRenderer
-from renderers.tokens.encoding import BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.media_markers import printed_markers
@@ -86,22 +84,6 @@ class Settings(NamedTuple):
         return cls(options_of(resolved), resolved.name, resolved)
 
 
-class RendererArguments(TypedDict):
-    """The arguments of `TemplateRenderer`."""
-
-    template: Template
-    tokenizer: TemplateTokenizer
-    format: Format
-    media: MediaLoader | None
-    unprocessed_markers: Mapping[Modality, str]
-    body_policies: Mapping[str, BodyPolicy]
-    thinking_retention: ThinkingRetention
-    history: HistoryPolicy
-    cache_bytes: int
-    config: Any
-    files: ModelFiles | None
-
-
 def load_renderer(
     name_or_dir: str | Path,
     *,
@@ -134,49 +116,23 @@ def load_renderer(
     arguments = _arguments_of_files(
         ModelFiles.of(name_or_dir, revision),
         settings._replace(options=replace(settings.options, **given)),
-        processor=None,
+        now=now,
         media_policy=media_policy,
         media_store=media_store,
         processors=processors,
-        now=now,
     )
     return TemplateRenderer(**arguments)
 
 
-def _arguments_of_files(
-    files: ModelFiles,
-    settings: Settings,
-    *,
-    processor: Any,
-    media_policy: MediaPolicy | None,
-    media_store: MediaStore | None,
-    now: Callable[[], datetime],
-    processors: Mapping[Modality, MediaProcessor] | None = None,
-) -> RendererArguments:
-    options = settings.options
-    tokenizer = _tokenizer_of_files(files, options.cache_bytes)
-    sources = chosen_sources(files.model, named_sources(files.directory, files.settings), options.chat_template)
-    # Imported here, as is the code that reads images: together a fifth of the time of `import renderers`.
-    from renderers.formats.deepseek_prompts import prompt_for
-
-    template: Template | None = None
-    if not sources:
-        template = prompt_for(files.settings, tokenizer, variables=options.chat_template_kwargs)
-    special_tokens = files.special_tokens
-    if options.chat_template is not None:
-        files = files._replace(chat_template=sources[DEFAULT_TEMPLATE])
+def _arguments_of_files(files: ModelFiles, settings: Settings, **others: Any) -> dict[str, Any]:
     return _arguments(
-        converting(template, options)
-        if template is not None
-        else compiled_template(sources, tokenizer, options, {**special_tokens, **options.chat_template_kwargs}, now),
-        tokenizer,
+        _tokenizer_of_files(files, settings.options.cache_bytes),
+        named_sources(files.directory, files.settings),
+        files.special_tokens,
+        files.directory,
         settings,
-        eos_token=special_tokens.get("eos_token"),
-        more_stops=generation_stops(files.directory, tokenizer),
-        media=_media(files.directory, processor, tokenizer, options, media_policy, media_store)
-        if processors is None
-        else _given_media(processors, tokenizer, options, media_policy, media_store),
         files=files,
+        **others,
     )
 
 
@@ -196,50 +152,31 @@ def load_media_reader(
     return tokenizer, load_media(directory, tokenizer=tokenizer, policy=media_policy, store=media_store, backend=None)
 
 
-def arguments_of_tokenizer(
-    tokenizer: Any,
-    settings: Settings,
-    *,
-    processor: Any = None,
-    media_policy: MediaPolicy | None = None,
-    media_store: MediaStore | None = None,
-    now: Callable[[], datetime] = datetime.now,
-) -> RendererArguments:
-    """The arguments of the renderer of a loaded tokenizer with its chat template; see `create_renderer`.
+def arguments_of_tokenizer(tokenizer: Any, settings: Settings, **others: Any) -> dict[str, Any]:
+    """The arguments of the `TemplateRenderer` of a loaded tokenizer with its chat template; see `create_renderer`.
 
-    Media are processed as the files of the tokenizer's directory say, or as `processor` does, a processor of
-    transformers.
+    `others` are `now`, `media_policy`, `media_store` and `processor`, a processor of transformers, which is used in
+    place of the one that the files of the tokenizer's directory describe.
     """
     files = getattr(tokenizer, "files", None)
     if isinstance(files, ModelFiles):
-        return _arguments_of_files(
-            files, settings, processor=processor, media_policy=media_policy, media_store=media_store, now=now
-        )
-    options = settings.options
+        return _arguments_of_files(files, settings, **others)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise LoadError(
             f"{type(tokenizer).__name__} has no `tokenizers` backend; pass a fast tokenizer (use_fast=True), or a "
             "directory with tokenizer.json to load_renderer"
         )
-    model = model_of_tokenizer(tokenizer)
+    model, cache_bytes = model_of_tokenizer(tokenizer), settings.options.cache_bytes
     template = getattr(tokenizer, "chat_template", None)
     named = template if isinstance(template, Mapping) else {} if template is None else {DEFAULT_TEMPLATE: template}
-    sources = chosen_sources(model, dict(named), options.chat_template)
     definition = backend.to_str()
     own = _shared_tokenizer(
-        (model, blake2b(definition.encode(), digest_size=16).digest(), options.cache_bytes),
-        lambda: TemplateTokenizer(json.loads(definition), model=model, cache_bytes=options.cache_bytes),
+        (model, blake2b(definition.encode(), digest_size=16).digest(), cache_bytes),
+        lambda: TemplateTokenizer(json.loads(definition), model=model, cache_bytes=cache_bytes),
     )
     special_tokens = special_tokens_of(tokenizer.special_tokens_map)
-    return _arguments(
-        compiled_template(sources, own, options, {**special_tokens, **options.chat_template_kwargs}, now),
-        own,
-        settings,
-        eos_token=special_tokens.get("eos_token"),
-        more_stops=generation_stops(Path(model), own),
-        media=_media(Path(model), processor, own, options, media_policy, media_store),
-    )
+    return _arguments(own, dict(named), special_tokens, Path(model), settings, **others)
 
 
 def model_of_tokenizer(tokenizer: Any) -> str:
@@ -256,19 +193,19 @@ def _media(
     store: MediaStore | None,
 ) -> MediaLoader | None:
     """The processors of a directory, or one as `processor` would be saved; None if there is neither."""
-    load = partial(
-        load_media,
-        tokenizer=tokenizer,
-        policy=policy,
-        store=store,
-        backend=options.image_backend,
-        sound_of_videos=options.sound_of_videos,
-    )
-    if processor is None:
-        return load(directory) if directory.is_dir() else None
-    with TemporaryDirectory() as saved:
-        processor.save_pretrained(saved)
-        return load(Path(saved))
+    with TemporaryDirectory() if processor is not None else nullcontext(directory) as source:
+        if processor is not None:
+            processor.save_pretrained(source)
+        elif not directory.is_dir():
+            return None
+        return load_media(
+            Path(source),
+            tokenizer=tokenizer,
+            policy=policy,
+            store=store,
+            backend=options.image_backend,
+            sound_of_videos=options.sound_of_videos,
+        )
 
 
 def _given_media(
@@ -325,38 +262,57 @@ def _shared_tokenizer(key: tuple[Any, ...], build: Callable[[], TemplateTokenize
 
 
 def _arguments(
-    template: Template,
     tokenizer: TemplateTokenizer,
+    named: dict[str, str],
+    special_tokens: Mapping[str, str],
+    directory: Path,
     settings: Settings,
     *,
-    eos_token: str | None,
-    more_stops: Sequence[str],
-    media: MediaLoader | None,
     files: ModelFiles | None = None,
-) -> RendererArguments:
+    processor: Any = None,
+    processors: Mapping[Modality, MediaProcessor] | None = None,
+    media_policy: MediaPolicy | None = None,
+    media_store: MediaStore | None = None,
+    now: Callable[[], datetime] = datetime.now,
+) -> dict[str, Any]:
+    """The arguments of `TemplateRenderer`; `named` are the templates of the model, by name."""
     options = settings.options
-    format = options.format
-    if isinstance(format, str):
-        format = by_name(format)
+    sources = chosen_sources(tokenizer.model, named, options.chat_template)
+    template: Template | None = None
+    if files is not None and not sources:
+        # Imported here, as is the code that reads images: together a fifth of the time of `import renderers`.
+        from renderers.formats.deepseek_prompts import prompt_for
+
+        template = prompt_for(files.settings, tokenizer, variables=options.chat_template_kwargs)
+    if template is None:
+        variables = {**special_tokens, **options.chat_template_kwargs}
+        template = compiled_template(sources, tokenizer, options, variables, now)
+    else:
+        template = converting(template, options)
+    if files is not None and options.chat_template is not None:
+        files = files._replace(chat_template=sources[DEFAULT_TEMPLATE])
+    format = by_name(options.format) if isinstance(options.format, str) else options.format
     if format is None:
-        format = detect_format(template, tokenizer, eos_token=eos_token)
-        added = [token for token in more_stops if token not in format.stop_tokens]
+        format = detect_format(template, tokenizer, eos_token=special_tokens.get("eos_token"))
+        added = [token for token in generation_stops(directory, tokenizer) if token not in format.stop_tokens]
         format = replace(format, stop_tokens=(*format.stop_tokens, *added))
     markers: Mapping[Modality, str] = {}
     if settings.family is not None:
         check_family(settings.family, format.name, tokenizer.model)
         format = with_parsing_rules(format, settings.family)
         markers = printed_markers(template, tokenizer)
-    return RendererArguments(
-        template=template,
-        tokenizer=tokenizer,
-        format=format,
-        media=media,
-        unprocessed_markers=markers,
-        body_policies=options.body_policies,
-        thinking_retention=options.thinking_retention,
-        history=options.history,
-        cache_bytes=options.cache_bytes,
-        config=options if settings.family is None else settings.config,
-        files=files,
-    )
+    return {
+        "template": template,
+        "tokenizer": tokenizer,
+        "format": format,
+        "media": _media(directory, processor, tokenizer, options, media_policy, media_store)
+        if processors is None
+        else _given_media(processors, tokenizer, options, media_policy, media_store),
+        "unprocessed_markers": markers,
+        "body_policies": options.body_policies,
+        "thinking_retention": options.thinking_retention,
+        "history": options.history,
+        "cache_bytes": options.cache_bytes,
+        "config": options if settings.family is None else settings.config,
+        "files": files,
+    }
