@@ -166,6 +166,7 @@ _MODULES = (
     "rendered",
     "template_renderer",
     "bridging.refusals",
+    "model_tokenizer",  # before `loading`, whose `load_tokenizer` gives tokenizers of templates
     "loading",
     "messages",
     "parsing.response",
