@@ -277,8 +277,8 @@ def read_answer(
     if choice.finish_reason == "content_filter":
         raise EngineError(
             request_id,
-            "the content filter of the server withheld the completion (finish_reason content_filter); change the "
-            "messages, or leave the task out",
+            "the content filter of the server withheld the completion (finish_reason content_filter); "
+            "change the messages, or leave the task out",
         )
     finish_reason = _FINISH_REASONS.get(choice.finish_reason)
     if finish_reason is None:
@@ -307,8 +307,9 @@ def _tokens(request_id: str, content: bytes) -> ChatTokens:
         first = validation_errors(error)[0]
         raise MalformedResultError(
             request_id,
-            f"return_token_ids is set, and {'.'.join(map(str, first['loc']))} of the answer: {first['msg']}. vLLM and "
-            "the gateway of this project return token ids; leave return_token_ids out for other servers",
+            f"return_token_ids is set, and {'.'.join(map(str, first['loc']))} of the answer: "
+            f"{first['msg']}. vLLM and the gateway of this project return token ids; leave return_token_ids "
+            "out for other servers",
         ) from None
     choice = response.choices[0]
     ids = [np.array(values, np.int64) for values in (response.prompt_token_ids, choice.token_ids)]

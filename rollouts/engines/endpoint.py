@@ -200,8 +200,8 @@ class ChatEndpoint(ChatEngine):
                 if self._returns_tokens:
                     raise InvalidRequestError(
                         request_id,
-                        "messages with media, and return_token_ids is set: the server returns no features of the "
-                        "media. Sample with VLLMEngine, or leave return_token_ids out",
+                        "messages with media, and return_token_ids is set: the server returns no features "
+                        "of the media. Sample with VLLMEngine, or leave return_token_ids out",
                     )
                 # Reading, decoding and encoding media takes longer than an event loop may stand still.
                 body["messages"] = await call_on_thread(sent_messages, checked, self._data_url, self._tool_images)
@@ -272,8 +272,8 @@ class ChatEndpoint(ChatEngine):
             if values.pop(name) != _OMITTABLE[name] and name != "seed":
                 raise InvalidRequestError(
                     request_id,
-                    f"SamplingParams.{name} is {getattr(sampling, name)}, and this endpoint omits {name}; pass "
-                    f"{_OMITTABLE[name]}, or an endpoint that does not omit it",
+                    f"SamplingParams.{name} is {getattr(sampling, name)}, and this endpoint omits {name}; "
+                    f"pass {_OMITTABLE[name]}, or an endpoint that does not omit it",
                 )
         sent = {name: value for name, value in values.items() if value is not None}
         if self._returns_tokens:
@@ -320,8 +320,9 @@ class ChatEndpoint(ChatEngine):
         if status in (401, 403):
             return ApiKeyError(
                 request_id,
-                f"the server refuses the {'API key' if self._api_key else 'request without an API key'}: HTTP {status} "
-                f"{failed.body}. Pass its key as api_key, or name the environment variable with the key (api_key_env)",
+                f"the server refuses the {'API key' if self._api_key else 'request without an API key'}: "
+                f"HTTP {status} {failed.body}. Pass its key as api_key, or name the environment variable "
+                "with the key (api_key_env)",
             )
         if (overflow := overflow_in(status, error_code(response.body), failed.body)) is not None:
             return ContextLengthError(request_id, overflow.prompt_tokens, overflow.limit, failed.body)

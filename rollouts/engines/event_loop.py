@@ -34,8 +34,8 @@ class EngineLoop:
 def _of_another_loop(request_id: str) -> EngineError:
     return EngineError(
         request_id,
-        "the engine belongs to another event loop, on which it was used first; use it there, or make an engine "
-        "for each event loop, thread and process",
+        "the engine belongs to another event loop, on which it was used first; use it there, or make an "
+        "engine for each event loop, thread and process",
     )
 
 

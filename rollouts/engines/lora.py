@@ -80,8 +80,9 @@ def checked_adapter_directory(directory: str | os.PathLike[str]) -> str:
         absent.append(_WEIGHTS[0])
     if absent:
         raise WeightUpdateError(
-            f"{path} holds no adapter: it lacks {' and '.join(absent)}. Pass a directory that `save_pretrained` of "
-            "peft has written. Where the server sees other files than this process, check=False leaves out this check"
+            f"{path} holds no adapter: it lacks {' and '.join(absent)}. Pass a directory that "
+            "`save_pretrained` of peft has written. Where the server sees other files than this process, "
+            "check=False leaves out this check"
         )
     return str(path)
 

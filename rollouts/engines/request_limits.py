@@ -33,8 +33,8 @@ class EngineLimits(Bounded):
             if value > (limit := getattr(self, limited)):
                 raise InvalidRequestError(
                     request.request_id,
-                    f"{name} is {short_repr(value)} and this engine takes at most {limit}. Send a smaller one; in a "
-                    f"program engines take request_limits=EngineLimits({limited}=...)",
+                    f"{name} is {short_repr(value)} and this engine takes at most {limit}. Send a smaller "
+                    f"one; in a program engines take request_limits=EngineLimits({limited}=...)",
                 )
 
 

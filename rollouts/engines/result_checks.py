@@ -134,8 +134,8 @@ def top_logprobs_error(
     columns = ids.shape[1] if k is None else k
     if ids.shape != logprobs.shape or ids.shape != (count, columns):
         return (
-            f"the likeliest tokens are ids {ids.shape} and log-probabilities {logprobs.shape}; {count} tokens with "
-            f"{columns} each need ({count}, {columns}) of both"
+            f"the likeliest tokens are ids {ids.shape} and log-probabilities {logprobs.shape}; {count} "
+            f"tokens with {columns} each need ({count}, {columns}) of both"
         )
     first, ids, logprobs = ids[:unpredicted], ids[unpredicted:], logprobs[unpredicted:]
     if (first != NO_TOKEN).any():
@@ -176,8 +176,8 @@ def weight_span_error(spans: object, count: int) -> str | None:
             return f"weight span {quoted(span.start)}:{quoted(span.end)} has no integers for its range"
         if not previous_end <= span.start <= span.end <= count:
             return (
-                f"weight span {quoted(span.start)}:{quoted(span.end)} does not lie within {previous_end}:{count}, the "
-                "sampled tokens without a version"
+                f"weight span {quoted(span.start)}:{quoted(span.end)} does not lie within "
+                f"{previous_end}:{count}, the sampled tokens without a version"
             )
         previous_end = span.end
     return None

@@ -73,9 +73,10 @@ class VersionHistory:
         here = order.index(self._current)
         if later := order[here + 1 :]:
             log.warning(
-                "the engine begins with weights %.80r, and earlier processes of this run have used %.80r after them: "
-                "groups that these have sampled are not too old, though the engine's weights may be others. Load the "
-                "last checkpoint and pass its version, as in LocalEngine.from_pretrained(..., weight_version=%.80r)",
+                "the engine begins with weights %.80r, and earlier processes of this run have used %.80r "
+                "after them: groups that these have sampled are not too old, though the engine's weights "
+                "may be others. Load the last checkpoint and pass its version, as in "
+                "LocalEngine.from_pretrained(..., weight_version=%.80r)",
                 self._current,
                 later[-1],
                 later[-1],
@@ -123,8 +124,9 @@ class VersionHistory:
                     self._places.setdefault(str(between), between - first)
             return number - first
         log.warning(
-            "tokens of weights %.80r are from before this run, in which %.80r came first; their order is unknown, and "
-            "they count as the oldest. Begin with an engine that has the version of the last checkpoint",
+            "tokens of weights %.80r are from before this run, in which %.80r came first; their order is "
+            "unknown, and they count as the oldest. Begin with an engine that has the version of the last "
+            "checkpoint",
             version,
             self._first,
         )

@@ -58,8 +58,8 @@ class WeightUpdates:
             raise ArgumentError("engine", None if engine is None else type(engine).__name__, rule)
         if self._running:
             raise WeightUpdateError(
-                f"the update to version {version!r:.80} was not begun, because that to {self._running!r:.80} is under "
-                "way; await it first"
+                f"the update to version {version!r:.80} was not begun, because that to {self._running!r:.80} "
+                "is under way; await it first"
             )
         self.history.check_new(version)
         self._running = self.history.expected = version
@@ -86,16 +86,16 @@ class WeightUpdates:
         name = type(engine).__name__
         with wrap_exceptions(
             lambda error: WeightUpdateError(
-                f"{name}.update_weights raised {describe_exception(error)}; the engine reports that it serves version "
-                f"{engine.weight_version!r:.80}"
+                f"{name}.update_weights raised {describe_exception(error)}; the engine reports that it "
+                f"serves version {engine.weight_version!r:.80}"
             ),
             unchanged=(RolloutsError, RendererError),
         ):
             await engine.update_weights(weights, version, in_flight=in_flight)
         if engine.weight_version != version:
             raise WeightUpdateError(
-                f"{name}.update_weights returned, and its weight_version is {engine.weight_version!r:.80}, not "
-                f"{version!r:.80}; let it label the weights with the version that it receives"
+                f"{name}.update_weights returned, and its weight_version is {engine.weight_version!r:.80}, "
+                f"not {version!r:.80}; let it label the weights with the version that it receives"
             )
 
     async def _until_ended(self, updating: asyncio.Task[None]) -> None:

@@ -84,13 +84,13 @@ def _advice(installed: str | None) -> str:
     """What to do about the distribution that is installed under the name `renderers`."""
     if installed is None:
         return (
-            ". To install verifiers or prime-rl with it, see docs/migrating-from-renderers.md: they require a "
-            "distribution named renderers."
+            ". To install verifiers or prime-rl with it, see docs/migrating-from-renderers.md: they require "
+            "a distribution named renderers."
         )
     if _STAND_IN in installed:
         return f"; the distribution renderers {installed} names it."
     return (
-        f", and the distribution renderers {installed} of PyPI, whose files have the same place, is installed too: "
-        "some files may be of either. Run `pip uninstall -y renderers mmrollouts`, then install mmrollouts and the "
-        "distribution of packaging/renderers."
+        f", and the distribution renderers {installed} of PyPI, whose files have the same place, is "
+        "installed too: some files may be of either. Run `pip uninstall -y renderers mmrollouts`, then "
+        "install mmrollouts and the distribution of packaging/renderers."
     )

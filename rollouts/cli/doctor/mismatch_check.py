@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rollouts.training import TrainingSample
 
 _WEIGHTS_CURE = (
-    "compare what is served with --model: start the server from --model, with its dtype, and without quantisation, "
-    "overrides of its config.json and dummy weights"
+    "compare what is served with --model: start the server from --model, with its dtype, and without "
+    "quantisation, overrides of its config.json and dummy weights"
 )
 
 # The limits of the largest and the mean |log p(server) - log p(transformers, float32)|, by dtype of the weights.

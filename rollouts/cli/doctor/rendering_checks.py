@@ -95,6 +95,6 @@ def _as_floats(decoded: DecodedTensor) -> np.ndarray:
 
 def _processor_cure(target: Target) -> str:
     return (
-        f"copy the files of the processor that is served to {target.directory}, or start `vllm serve` from it, without "
-        "--mm-processor-kwargs and --no-mm-device-do-normalize"
+        f"copy the files of the processor that is served to {target.directory}, or start `vllm serve` from "
+        "it, without --mm-processor-kwargs and --no-mm-device-do-normalize"
     )

@@ -30,8 +30,8 @@ async def tokenizer(target: Target) -> Finding:
     return Finding(
         "failed",
         difference,
-        f"the tokenizers differ: start `{target.kind} serve` with {option} {target.directory}, or pass --model the "
-        "directory that is served",
+        f"the tokenizers differ: start `{target.kind} serve` with {option} {target.directory}, or pass "
+        "--model the directory that is served",
     )
 
 
@@ -57,13 +57,13 @@ async def text_tokens(target: Target) -> Finding:
     parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in _CONVERSATION]
     if await _server_ids(target, messages=parts, add_generation_prompt=True) == ours:
         cure = (
-            "only messages whose content is a string differ; servers convert strings to parts for templates that read "
-            "parts: start `vllm serve` with --chat-template-content-format auto (the default)"
+            "only messages whose content is a string differ; servers convert strings to parts for templates "
+            "that read parts: start `vllm serve` with --chat-template-content-format auto (the default)"
         )
     else:
         cure = (
-            "the chat templates differ: start `vllm serve` with --chat-template and the file chat_template.jinja of "
-            f"{target.directory}, and without --default-chat-template-kwargs"
+            "the chat templates differ: start `vllm serve` with --chat-template and the file "
+            f"chat_template.jinja of {target.directory}, and without --default-chat-template-kwargs"
         )
     return Finding("failed", difference, cure)
 
@@ -87,6 +87,6 @@ def first_difference(target: Target, ours: Sequence[int], theirs: Sequence[int])
         f"{list(ids)} {decode(ids)!r}" for ids in (ours[first : first + 4], theirs[first : first + 4])
     )
     return (
-        f"{len(ours)} ids from the renderer, {len(theirs)} from the server; they differ from position {first}: "
-        f"{our_text} in the renderer, {their_text} in the server"
+        f"{len(ours)} ids from the renderer, {len(theirs)} from the server; they differ from position "
+        f"{first}: {our_text} in the renderer, {their_text} in the server"
     )

@@ -264,8 +264,8 @@ class ServerConnection:
             self._raise_if_closed(call)
             raise ServerTimeoutError(
                 call.name,
-                f"{call.place} was not over after {call.seconds:g} s; it was {call.stage} (attempt {call.attempt}). "
-                f"Raise {self._seconds_option} if such requests may take longer",
+                f"{call.place} was not over after {call.seconds:g} s; it was {call.stage} (attempt "
+                f"{call.attempt}). Raise {self._seconds_option} if such requests may take longer",
             ) from None
         finally:
             state.running.discard(scope)

@@ -9,14 +9,13 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from rollouts.engines.continuation import completed, restarts_from_prompt
 from rollouts.engines.http.capability_cache import CapabilityCache
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.error_context import error_context
-from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.http.running_requests import RunningRequests
 from rollouts.engines.lora import adapter_exists_error, adapter_labels, checked_adapter_directory
 from rollouts.engines.protocol import (
@@ -49,6 +48,18 @@ POLL_SECONDS = 0.02
 
 C = TypeVar("C")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePolicy:
+    """How completions that a pause aborts are continued.
+
+    They wait until the server runs again, at most `wait_seconds`, and are continued, each at most `rounds`
+    times.
+    """
+
+    rounds: int = 64
+    wait_seconds: float = 3600.0
 
 
 class ServerEngine(Engine, Generic[C]):

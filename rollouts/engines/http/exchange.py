@@ -98,8 +98,8 @@ class Call:
                 target = re.split(r"[?#]", redacted(response.headers.get("location", "")))[0]
                 raise ServerError(
                     self.name,
-                    f"{self.place} was redirected; redirects are not followed. Give the server's own address as "
-                    "base_url",
+                    f"{self.place} was redirected; redirects are not followed. Give the server's own "
+                    "address as base_url",
                     status=response.status,
                     body=f"to {target or 'an unknown address'}",
                 )
@@ -132,8 +132,8 @@ class Call:
         if self.received > self.response_bytes:
             raise MalformedResultError(
                 self.name,
-                f"{self.place}: the response is larger than response_bytes, {self.response_bytes}. Raise it if such "
-                "responses are expected",
+                f"{self.place}: the response is larger than response_bytes, {self.response_bytes}. Raise it "
+                "if such responses are expected",
             )
         return piece
 
@@ -174,8 +174,9 @@ class Call:
         if isinstance(error, aiohttp.ClientSSLError) and not isinstance(error.os_error, ssl.SSLEOFError):
             return ServerUnreachableError(
                 self.name,
-                f"{self.place}: the TLS handshake failed ({error.os_error}). Check that the server speaks https, and "
-                "that its certificate is signed by an authority that this machine trusts (SSL_CERT_FILE adds one)",
+                f"{self.place}: the TLS handshake failed ({error.os_error}). Check that the server speaks "
+                "https, and that its certificate is signed by an authority that this machine trusts "
+                "(SSL_CERT_FILE adds one)",
             )
         if isinstance(error, aiohttp.ClientResponseError):
             return MalformedResultError(

@@ -31,8 +31,8 @@ def header_violations(request: GenerateRequest) -> Iterator[str]:
             continue
         if not 0 < len(name) <= _MAX_ID_LENGTH or not name.isascii() or not name.isprintable() or " " in name:
             yield (
-                f"{field} is {name[: _MAX_ID_LENGTH + 1]!r}; use 1 to {_MAX_ID_LENGTH} printable ASCII characters "
-                "without spaces"
+                f"{field} is {name[: _MAX_ID_LENGTH + 1]!r}; use 1 to {_MAX_ID_LENGTH} printable ASCII "
+                "characters without spaces"
             )
 
 
@@ -96,9 +96,9 @@ def placement_violations(
             yield f"{item_name(item)} has {item.num_tokens} tokens in the prompt"
         if item.modality == "video" and item.has_sound:
             yield (
-                f"{item_name(item)} has the tokens of its sound among its own (use_audio_in_video), which no server "
-                "takes: a range has no mask, and a server that decodes a file reads the frames alone. Sample with "
-                "LocalEngine, or load the renderer without the option"
+                f"{item_name(item)} has the tokens of its sound among its own (use_audio_in_video), which no "
+                "server takes: a range has no mask, and a server that decodes a file reads the frames "
+                "alone. Sample with LocalEngine, or load the renderer without the option"
             )
         known_token = feature_token(request, item, placeholder_ids)
         # If neither server nor renderer names the token, all items of a modality must have the same one.
@@ -109,8 +109,8 @@ def placement_violations(
             if is_wrong.any():
                 position = start + int(is_wrong.argmax())
                 yield (
-                    f"token {position} is {ids[position]} and not {token}, which stands for {item.modality} features, "
-                    f"within the placeholder {start}:{end} of {item_name(item)}"
+                    f"token {position} is {ids[position]} and not {token}, which stands for {item.modality} "
+                    f"features, within the placeholder {start}:{end} of {item_name(item)}"
                 )
 
 
@@ -133,8 +133,8 @@ def _list_violations(media: MultiModalData) -> Iterator[str]:
             if first is not item and (first.source.digest, first.num_tokens) != (item.source.digest, item.num_tokens):
                 yield (
                     f"the mm_hash {mm_hash!r:.80} names two different media, of the sources "
-                    f"{first.source.digest[:12]} and {item.source.digest[:12]}; the server would use the first for "
-                    "both. A hash must depend on the source and the processor settings"
+                    f"{first.source.digest[:12]} and {item.source.digest[:12]}; the server would use the "
+                    "first for both. A hash must depend on the source and the processor settings"
                 )
         for previous, each in itertools.pairwise(ranges):
             if each.offset < previous.offset:
@@ -178,7 +178,8 @@ def _uncovered(ids: np.ndarray, modalities: Mapping[int, str], spans: Sequence[t
         strays = positions[~covered[positions]]
         if len(strays):
             yield (
-                f"token {strays[0]} of the prompt is {token}, which stands for {modality} features, and lies in no "
-                f"placeholder ({len(strays)} such tokens). Pass the media of the prompt as multi_modal_data; if an "
-                "earlier completion sampled the token as text, include it in `sampled`"
+                f"token {strays[0]} of the prompt is {token}, which stands for {modality} features, and lies "
+                f"in no placeholder ({len(strays)} such tokens). Pass the media of the prompt as "
+                "multi_modal_data; if an earlier completion sampled the token as text, include it in "
+                "`sampled`"
             )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rollouts.engines.http.address import redacted
+from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import EngineError, MalformedResultError, ServerError
 
 _EXCERPT_CHARACTERS = 2000
@@ -62,8 +63,9 @@ def response_error(name: str, response: HttpResponse, action: str) -> ServerErro
     message = _message(response.body)
     if response.status == 413 or "length limit exceeded" in message:  # as vLLM's Rust frontend says it
         action += (
-            f" (the request has {response.sent} bytes; vLLM's Rust frontend takes 32 MiB unless it was started with "
-            "another VLLM_HTTP_MAX_REQUEST_BODY_SIZE, in bytes: raise it, or send fewer or smaller images)"
+            f" (the request has {response.sent} bytes; vLLM's Rust frontend takes 32 MiB unless it was "
+            "started with another VLLM_HTTP_MAX_REQUEST_BODY_SIZE, in bytes: raise it, or send fewer or "
+            "smaller images)"
         )
     return server_error(name, action, response.status, message)
 
@@ -95,3 +97,16 @@ def excerpt(body: bytes) -> str:
     """The beginning of a body, without credentials, at most 2,000 characters."""
     text = redacted(body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "replace"))
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}... ({len(body)} bytes)"
+
+
+def reported_spans(name: str, versions: Any, count: int) -> tuple[WeightSpan, ...]:
+    """The spans of a sample of `count` tokens from the list `weight_versions` of a response.
+
+    Raises `MalformedResultError` for request `name` where they cannot be read or do not cover the tokens.
+    """
+    with reading(name, "weight versions cannot be read"):
+        spans = tuple(WeightSpan(str(v["version"]), int(v["start"]), int(v["end"])) for v in versions)
+    starts, ends = [*(span.start for span in spans), count], [0, *(span.end for span in spans)]
+    if starts != ends:
+        raise MalformedResultError(name, f"weight versions {spans} do not cover the {count} tokens of a sample")
+    return tuple(span for span in spans if span.end > span.start)

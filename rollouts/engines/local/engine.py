@@ -411,8 +411,8 @@ def _context_length(text_config: Any) -> int:
     if length is None:
         raise UnsupportedModelError(
             text_config.model_type,
-            "its configuration has no max_position_embeddings, so the length of a request cannot be checked. Set it in "
-            "config.json to the longest prompt and completion that the model can read",
+            "its configuration has no max_position_embeddings, so the length of a request cannot be "
+            "checked. Set it in config.json to the longest prompt and completion that the model can read",
         )
     return int(length)
 

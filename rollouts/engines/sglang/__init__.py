@@ -1,7 +1,7 @@
 """The engine over HTTP for SGLang servers; it does not import sglang."""
 
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.resuming import ResumePolicy
+from rollouts.engines.http.engine import ResumePolicy
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
 from rollouts.engines.sglang.control import SGLangControl
 from rollouts.engines.sglang.engine import SGLangEngine

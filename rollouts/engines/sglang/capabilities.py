@@ -127,8 +127,8 @@ def _agreed(connection: ServerConnection, name: str, found: object, given: int |
     if not isinstance(value, int):
         raise CapabilityError(
             PROBE_NAME,
-            f"{connection.base_url} does not report its {name}; give it: SGLangEngine(..., {name}=). Ids outside of "
-            "the vocabulary end the server's process",
+            f"{connection.base_url} does not report its {name}; give it: SGLangEngine(..., {name}=). Ids "
+            "outside of the vocabulary end the server's process",
         )
     return value
 

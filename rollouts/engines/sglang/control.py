@@ -73,8 +73,8 @@ class SGLangControl(HttpControl):
         path = await asyncio.to_thread(os.path.abspath, directory)
         if check and not await asyncio.to_thread((Path(path) / "config.json").is_file):
             raise WeightUpdateError(
-                f"{path} holds no checkpoint: it has no config.json. Where the server sees other files than this "
-                "process, check=False leaves out this check"
+                f"{path} holds no checkpoint: it has no config.json. Where the server sees other files than "
+                "this process, check=False leaves out this check"
             )
         await self.pause(in_flight)
         try:

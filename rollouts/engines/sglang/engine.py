@@ -11,9 +11,8 @@ from renderers import RendererError
 from rollouts.calls import gathered, parse_body
 from rollouts.engines.continuation import single_samples, with_index
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.engine import POLL_SECONDS, ServerEngine
+from rollouts.engines.http.engine import POLL_SECONDS, ResumePolicy, ServerEngine
 from rollouts.engines.http.responses import response_error
-from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.protocol import (
     Completion,
     GenerateRequest,
@@ -100,8 +99,8 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         if request.sampling.seed is not None and not capabilities.deterministic and not self._seeds_reported:
             self._seeds_reported = True
             log.warning(
-                "%s takes no seeds: completions cannot be repeated. Start it with --enable-deterministic-inference "
-                "where they have to be",
+                "%s takes no seeds: completions cannot be repeated. Start it with "
+                "--enable-deterministic-inference where they have to be",
                 self.base_url,
             )
 

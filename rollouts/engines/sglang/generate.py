@@ -12,9 +12,8 @@ import numpy as np
 
 from renderers import RenderedTokens
 from rollouts.engines.http.exchange import Body
-from rollouts.engines.http.responses import reading, server_error
+from rollouts.engines.http.responses import reading, reported_spans, server_error
 from rollouts.engines.http.source_files import source_file
-from rollouts.engines.http.weight_versions import reported_spans
 from rollouts.engines.protocol import (
     NO_TOKEN,
     Completion,
@@ -136,10 +135,10 @@ class Generation:
         at = next((at for at, pair in enumerate(zip(ran, expected, strict=False)) if pair[0] != pair[1]), None)
         where = "" if at is None else f"; the first difference is token {at}, {ran[at]} and not {expected[at]}"
         raise self._malformed(
-            f"the server ran a prompt of {len(ran)} tokens, the renderer made {len(expected)}{where}. Either it "
-            "tokenised the prompt again, from text (start it with SGLANG_MM_AVOID_RETOKENIZE=1, and see docs/sglang.md "
-            "for models that SGLang tokenises again always), or its processor makes another number of tokens of an "
-            "image (load the renderer from the directory that the server serves)"
+            f"the server ran a prompt of {len(ran)} tokens, the renderer made {len(expected)}{where}. Either "
+            "it tokenised the prompt again, from text (start it with SGLANG_MM_AVOID_RETOKENIZE=1, and see "
+            "docs/sglang.md for models that SGLang tokenises again always), or its processor makes another "
+            "number of tokens of an image (load the renderer from the directory that the server serves)"
         )
 
     def delta(self) -> TokenDelta:

@@ -99,8 +99,8 @@ def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str
     for item, placeholder in placed:
         if item.modality != "image":
             yield (
-                f"{item_name(item)}: SGLang tokenises a prompt with {item.modality} again, so that its ids would not "
-                "be those of the trajectory; images alone keep theirs"
+                f"{item_name(item)}: SGLang tokenises a prompt with {item.modality} again, so that its ids "
+                "would not be those of the trajectory; images alone keep theirs"
             )
         if item.modality not in request.placeholder_token_ids:
             yield (
@@ -109,8 +109,8 @@ def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str
             )
         if not placeholder.whole:
             yield (
-                f"{item_name(item)}: text at an edge of its placeholder may share a token with the text next to it, so "
-                "that the prompt before expansion is not known"
+                f"{item_name(item)}: text at an edge of its placeholder may share a token with the text next "
+                "to it, so that the prompt before expansion is not known"
             )
     markers = list(request.placeholder_token_ids.values())
     if placed and (at := sampled_marker(request, ids, markers)) is not None:
@@ -126,14 +126,15 @@ def _missing_capabilities(request: GenerateRequest, capabilities: SGLangCapabili
         yield f"{capabilities.model} takes no images: the server says has_image_understanding false"
     if request.media and not capabilities.returns_prompt:
         yield (
-            f"{version} does not return the ids of the prompt that it ran (return_prompt_token_ids), and may tokenise "
-            "a prompt with images again without an error; upgrade it"
+            f"{version} does not return the ids of the prompt that it ran (return_prompt_token_ids), and may "
+            "tokenise a prompt with images again without an error; upgrade it"
         )
     if sampling.temperature not in (0, 1) and capabilities.raw_logprobs is not True:
         found = "are those after temperature" if capabilities.raw_logprobs is False else "cannot be told apart"
         yield (
-            f"temperature is {sampling.temperature}, and the server's log-probabilities {found}, not the model's own. "
-            "Start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or use temperature 1"
+            f"temperature is {sampling.temperature}, and the server's log-probabilities {found}, not the "
+            "model's own. Start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or use "
+            "temperature 1"
         )
     if request.adapter is not None and not capabilities.lora:
         yield f"adapter is {request.adapter!r}, and the server was started without --enable-lora"

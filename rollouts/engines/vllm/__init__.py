@@ -1,7 +1,7 @@
 """The engine and the renderer over HTTP for vLLM servers; neither imports vllm."""
 
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.resuming import ResumePolicy
+from rollouts.engines.http.engine import ResumePolicy
 from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
 from rollouts.engines.vllm.checkpoint_files import write_tied_head

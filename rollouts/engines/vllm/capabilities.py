@@ -119,9 +119,9 @@ async def probe(
         if expected.pixel_dtype is not None:
             raise CapabilityError(
                 PROBE_NAME,
-                f"{connection.base_url} is vLLM's Rust frontend ({rust_frontend}), which drops the features of a "
-                "request: its model would not see the images. Leave pixel_dtype="
-                f"{expected.pixel_dtype!r} out of ExpectedCapabilities; images are sent as files "
+                f"{connection.base_url} is vLLM's Rust frontend ({rust_frontend}), which drops the features "
+                "of a request: its model would not see the images. Leave "
+                f"pixel_dtype={expected.pixel_dtype!r} out of ExpectedCapabilities; images are sent as files "
                 '(media="auto" or "content_parts")',
             )
     reads_features: bool | None = rust_frontend is None
@@ -167,8 +167,8 @@ def _merge_expected(
         if differs:
             raise CapabilityError(
                 PROBE_NAME,
-                f"{connection.base_url} says {each.name} {found!r}, ExpectedCapabilities says {given!r}. Leave "
-                f"{each.name} out, or start the server as expected",
+                f"{connection.base_url} says {each.name} {found!r}, ExpectedCapabilities says {given!r}. "
+                f"Leave {each.name} out, or start the server as expected",
             )
     if merged["max_model_len"] is None:
         raise CapabilityError(
@@ -204,8 +204,9 @@ async def _generate_route(connection: ServerConnection, expected: bool | None) -
         )
     raise CapabilityError(
         PROBE_NAME,
-        f"{connection.base_url} has no {_GENERATE} (HTTP {response.status}): it is a server that only renders, "
-        "not vLLM 0.31 or later, or behind a proxy that blocks this route. For an SGLang server use SGLangEngine, in "
+        f"{connection.base_url} has no {_GENERATE} (HTTP {response.status}): it is a server that only "
+        "renders, not vLLM 0.31 or later, or behind a proxy that blocks this route. For an SGLang server "
+        "use SGLangEngine, in "
         'commands --engine sglang, in files kind = "sglang"',
     )
 

@@ -36,8 +36,9 @@ def check_checkpoint(directory: Path, *, like: Path | None) -> None:
     if tied and HEAD not in new:
         raise _error(
             directory,
-            f"the model ties {HEAD} to its embeddings and the checkpoint leaves it out; vLLM would keep the output "
-            "layer that it had before. Write it too: rollouts.engines.vllm.write_tied_head(directory)",
+            f"the model ties {HEAD} to its embeddings and the checkpoint leaves it out; vLLM would keep the "
+            "output layer that it had before. Write it too: "
+            "rollouts.engines.vllm.write_tied_head(directory)",
         )
     if like is None or not any(like.glob("*.safetensors")):
         return
@@ -96,8 +97,8 @@ class ExpectedTensors:
             return
         if name not in self._shapes:
             raise WeightUpdateError(
-                f"{self._source} has no tensor {name}; use the names of its checkpoint files, which a model of "
-                "transformers may name otherwise (`model.save_pretrained` writes them)"
+                f"{self._source} has no tensor {name}; use the names of its checkpoint files, which a model "
+                "of transformers may name otherwise (`model.save_pretrained` writes them)"
             )
         if self._shapes[name] != shape:
             raise WeightUpdateError(f"{name} has shape {shape}, in {self._source} it has {self._shapes[name]}")
@@ -194,6 +195,6 @@ def _listed(names: list[str]) -> str:
 
 def _error(directory: Path, reason: str) -> WeightUpdateError:
     return WeightUpdateError(
-        f"the weights in {directory} were not loaded: {reason}. Nothing was changed. Where the server sees other files "
-        "than this process, check=False leaves out this check"
+        f"the weights in {directory} were not loaded: {reason}. Nothing was changed. Where the server sees "
+        "other files than this process, check=False leaves out this check"
     )

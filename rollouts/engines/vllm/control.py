@@ -367,9 +367,9 @@ class ServerControl(HttpControl):
             if response.status == 404:
                 raise CapabilityError(
                     "abort",
-                    f"{self.base_url}, vLLM's Rust frontend, aborts requests by id only if it was started with "
-                    "VLLM_SERVER_DEV_MODE=1. A request ends when its connection is closed: cancel its call, or use "
-                    "VLLMEngine.abort",
+                    f"{self.base_url}, vLLM's Rust frontend, aborts requests by id only if it was started "
+                    "with VLLM_SERVER_DEV_MODE=1. A request ends when its connection is closed: cancel its "
+                    "call, or use VLLMEngine.abort",
                 )
         self._checked(response, path, "aborting requests")
 
@@ -417,8 +417,8 @@ class ServerControl(HttpControl):
                     await self.update_weight_version(version)
                 except EngineError as error:
                     raise WeightUpdateError(
-                        f"{self.base_url} has the weights {version!r}, but may still hold cached results or the label "
-                        f"of the weights before, and was left paused: {error}. Repeat the update"
+                        f"{self.base_url} has the weights {version!r}, but may still hold cached results or "
+                        f"the label of the weights before, and was left paused: {error}. Repeat the update"
                     ) from error
             if not stays_paused:
                 await self._send_resume()
@@ -475,15 +475,15 @@ class ServerControl(HttpControl):
                 raise MalformedResultError("reload_weights", f"the workers returned {redacted(str(results))[:200]}")
         except ServerUnreachableError as error:
             raise WeightUpdateError(
-                f"{self.base_url} could not be reached while it was to load {path}: {error}. If it has ended, "
-                "start it again, with whatever weights its command line names, and repeat the update"
+                f"{self.base_url} could not be reached while it was to load {path}: {error}. If it has "
+                "ended, start it again, with whatever weights its command line names, and repeat the update"
             ) from error
         except EngineError as error:
             self._state.unusable_weights = f"a reload of {path} failed and may have left weights without storage"
             raise WeightUpdateError(
-                f"the weights of {path} were not loaded by {self.base_url}: {error}. With the weights that it "
-                "holds now, the server would die or generate garbage; it is left paused. Load a checkpoint that is "
-                "known to be good, or restart the server"
+                f"the weights of {path} were not loaded by {self.base_url}: {error}. With the weights that "
+                "it holds now, the server would die or generate garbage; it is left paused. Load a "
+                "checkpoint that is known to be good, or restart the server"
             ) from error
         state = self._state
         state.unusable_weights, state.loaded_directory = None, path
@@ -511,8 +511,9 @@ class ServerControl(HttpControl):
             except EngineError as unfinished:
                 log.debug("the failed transfer at %s could not be ended: %s", self.base_url, unfinished)
             raise WeightUpdateError(
-                f"a transfer of weights to {self.base_url} failed: {_described(error)}. The server is left paused, "
-                "with parameters that have no storage; repeat the update, load a checkpoint, or restart it"
+                f"a transfer of weights to {self.base_url} failed: {_described(error)}. The server is left "
+                "paused, with parameters that have no storage; repeat the update, load a checkpoint, or "
+                "restart it"
             ) from error
         state = self._state
         state.unusable_weights = state.loaded_directory = None
@@ -532,8 +533,8 @@ class ServerControl(HttpControl):
         if not stays_paused:
             await self._send_resume()
         raise WeightUpdateError(
-            f"the weights of {self.base_url} were not updated, and those of {previous} were loaded again; the "
-            f"server {'is paused as before' if stays_paused else 'runs'} with them. The cause: "
+            f"the weights of {self.base_url} were not updated, and those of {previous} were loaded again; "
+            f"the server {'is paused as before' if stays_paused else 'runs'} with them. The cause: "
             f"{_described(failure.__cause__)}"
         ) from failure
 
@@ -554,8 +555,8 @@ class ServerControl(HttpControl):
         if self._state.unusable_weights is not None:
             raise EngineError(
                 name,
-                f"{self._state.unusable_weights}: the next request would kill the server or get garbage. Load a "
-                "checkpoint that is known to be good, or restart the server",
+                f"{self._state.unusable_weights}: the next request would kill the server or get garbage. "
+                "Load a checkpoint that is known to be good, or restart the server",
             )
 
     async def _forget_if_restarted(self) -> None:
@@ -615,7 +616,8 @@ class ServerControl(HttpControl):
             raise CapabilityError(
                 call_name(path),
                 f"{self.base_url} has no {path}: start it with `vllm serve --enable-lora` and "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and let nobody but the trainer reach it",
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and let nobody but the trainer "
+                "reach it",
             )
         return response
 
@@ -625,8 +627,8 @@ class ServerControl(HttpControl):
             name = call_name(path)
             raise CapabilityError(
                 name,
-                f"{self.base_url} has no /{name}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, and let "
-                "nobody but the trainer reach it",
+                f"{self.base_url} has no /{name}: start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
+                "and let nobody but the trainer reach it",
             )
 
     def _checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
@@ -641,8 +643,8 @@ class ServerControl(HttpControl):
         if b"object has no attribute" in response.body:
             raise CapabilityError(
                 name,
-                f"{error.reason}. The engine of this vLLM is not of the release of its Rust frontend: start both "
-                "from one release, or set VLLM_USE_RUST_FRONTEND=0",
+                f"{error.reason}. The engine of this vLLM is not of the release of its Rust frontend: start "
+                "both from one release, or set VLLM_USE_RUST_FRONTEND=0",
             )
         raise error
 

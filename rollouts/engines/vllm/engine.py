@@ -16,9 +16,8 @@ from rollouts.calls import gathered, parse_body
 from rollouts.engines.continuation import single_samples, with_index
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.engine import ServerEngine
+from rollouts.engines.http.engine import ResumePolicy, ServerEngine
 from rollouts.engines.http.responses import response_error
-from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, TokenListener
 from rollouts.engines.request_limits import EngineLimits
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
@@ -151,8 +150,8 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         except TimeoutError as error:
             raise ServerTimeoutError(
                 request_id,
-                f"{self.base_url} is paused for more than {self._resume.wait_seconds:g} s; resume it, or raise "
-                "ResumePolicy.wait_seconds",
+                f"{self.base_url} is paused for more than {self._resume.wait_seconds:g} s; resume it, or "
+                "raise ResumePolicy.wait_seconds",
             ) from error
 
     async def _exchange_all(self, request: GenerateRequest, listen: TokenListener | None) -> list[Generation]:
@@ -204,8 +203,8 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         found = await reads_features(request, payload.placed, score)
         if not found:
             log.warning(
-                "%s gives two different images the same log-probabilities: it drops the features of a request, as "
-                "vLLM's Rust frontend does, or a proxy before it does",
+                "%s gives two different images the same log-probabilities: it drops the features of a "
+                "request, as vLLM's Rust frontend does, or a proxy before it does",
                 self.base_url,
             )
         if self._capabilities.known is capabilities:
@@ -248,9 +247,9 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 asked = request.sampling.top_logprobs
                 if error.status == 400 and asked and capabilities.cuts_likeliest and "logprobs" in str(error):
                     rule = (
-                        f"{error.reason}. vLLM up to 0.32 has the sampled token in the place of one of the {asked} "
-                        f"likeliest, so that one more is requested: ask for fewer, start the server with "
-                        f"--max-logprobs {asked + 1}, or take vLLM 0.33"
+                        f"{error.reason}. vLLM up to 0.32 has the sampled token in the place of one of the "
+                        f"{asked} likeliest, so that one more is requested: ask for fewer, start the server "
+                        f"with --max-logprobs {asked + 1}, or take vLLM 0.33"
                     )
                     raise InvalidRequestError(request.request_id, rule) from error
                 if error.status == 404 and request.adapter is not None:

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rollouts.engines.http.exchange import Body
-from rollouts.engines.http.responses import reading, server_error
-from rollouts.engines.http.weight_versions import reported_spans
+from rollouts.engines.http.responses import reading, reported_spans, server_error
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TopLogprobs
 from rollouts.engines.token_checks import float32_array
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError

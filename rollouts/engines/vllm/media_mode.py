@@ -59,8 +59,9 @@ def select_mode(request: GenerateRequest, mode: MediaMode, capabilities: ServerC
         error = first.error if first.error is second.error else CapabilityError
         raise error(
             name,
-            f"neither mode works for the media of the prompt. As features, {_listed(against_features)}. As source "
-            f"files, {_listed(against_files)}. To cure it, {', or '.join(cures) or 'leave such media out'}",
+            f"neither mode works for the media of the prompt. As features, {_listed(against_features)}. As "
+            f"source files, {_listed(against_files)}. To cure it, "
+            f"{', or '.join(cures) or 'leave such media out'}",
         )
     objections, other = (against_features, "content_parts") if mode == "features" else (against_files, "features")
     first = objections[0]
@@ -107,15 +108,15 @@ def _against_features(
     if not items:
         return Objection(
             item,
-            f"its {placeholder.length} tokens are {placeholder.num_embeds} features with text in between, which "
-            "features cannot describe",
+            f"its {placeholder.length} tokens are {placeholder.num_embeds} features with text in between, "
+            "which features cannot describe",
             None,
         )
     if item.expansion is None and feature_token(request, item, capabilities.placeholder_ids) is None:
         return Objection(
             item,
-            f"which token stands for a {item.modality} in {capabilities.model} is not known; the server names one for "
-            f"{', '.join(capabilities.placeholder_ids) or 'no modality'}",
+            f"which token stands for a {item.modality} in {capabilities.model} is not known; the server "
+            f"names one for {', '.join(capabilities.placeholder_ids) or 'no modality'}",
             f"name it in ExpectedCapabilities(placeholder_ids={{{item.modality!r}: ...}}) or in the request's "
             "`placeholder_token_ids`",
         )
@@ -205,16 +206,16 @@ def _against_content(
     if not placeholder.whole:
         return Objection(
             item,
-            "text at an edge of its placeholder may share a token with the text next to it, so that the prompt before "
-            "expansion is not known",
+            "text at an edge of its placeholder may share a token with the text next to it, so that the "
+            "prompt before expansion is not known",
             None,
             InvalidRequestError,
         )
     if sampled_marker is not None and sampled_marker < placeholder.offset:
         return Objection(
             item,
-            f"token {sampled_marker} of the prompt is {request.prompt_ids[sampled_marker]}, sampled as text before "
-            f"this {item.modality}; a server would put the {item.modality} in its place",
+            f"token {sampled_marker} of the prompt is {request.prompt_ids[sampled_marker]}, sampled as text "
+            f"before this {item.modality}; a server would put the {item.modality} in its place",
             None,
             InvalidRequestError,
         )
@@ -222,8 +223,8 @@ def _against_content(
         return None
     if capabilities.rust_frontend is not None:
         reason = (
-            f"vLLM's Rust frontend ({capabilities.rust_frontend}) does not decode {PLURALS[item.modality]} as the "
-            "renderer does"
+            f"vLLM's Rust frontend ({capabilities.rust_frontend}) does not decode {PLURALS[item.modality]} "
+            "as the renderer does"
         )
         return Objection(item, reason, "start the server with VLLM_USE_RUST_FRONTEND=0")
     if item.modality == "audio":

@@ -170,8 +170,8 @@ class ContentPartsPayload(MediaPayload):
         raise MalformedResultError(
             self._request.request_id,
             f"the server expanded the prompt to {len(expansion.prompt_ids)} tokens with media at "
-            f"{expansion.placeholders}, the renderer to {len(self._request.prompt_ids)} with {ours}: their processors "
-            f"differ. Load the renderer from the directory that the server serves{cure}",
+            f"{expansion.placeholders}, the renderer to {len(self._request.prompt_ids)} with {ours}: their "
+            f"processors differ. Load the renderer from the directory that the server serves{cure}",
         )
 
 

@@ -223,7 +223,7 @@ def _render_error(name: str, response: HttpResponse) -> Exception:
     if response.status == 403 or unknown_route:
         return CapabilityError(
             name,
-            f"this server does not render ({error.reason}). Start `vllm serve` with --enable-scale-out, or a server "
-            "that only renders with `vllm launch render MODEL`",
+            f"this server does not render ({error.reason}). Start `vllm serve` with --enable-scale-out, or "
+            "a server that only renders with `vllm launch render MODEL`",
         )
     return error

@@ -68,14 +68,14 @@ def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Ite
     width = capabilities.patch_values
     if width is not None and shape[1] != width:
         yield (
-            f"{pixels} of {item_label} has patches of {shape[1]} values, the server's model needs {width}: load the "
-            "renderer from the directory of the model that is served"
+            f"{pixels} of {item_label} has patches of {shape[1]} values, the server's model needs {width}: "
+            "load the renderer from the directory of the model that is served"
         )
     merge_area = capabilities.merge_area
     if merge_area is not None and item.num_tokens * merge_area != patches:
         yield (
-            f"{item_label} has {item.num_tokens} tokens for {patches} patches, of which the model merges {merge_area} "
-            "into one token"
+            f"{item_label} has {item.num_tokens} tokens for {patches} patches, of which the model merges "
+            f"{merge_area} into one token"
         )
 
 

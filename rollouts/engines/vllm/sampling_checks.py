@@ -62,8 +62,8 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
         yield (
-            f"temperature is {sampling.temperature}, which vLLM replaces by {_MIN_TEMPERATURE}; use 0 (greedy) or at "
-            f"least {_MIN_TEMPERATURE}"
+            f"temperature is {sampling.temperature}, which vLLM replaces by {_MIN_TEMPERATURE}; use 0 "
+            f"(greedy) or at least {_MIN_TEMPERATURE}"
         )
     if sampling.temperature > _MAX_TEMPERATURE:
         yield f"temperature is {sampling.temperature}; vLLM takes at most {_MAX_TEMPERATURE}"

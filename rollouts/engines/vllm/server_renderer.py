@@ -251,8 +251,8 @@ class ServerRenderer(ClosedAtEnd):
     async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedMedium:
         if part["type"] in VIDEO_PART_TYPES:
             raise MessageError(
-                "a server renders images and sounds here: /render does not say which tokens of a video stand for "
-                "frames. Load a renderer from the model's directory",
+                "a server renders images and sounds here: /render does not say which tokens of a video "
+                "stand for frames. Load a renderer from the model's directory",
                 message_index=message_index,
                 part_index=part_index,
             )
@@ -268,8 +268,8 @@ class ServerRenderer(ClosedAtEnd):
         if expected is not None and image.item.num_tokens != expected:
             raise InvalidRequestError(
                 name,
-                f"the image takes {image.item.num_tokens} tokens on the server, not the expected {expected}. The two "
-                "sides resize differently: compare size limits and patch sizes",
+                f"the image takes {image.item.num_tokens} tokens on the server, not the expected "
+                f"{expected}. The two sides resize differently: compare size limits and patch sizes",
             )
         return image
 
@@ -335,17 +335,17 @@ class ServerRenderer(ClosedAtEnd):
         else:
             raise CapabilityError(
                 request_name,
-                f"/render sends no tensors of the {modality}, even for a random name that no cache can hold. Start the "
-                "server with --mm-processor-cache-gb 0, render on one started with `vllm launch render`, or load a "
-                "renderer from the model's directory",
+                f"/render sends no tensors of the {modality}, even for a random name that no cache can "
+                "hold. Start the server with --mm-processor-cache-gb 0, render on one started with `vllm "
+                "launch render`, or load a renderer from the model's directory",
             )
         num_tokens = medium.placeholder.length
         token = single_token(response.token_ids, medium.placeholder)
         if token is None or token != server.marker_id:
             raise CapabilityError(
                 request_name,
-                f"the {num_tokens} tokens of the {modality} differ, and /render does not say which of them stand for "
-                "its features. Load a renderer from the model's directory",
+                f"the {num_tokens} tokens of the {modality} differ, and /render does not say which of them "
+                "stand for its features. Load a renderer from the model's directory",
             )
         decoded = await asyncio.to_thread(decode_item, medium.encoded, name=request_name)
         if not self._server.is_still(probed):
@@ -386,8 +386,8 @@ def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) 
         for token in server.control_texts:
             if any(token in text for text in texts):
                 raise MessageError(
-                    f"the text contains {token!r}, which the server would tokenize as a control token. Load a renderer "
-                    "from the model's directory, which tokenizes it as text, or escape it",
+                    f"the text contains {token!r}, which the server would tokenize as a control token. Load "
+                    "a renderer from the model's directory, which tokenizes it as text, or escape it",
                     message_index=index,
                 )
 
