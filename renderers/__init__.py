@@ -160,8 +160,8 @@ __all__ = [
     "template_field_names",
 ]
 
-#: The modules in which a name is looked for. The last ones take a time of their own to import: asyncio (the pool) a
-#: tenth of that of all others, pydantic (the typed configurations) a third.
+#: The modules in which a name is looked for. The last ones take a time of their own to import: asyncio (the
+#: pool) a tenth of that of all others, pydantic (the typed configurations) a third.
 _MODULES = (
     "rendered",
     "template_renderer",

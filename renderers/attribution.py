@@ -150,8 +150,8 @@ def _turns(printed: Printed, controls: Sequence[PrintedControl], roles: Sequence
 def _owner(segment: Segment, roles: Sequence[str]) -> int:
     """The message that a segment belongs to: the one that it was printed for.
 
-    Content of a tool or user message that is printed inside an assistant's turn (Gemma 4's tool results) belongs to
-    the message that it was copied from.
+    Content of a tool or user message that is printed inside an assistant's turn (Gemma 4's tool results)
+    belongs to the message that it was copied from.
     """
     if segment.origin is None or not _is_body(segment) or segment.owner < 0 or roles[segment.owner] != "assistant":
         return segment.owner

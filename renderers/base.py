@@ -85,8 +85,8 @@ def build_trajectory_step(
 ) -> dict[str, Any]:
     """A prompt and a completion that were not sampled here, as lists of ids, masks and log-probs of 0.
 
-    The prompt ends where the ids of the prompt with generation prompt and those of the whole conversation begin to
-    differ. `multi_modal_data` holds the media of the whole conversation, if there are any.
+    The prompt ends where the ids of the prompt with generation prompt and those of the whole conversation
+    begin to differ. `multi_modal_data` holds the media of the whole conversation, if there are any.
     """
     prompt_ids = renderer.render_ids(prompt_messages, tools=tools, add_generation_prompt=bool(completion_messages))
     rendered = renderer.render([*prompt_messages, *completion_messages], tools=tools)
@@ -115,8 +115,8 @@ def create_renderer_pool(
 ) -> RendererPool:
     """A pool of one renderer of a model, for `size` calls at a time, at most 8.
 
-    The calls share that renderer, its tokenizer and its caches. The renderer of a `CustomRendererConfig` need not be
-    safe to share: it is made `size` times.
+    The calls share that renderer, its tokenizer and its caches. The renderer of a `CustomRendererConfig` need
+    not be safe to share: it is made `size` times.
     """
     from renderers.pool import RendererPool
     from renderers.template_renderer import TemplateRenderer

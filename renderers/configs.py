@@ -1,10 +1,12 @@
 """Typed configurations of renderers, one pydantic model per model family, and their union `RendererConfig`.
 
-The names, the fields and their defaults are those of the distribution `renderers` 0.1.12 on PyPI, whose users write
-them into configuration files and command lines. `renderers.family_options` turns them into `RendererOptions`.
+The names, the fields and their defaults are those of the distribution `renderers` 0.1.12 on PyPI, whose users
+write them into configuration files and command lines. `renderers.family_options` turns them into
+`RendererOptions`.
 
-A field is either a variable of the family's chat template or internal. Internal fields that configured that package's
-own caches and parsers are accepted, because configurations contain them, and are described where they do nothing here.
+A field is either a variable of the family's chat template or internal. Internal fields that configured that
+package's own caches and parsers are accepted, because configurations contain them, and are described where
+they do nothing here.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from renderers.errors import missing_name
 def load_target(import_path: str) -> Any:
     """The object that `module.Name` or `path/to/file.py:Name` names; the module is imported.
 
-    Raises `ValueError` for a path of another form and for a name that the module does not have, `FileNotFoundError`
-    for a missing file.
+    Raises `ValueError` for a path of another form and for a name that the module does not have,
+    `FileNotFoundError` for a missing file.
     """
     separator = ":" if ":" in import_path else "."
     module_name, _, name = import_path.rpartition(separator)
@@ -75,9 +77,9 @@ INKLING_EFFORT_MAP: Final = {"none": 0.0, "minimal": 0.1, "low": 0.2, "medium": 
 class BaseRendererConfig(_ConfigBase):
     """The base of all configurations: immutable, and without fields that the family does not have.
 
-    thinking_retention: how long a bridge keeps reasoning that a full render would drop: `tool_cycle` (until the next
-        user or developer message) or `all`. None follows the template variables of the configuration. An explicit value
-        that contradicts an explicit template variable is a `ValueError`.
+    thinking_retention: how long a bridge keeps reasoning that a full render would drop: `tool_cycle` (until
+        the next user or developer message) or `all`. None follows the template variables of the
+        configuration. An explicit value that contradicts an explicit template variable is a `ValueError`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -139,8 +141,8 @@ class AutoRendererConfig(BaseRendererConfig):
 class DefaultRendererConfig(BaseRendererConfig):
     """Any model: its own template decides, and probing finds its format. Further fields are template variables.
 
-    `tool_parser` and `reasoning_parser` name a parser of the package that this one replaces. Probing finds the syntax
-    of tool calls and reasoning in the template itself, so both names are accepted and not used.
+    `tool_parser` and `reasoning_parser` name a parser of the package that this one replaces. Probing finds
+    the syntax of tool calls and reasoning in the template itself, so both names are accepted and not used.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -390,8 +392,8 @@ class DeepSeekV4RendererConfig(BaseRendererConfig):
 class CustomRendererConfig(BaseRendererConfig):
     """A renderer of another package: `import_path` is `module.Class`; further fields belong to its own configuration.
 
-    The class has an attribute `config_class`, a subclass of `BaseRendererConfig`, and takes a tokenizer and such a
-    configuration.
+    The class has an attribute `config_class`, a subclass of `BaseRendererConfig`, and takes a tokenizer and
+    such a configuration.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")

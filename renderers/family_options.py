@@ -47,8 +47,8 @@ def resolve_config(
 ) -> BaseRendererConfig:
     """The configuration of a family, with template variables added.
 
-    `AutoRendererConfig` becomes the configuration of the family that `MODEL_RENDERER_MAP` has for `model`. A model that
-    is not listed gets `DefaultRendererConfig`: its own template decides.
+    `AutoRendererConfig` becomes the configuration of the family that `MODEL_RENDERER_MAP` has for `model`. A
+    model that is not listed gets `DefaultRendererConfig`: its own template decides.
     """
     if isinstance(config, AutoRendererConfig):
         family = config_class(MODEL_RENDERER_MAP.get(model, DEFAULT_FAMILY))

@@ -1,7 +1,7 @@
 """`create_renderer`, and the renderer class of each model family by the name that it has in PyPI's `renderers`.
 
-A class stands for the name of a family, whose rules and defaults are in `renderers.options`; everything else is
-`TemplateRenderer` for all of them. `module` is the module of that package that has the class, such as
+A class stands for the name of a family, whose rules and defaults are in `renderers.options`; everything else
+is `TemplateRenderer` for all of them. `module` is the module of that package that has the class, such as
 `renderers.qwen3_vl`; a class without one is in the module of its base class.
 """
 
@@ -39,16 +39,17 @@ def create_renderer(
 ) -> Any:
     """Build a renderer from a tokenizer that is already loaded, with its chat template.
 
-    `tokenizer` is a fast tokenizer of transformers, or a `ModelTokenizer` of `load_tokenizer`. `config` is the typed
-    configuration of a family (`renderers.configs`), or `RendererOptions`; None means `AutoRendererConfig()`: the family
-    that `MODEL_RENDERER_MAP` has for the model, else `DefaultRendererConfig()`. `chat_template_kwargs` are template
-    variables, and unless `config` is `RendererOptions` only those that the family has. The result is a
-    `FamilyRenderer`; for `RendererOptions` a `TemplateRenderer`; the class that a `CustomRendererConfig` names.
+    `tokenizer` is a fast tokenizer of transformers, or a `ModelTokenizer` of `load_tokenizer`. `config` is
+    the typed configuration of a family (`renderers.configs`), or `RendererOptions`; None means
+    `AutoRendererConfig()`: the family that `MODEL_RENDERER_MAP` has for the model, else
+    `DefaultRendererConfig()`. `chat_template_kwargs` are template variables, and unless `config` is
+    `RendererOptions` only those that the family has. The result is a `FamilyRenderer`; for `RendererOptions`
+    a `TemplateRenderer`; the class that a `CustomRendererConfig` names.
 
-    For a multimodal model, `tokenizer.name_or_path` must be a directory with its preprocessor_config.json; else the
-    renderer reads text only and raises `MessageError` for a medium. Raises a `LoadError` for a tokenizer
-    without a `tokenizers` backend or without a template, `ConfigError` for the configuration of another family than the
-    template's, `ValueError` for a template variable that the family does not have.
+    For a multimodal model, `tokenizer.name_or_path` must be a directory with its preprocessor_config.json;
+    else the renderer reads text only and raises `MessageError` for a medium. Raises a `LoadError` for a
+    tokenizer without a `tokenizers` backend or without a template, `ConfigError` for the configuration of
+    another family than the template's, `ValueError` for a template variable that the family does not have.
     """
     from renderers.configs import AutoRendererConfig  # pydantic would take a third of the time of `import renderers`
 
@@ -69,8 +70,9 @@ def renderer_class(family: str) -> type[FamilyRenderer]:
 class FamilyRenderer(TemplateRenderer):
     """A `TemplateRenderer` with the rules of a family. Subclasses name the family; this class itself is of none.
 
-    `config` is the family's configuration; None is its defaults. `processor`, a processor of transformers, is used in
-    place of the one that the files of the tokenizer's directory describe. Raises what `create_renderer` raises.
+    `config` is the family's configuration; None is its defaults. `processor`, a processor of transformers, is
+    used in place of the one that the files of the tokenizer's directory describe. Raises what
+    `create_renderer` raises.
     """
 
     family: ClassVar[str]

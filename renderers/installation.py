@@ -10,7 +10,8 @@ def install_command(extra: str) -> str:
     """The `pip install` command of an extra, or of several with commas between them, for a shell.
 
     It names the checkout of an editable installation: `pip install -e "/path/of/checkout[audio]"`. For every
-    other one it is `pip install "mmrollouts[audio]"`: pip finds mmrollouts installed, and adds what the extra needs.
+    other one it is `pip install "mmrollouts[audio]"`: pip finds mmrollouts installed, and adds what the extra
+    needs.
     """
     checkout = _checkout()
     if checkout is None:

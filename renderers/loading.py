@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 class Settings(NamedTuple):
     """The options of a renderer; the family that they stand for, None for options that the caller has given.
 
-    `config` is the resolved typed configuration that the options were made of, if there is one. `custom_class` is the
-    class of another package that a `CustomRendererConfig` names; it builds itself.
+    `config` is the resolved typed configuration that the options were made of, if there is one.
+    `custom_class` is the class of another package that a `CustomRendererConfig` names; it builds itself.
     """
 
     options: RendererOptions
@@ -99,14 +99,15 @@ def load_renderer(
 ) -> TemplateRenderer:
     """Build the renderer of a model.
 
-    `name_or_dir` is a directory or a repository name (fetched at `revision`, text files only). `chat_template` is a
-    path, the template's text or the name of one of the directory's templates, used in place of the default template.
-    `format` is a `Format` or the name of a family, used in place of the one that probing finds. `config` holds options,
-    or is the typed configuration of a family (`renderers.configs`); `chat_template_kwargs` are template variables.
-    These arguments override `config`. `now` is the clock of templates that print the date.
+    `name_or_dir` is a directory or a repository name (fetched at `revision`, text files only).
+    `chat_template` is a path, the template's text or the name of one of the directory's templates, used in
+    place of the default template. `format` is a `Format` or the name of a family, used in place of the one
+    that probing finds. `config` holds options, or is the typed configuration of a family
+    (`renderers.configs`); `chat_template_kwargs` are template variables. These arguments override `config`.
+    `now` is the clock of templates that print the date.
 
-    `processors` are used in place of all those that the directory describes; other media are then refused. Each has a
-    policy and a store of its own, so `media_policy` and `media_store` must be None with them.
+    `processors` are used in place of all those that the directory describes; other media are then refused.
+    Each has a policy and a store of its own, so `media_policy` and `media_store` must be None with them.
 
     Raises a `LoadError` that names the file or token, and `ConfigError` for options with other values.
     """
@@ -228,8 +229,8 @@ def _given_media(
     return MediaLoader(dict(processors), model=tokenizer.model, missing=missing)
 
 
-# Reading a tokenizer takes seconds and tens of megabytes; renderers with different options share one. A renderer that
-# is deleted deletes its tokenizer.
+# Reading a tokenizer takes seconds and tens of megabytes; renderers with different options share one. A
+# renderer that is deleted deletes its tokenizer.
 _TOKENIZERS: WeakValueDictionary[tuple[Any, ...], TemplateTokenizer] = WeakValueDictionary()
 _TOKENIZERS_LOCK = ProcessLock()
 

@@ -136,10 +136,10 @@ class Message(_RequiredKeys, total=False):
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the conversation as new dicts without None-valued keys; raise a `MessageError` that names the place.
 
-    Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are
-    dropped here, so that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` may
-    be None and is dropped too, as in `apply_chat_template` of transformers: templates would print the word
-    None. What OpenAI's API had before tools, the role `function` and the key `function_call`, becomes `tool` and
+    Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are dropped
+    here, so that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` may be None and
+    is dropped too, as in `apply_chat_template` of transformers: templates would print the word None. What
+    OpenAI's API had before tools, the role `function` and the key `function_call`, becomes `tool` and
     `tool_calls`.
     """
     # The usual types are compared first: asking an abstract class takes as long as the rest of the check of a message.
@@ -166,8 +166,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
 def as_chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A function as a tool of OpenAI's chat completions; any other tool as it is.
 
-    It may be given so, without its `type`, as the schema alone, or as a tool of the Responses API, which has the
-    schema's keys beside the type.
+    It may be given so, without its `type`, as the schema alone, or as a tool of the Responses API, which has
+    the schema's keys beside the type.
     """
     if "function" in tool:
         return dict(tool) if "type" in tool else {"type": "function", **tool}
@@ -194,8 +194,8 @@ def is_media_part(part: Any) -> bool:
 
 
 def media_value(part: Mapping[str, Any]) -> Any:
-    """The medium in a media part of any form: `{"image": ...}`, `{"image_url": {"url": ...}}`, `{"url": ...}`,
-    `{"path": ...}`, `{"base64": ...}`, `{"input_audio": {"data": ...}}`; None if there is none.
+    """The medium in a media part of any form: `{"image": ...}`, `{"image_url": {"url": ...}}`, `{"url":
+    ...}`, `{"path": ...}`, `{"base64": ...}`, `{"input_audio": {"data": ...}}`; None if there is none.
 
     A sound may be a dict with its array and sampling rate, or with bytes and path, as rows of `datasets`
     have it.
@@ -219,8 +219,8 @@ def media_value(part: Mapping[str, Any]) -> Any:
 def message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
     """Per message, the name of the tool whose result a tool message holds; None for other roles and where unknown.
 
-    The name is the message's own `name`, else that of the call with its `tool_call_id` in the nearest earlier assistant
-    turn with such a call: ids are often used again in later turns, and results may be in any order.
+    The name is the message's own `name`, else that of the call with its `tool_call_id` in the nearest earlier
+    assistant turn with such a call: ids are often used again in later turns, and results may be in any order.
     """
     names: list[str | None] = []
     called: dict[str, str] = {}
@@ -316,8 +316,8 @@ def _check_any_message(message: Mapping[str, Any], index: int) -> dict[str, Any]
     for key in ("tool_call_id", "name", *_REASONING_NAMES):
         if not isinstance(checked.get(key, ""), str):
             raise MessageError(f"{key} is text, not {type(checked[key]).__name__}", message_index=index)
-    # The first that is not empty: some servers and clients send an empty text under one name and the reasoning under
-    # another.
+    # The first that is not empty: some servers and clients send an empty text under one name and the
+    # reasoning under another.
     reasoning = max((checked[name] for name in _REASONING_NAMES if name in checked), key=bool, default=None)
     if reasoning is not None:
         # Both names that templates read, in the order in which transformers puts them.

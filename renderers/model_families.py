@@ -74,8 +74,8 @@ _MODELS_OF_FAMILY: Final = {
     "hy3": ("tencent/Hy3", "tencent/Hy3-FP8"),
 }
 
-#: Repository name -> the `name` of its configuration. A model that is not listed is no less supported: its own template
-#: decides, as with `DefaultRendererConfig`.
+#: Repository name -> the `name` of its configuration. A model that is not listed is no less supported: its
+#: own template decides, as with `DefaultRendererConfig`.
 MODEL_RENDERER_MAP: Final = {model: family for family, models in _MODELS_OF_FAMILY.items() for model in models}
 
 #: The family of a model that `MODEL_RENDERER_MAP` does not have.

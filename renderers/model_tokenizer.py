@@ -89,8 +89,9 @@ _OPEN_COPIES = {
 def load_tokenizer(model_name_or_path: str) -> ModelTokenizer:
     """The tokenizer of a directory or a repository. Needs neither transformers nor code of the repository.
 
-    Raises a `LoadError` that names the missing file. For a Llama 3.2 repository that cannot be read, the tokenizer
-    comes from an open repository with the same files, which is logged; `name_or_path` keeps the given name.
+    Raises a `LoadError` that names the missing file. For a Llama 3.2 repository that cannot be read, the
+    tokenizer comes from an open repository with the same files, which is logged; `name_or_path` keeps the
+    given name.
     """
     try:
         return ModelTokenizer(model_name_or_path)

@@ -22,33 +22,36 @@ Conversion = Literal["auto", "as_given"]
 class RendererOptions:
     """Options of `load_renderer` and `create_renderer`; by default the model's files decide.
 
-    chat_template: the template's text or a path, or the name of one of the model's own templates (`rag`); used in
-        place of the model's default template.
-    format: a `Format` or the name of a family (`renderers.formats.names()`); used in place of the one that probing
-        finds.
-    chat_template_kwargs: variables for the template, e.g. `{"enable_thinking": False}`. As in `apply_chat_template`,
-        `{"use_audio_in_video": True}`, which newer transformers call `load_audio_from_video`, is an option of the
-        processor: an omni model then gets videos together with the sound inside of them.
-    content_form: `auto` converts the content of each message to a form that the template reads for its role, as
-        inference servers do: a string to a list with one text part where only parts are read, text parts to one
-        string, joined by line breaks, where only strings are read. A developer message becomes a system message where
-        only those are read. `as_given` leaves every message unchanged, as `apply_chat_template` does.
-    tool_arguments: `auto` converts the arguments of tool calls to the form that the template reads, a JSON object or
-        the text of one, where it does not read the given form: OpenAI's API carries text, which gpt-oss, Llama and
-        Qwen2.5 would print as a quoted string. Beside calls, no content becomes "" or None, whichever the template
-        reads. Ids get the names of their calls where it prints no names (Kimi). A tool that is given as its schema
-        alone becomes `{"type": "function", "function": ...}`. `as_given` leaves all of them unchanged, as
+    chat_template: the template's text or a path, or the name of one of the model's own templates (`rag`);
+        used in place of the model's default template.
+    format: a `Format` or the name of a family (`renderers.formats.names()`); used in place of the one that
+        probing finds.
+    chat_template_kwargs: variables for the template, e.g. `{"enable_thinking": False}`. As in
+        `apply_chat_template`, `{"use_audio_in_video": True}`, which newer transformers call
+        `load_audio_from_video`, is an option of the processor: an omni model then gets videos together with
+        the sound inside of them.
+    content_form: `auto` converts the content of each message to a form that the template reads for its role,
+        as inference servers do: a string to a list with one text part where only parts are read, text parts
+        to one string, joined by line breaks, where only strings are read. A developer message becomes a
+        system message where only those are read. `as_given` leaves every message unchanged, as
         `apply_chat_template` does.
-    thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: the bridge
-        is refused), `tool_cycle` (until the next user or developer message), `all`.
-    history: what a bridge does where a full render would print earlier messages differently than when they were
-        sampled (Mistral's templates move a system message into the last user turn): `template` refuses, so that the
-        caller renders the whole conversation; `as_sampled` extends the tokens that the policy saw and sampled.
-        `bridge_stats.overridden` counts the latter. Reasoning has its own option.
+    tool_arguments: `auto` converts the arguments of tool calls to the form that the template reads, a JSON
+        object or the text of one, where it does not read the given form: OpenAI's API carries text, which
+        gpt-oss, Llama and Qwen2.5 would print as a quoted string. Beside calls, no content becomes "" or
+        None, whichever the template reads. Ids get the names of their calls where it prints no names (Kimi).
+        A tool that is given as its schema alone becomes `{"type": "function", "function": ...}`. `as_given`
+        leaves all of them unchanged, as `apply_chat_template` does.
+    thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: the
+        bridge is refused), `tool_cycle` (until the next user or developer message), `all`.
+    history: what a bridge does where a full render would print earlier messages differently than when they
+        were sampled (Mistral's templates move a system message into the last user turn): `template` refuses,
+        so that the caller renders the whole conversation; `as_sampled` extends the tokens that the policy saw
+        and sampled. `bridge_stats.overridden` counts the latter. Reasoning has its own option.
     body_policies: role -> `text`, `parse` or `error`: what a control token written in content becomes.
-    image_backend: which of transformers' two image processors the pixels of Qwen-VL equal: `torchvision` or `pillow`;
-        None follows preprocessor_config.json.
-    cache_bytes: memory limit of each of the two caches (encoded text; layouts of prompts and of what bridges add).
+    image_backend: which of transformers' two image processors the pixels of Qwen-VL equal: `torchvision` or
+        `pillow`; None follows preprocessor_config.json.
+    cache_bytes: memory limit of each of the two caches (encoded text; layouts of prompts and of what bridges
+        add).
 
     A dataclass and not a pydantic model, because importing pydantic would take a third of the time of
     `import renderers`.

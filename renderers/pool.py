@@ -38,10 +38,10 @@ def _on_threads(
 class RendererPool:
     """A `Renderer` with an `_async` variant of each method, which runs on a thread.
 
-    The methods of the renderer are there too and run on the caller's thread. The pool is multimodal if its renderer is.
-    It is not bound to an event loop: coroutines of several loops, and threads, may share it. The renderer must be safe
-    to share between threads, as `TemplateRenderer` is, unless the pool makes its renderers, or `threads` is 1 and only
-    `_async` methods are called.
+    The methods of the renderer are there too and run on the caller's thread. The pool is multimodal if its
+    renderer is. It is not bound to an event loop: coroutines of several loops, and threads, may share it. The
+    renderer must be safe to share between threads, as `TemplateRenderer` is, unless the pool makes its
+    renderers, or `threads` is 1 and only `_async` methods are called.
 
         async with RendererPool(load_renderer("Qwen/Qwen3-8B")) as pool:
             prompt = await pool.render_async(messages, add_generation_prompt=True)

@@ -43,8 +43,8 @@ class Renderer(Protocol):
 
 @runtime_checkable
 class MultimodalRenderer(Renderer, Protocol):
-    """A renderer of a multimodal model; `mm_token_type_id_map` maps placeholder ids to 1 (image), 2 (video) or 3
-    (sound)."""
+    """A renderer of a multimodal model; `mm_token_type_id_map` maps placeholder ids to 1 (image), 2 (video)
+    or 3 (sound)."""
 
     @property
     def mm_token_type_id_map(self) -> dict[int, int]: ...

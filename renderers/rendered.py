@@ -25,9 +25,10 @@ TOKEN_TYPE_IDS: Mapping[str, int] = {"image": 1, "video": 2, "audio": 3}
 class PlaceholderRange:
     """The position of the tokens that replace one media marker: `token_ids[offset : offset + length]`.
 
-    `embed_runs` are the half-open runs of tokens, counted from `offset`, that stand for the item's features; None means
-    all of them. The others are text: the time stamps of a video, the row numbers of image tiles. `whole` is False
-    where text at an edge of the replacement merges with the text beside it into one token, which the range leaves out.
+    `embed_runs` are the half-open runs of tokens, counted from `offset`, that stand for the item's features;
+    None means all of them. The others are text: the time stamps of a video, the row numbers of image tiles.
+    `whole` is False where text at an edge of the replacement merges with the text beside it into one token,
+    which the range leaves out.
     """
 
     offset: int
@@ -64,8 +65,9 @@ class PlaceholderRange:
         return mask
 
     def runs_of(self, item: MediaItem) -> list[tuple[str, int, int]]:
-        """(modality, start, end) of the runs of feature tokens, in tokens of the prompt: those of a sound inside of a
-        video are of the modality audio. The item must have as many feature tokens as the range."""
+        """(modality, start, end) of the runs of feature tokens, in tokens of the prompt: those of a sound
+        inside of a video are of the modality audio. The item must have as many feature tokens as the
+        range."""
         if not item.has_sound:
             return [(item.modality, start, end) for start, end in self.runs]
         runs: list[tuple[str, int, int]] = []
@@ -88,9 +90,9 @@ class PlaceholderRange:
 class MultiModalData:
     """The media of a prompt: per modality three parallel lists, in prompt order.
 
-    `mm_items` are mappings from tensor name to array, as a transformers processor returns them. Those of a renderer are
-    `ProcessorOutput`s; `media_items` gives the `MediaItem`s that they are made of. Pydantic models may have a field of
-    this type: it is validated from an instance or from a dict of the three lists.
+    `mm_items` are mappings from tensor name to array, as a transformers processor returns them. Those of a
+    renderer are `ProcessorOutput`s; `media_items` gives the `MediaItem`s that they are made of. Pydantic
+    models may have a field of this type: it is validated from an instance or from a dict of the three lists.
     """
 
     mm_hashes: dict[str, list[str]] = field(default_factory=dict)
@@ -223,19 +225,20 @@ def _column(of_span: Callable[[TokenSpan], T], default: T) -> Any:
 class RenderedTokens:
     """A rendered conversation.
 
-    `token_ids` is a plain list of ints: it goes into JSON and is compared with `==`. It is expanded: an image has all
-    its placeholder tokens. `placeholder_token_ids` maps each modality to the token that the template prints for an
-    item; it is the only token of an item in `logical_ids`. Attribution is stored as `spans` that partition the tokens;
-    three columns have one entry per token and are built when first read: `message_indices` is the index of the message
-    that owns the token (-1: scaffold without a message), `sampled_mask` whether the model would have sampled it,
-    `is_content` whether it is message body and not scaffold. `message_roles` and `message_tool_names` have one entry
-    per message; the latter is the name of the tool whose result a tool message holds, None elsewhere. `unprinted` lists
-    the contents and tool calls that the model does not see, because the template prints nothing of them.
+    `token_ids` is a plain list of ints: it goes into JSON and is compared with `==`. It is expanded: an image
+    has all its placeholder tokens. `placeholder_token_ids` maps each modality to the token that the template
+    prints for an item; it is the only token of an item in `logical_ids`. Attribution is stored as `spans`
+    that partition the tokens; three columns have one entry per token and are built when first read:
+    `message_indices` is the index of the message that owns the token (-1: scaffold without a message),
+    `sampled_mask` whether the model would have sampled it, `is_content` whether it is message body and not
+    scaffold. `message_roles` and `message_tool_names` have one entry per message; the latter is the name of
+    the tool whose result a tool message holds, None elsewhere. `unprinted` lists the contents and tool calls
+    that the model does not see, because the template prints nothing of them.
 
-    Most templates print each message in one piece, in the order of the conversation, but a template may also move the
-    tool list into a later message or sort tool results. Where a message owns several separate pieces,
-    `message_token_spans` gives the range from the first to the last of them, which covers tokens of other messages;
-    all other methods treat the pieces separately.
+    Most templates print each message in one piece, in the order of the conversation, but a template may also
+    move the tool list into a later message or sort tool results. Where a message owns several separate
+    pieces, `message_token_spans` gives the range from the first to the last of them, which covers tokens of
+    other messages; all other methods treat the pieces separately.
     """
 
     token_ids: list[int]
@@ -272,8 +275,9 @@ class RenderedTokens:
     ) -> None:
         """Attribution is given as `spans`, or as columns of equal length; an absent column is -1 or False.
 
-        Raises `ValueError` for columns of different lengths, and for one as long as the tokens are not. Without
-        `message_roles`, there are as many messages as `message_indices` names, all with an empty role.
+        Raises `ValueError` for columns of different lengths, and for one as long as the tokens are not.
+        Without `message_roles`, there are as many messages as `message_indices` names, all with an empty
+        role.
         """
         if message_indices or sampled_mask or is_content:
             columns = {"message_indices": message_indices, "sampled_mask": sampled_mask, "is_content": is_content}

@@ -79,9 +79,10 @@ def _continuation(
 ) -> list[int] | None:
     """The ids with which the printed ids continue the prompt; None if they do not begin with its text.
 
-    Where `<think>\\n` and `\\n</think>` are printed together, the two line breaks are one token. After a prompt that
-    ends with the first line break, the model samples the second as a separate token. None, too, if the template prints
-    a header that the prompt lacks; `start` is where the sampled tokens begin in the printed ones.
+    Where `<think>\\n` and `\\n</think>` are printed together, the two line breaks are one token. After a
+    prompt that ends with the first line break, the model samples the second as a separate token. None, too,
+    if the template prints a header that the prompt lacks; `start` is where the sampled tokens begin in the
+    printed ones.
     """
     decode = renderer.tokenizer.decode
     shared = taken = _shared_length(prompt_ids, printed_ids)
@@ -111,8 +112,8 @@ def check_are_printed(
 ) -> None:
     """Raise `MessageError` if content, calls or reasoning of some turns are missing in a print of `messages`.
 
-    Whether reasoning is printed is found by printing all messages once more with other words as the reasoning of these
-    turns. Templates drop that before the last message of a user by design.
+    Whether reasoning is printed is found by printing all messages once more with other words as the reasoning
+    of these turns. Templates drop that before the last message of a user by design.
     """
     dropped = {lost.message_index: lost.field for lost in printed.unprinted if lost.message_index in turns}
     question = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)

@@ -156,10 +156,11 @@ def build_training_samples(
     last trained turn. Each trained turn, and each body of `content_sft_roles`, carries loss in exactly one
     sample. Samples are ordered by their last turns.
 
-    Options and errors are those of `build_training_sample`; `ensure_final_stop` applies to the last turn of each
-    sample. Raises `RendererError` if no token of any sample carries loss, and `MessageError` for a
-    trained turn that the model would not sample: the template refuses the prompt before it, or prints nothing of its
-    content, calls or reasoning; or the prompt opens reasoning that the printed turn never closes.
+    Options and errors are those of `build_training_sample`; `ensure_final_stop` applies to the last turn of
+    each sample. Raises `RendererError` if no token of any sample carries loss, and `MessageError` for
+    a trained turn that the model would not sample: the template refuses the prompt before it, or prints
+    nothing of its content, calls or reasoning; or the prompt opens reasoning that the printed turn never
+    closes.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
     if not plan.turns | plan.bodies:

@@ -27,11 +27,12 @@ class Region(NamedTuple):
 class TurnShape(NamedTuple):
     """What a template prints around the sampled text of an assistant.
 
-    `generation_prompt` is printed before it; `prompt_controls` are the character ranges of its control tokens.
-    `prompt_after_result` is printed in its place after the result of a call, and may be empty (DeepSeek V3 prints the
-    token that ends all results). `stop_ids` are tokens that a model samples to end its turn; `close_ids` are those that
-    a template prints in their place once the turn is history (harmony: `<|end|>` for `<|return|>`). `sampled_ids` are
-    all tokens that a turn may begin with, stop tokens included.
+    `generation_prompt` is printed before it; `prompt_controls` are the character ranges of its control
+    tokens. `prompt_after_result` is printed in its place after the result of a call, and may be empty
+    (DeepSeek V3 prints the token that ends all results). `stop_ids` are tokens that a model samples to end
+    its turn; `close_ids` are those that a template prints in their place once the turn is history (harmony:
+    `<|end|>` for `<|return|>`). `sampled_ids` are all tokens that a turn may begin with, stop tokens
+    included.
     """
 
     generation_prompt: str
@@ -71,11 +72,11 @@ def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: 
 
     `controls` are in the order of the text.
 
-    A template may print history with another reasoning state than the prompt (`<think>` opened or not), so the printed
-    turn may differ from the generation prompt at any character. The start is moved back where it would lie inside a
-    control token, and content never counts as generation prompt. Where the template has no generation prompt, the
-    sampled text begins after the last control token before the message's content. What the template prints before any
-    answer to the result of a call is not sampled.
+    A template may print history with another reasoning state than the prompt (`<think>` opened or not), so
+    the printed turn may differ from the generation prompt at any character. The start is moved back where it
+    would lie inside a control token, and content never counts as generation prompt. Where the template has no
+    generation prompt, the sampled text begins after the last control token before the message's content. What
+    the template prints before any answer to the result of a call is not sampled.
     """
     limit = region.start
     for segment in printed.segments[region.first_segment : region.end_segment]:
@@ -104,9 +105,9 @@ def turn_end(
 ) -> TurnEnd | None:
     """The token that ends the turn of assistant `turn`, or None if the template prints none.
 
-    `begin` is the turn's `sampled_start`. The end is the first of these that exists: the first stop token that the
-    template prints after `begin`; the first closing token after the last character of the message's content; the first
-    control token after the region, if it is a stop token.
+    `begin` is the turn's `sampled_start`. The end is the first of these that exists: the first stop token
+    that the template prints after `begin`; the first closing token after the last character of the message's
+    content; the first control token after the region, if it is a stop token.
     """
     content_end = max(
         (

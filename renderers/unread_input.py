@@ -1,12 +1,13 @@
 """Input that a chat template does not read: it is found in each conversation, and logged once per role and field.
 
-transformers prints the same text and logs nothing, so the model would answer without a message that it was to be given.
-The origins of the printed characters show which fields are printed. Where a field is not among them, the conversation
-is printed again with another value of it: the field is unread if the text stays the same.
+transformers prints the same text and logs nothing, so the model would answer without a message that it was to
+be given. The origins of the printed characters show which fields are printed. Where a field is not among
+them, the conversation is printed again with another value of it: the field is unread if the text stays the
+same.
 
-Not counted as unread: white space; ids and names of tool results, which only tell results apart; and what a template
-drops from earlier turns by design: reasoning (`<think>` in content, too), and content beside tool calls where it prints
-such content in some turn.
+Not counted as unread: white space; ids and names of tool results, which only tell results apart; and what a
+template drops from earlier turns by design: reasoning (`<think>` in content, too), and content beside tool
+calls where it prints such content in some turn.
 """
 
 from __future__ import annotations

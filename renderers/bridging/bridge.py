@@ -203,8 +203,8 @@ class Bridge:
     def check_prompt_media(self, prompt_ids: list[int], media: MultiModalData | None) -> BridgeRefusal | None:
         """Check that the prompt's placeholders have their media, and that every range covers placeholders of its item.
 
-        With None for `media`, no placeholder token may be in the prompt. A `MultiModalData` is trusted to list all
-        media: any other placeholder token counts as sampled text.
+        With None for `media`, no placeholder token may be in the prompt. A `MultiModalData` is trusted to
+        list all media: any other placeholder token counts as sampled text.
         """
         if media is None:
             missing = any(token_id in prompt_ids for token_id in self.embed_ids)
@@ -280,8 +280,8 @@ class Bridge:
     def _drops_reasoning(self, continuation: Continuation, request: BridgeRequest) -> bool:
         """Whether a full render would leave out some reasoning that was sampled or that the prompt holds."""
         if self.printer.reasoning_ids is None:
-            # The format does not know what reasoning looks like: any turn may hold some. Where a template rewrites the
-            # history too, that is an obstacle of its own.
+            # The format does not know what reasoning looks like: any turn may hold some. Where a template
+            # rewrites the history too, that is an obstacle of its own.
             prompt_differs_in_reasoning = continuation.keeps_history and not continuation.keeps_prompt
             return not continuation.keeps_reasoning or prompt_differs_in_reasoning
         at_risk: list[Sequence[int]] = []

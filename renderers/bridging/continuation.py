@@ -1,10 +1,11 @@
 """What a template does to a conversation when new messages follow an assistant's turn.
 
-A bridge keeps history as it was sampled and prints only the new messages. Whether a full render would give the same
-depends on the template: it may drop earlier reasoning, move tools to the last user message, number images, look up the
-name of a tool. The source does not show this, so it is tested by printing: for each shape of conversation
-(which roles follow, with which parts, after a turn with or without tool calls) small conversations are printed and
-compared. The results are cached; a bridge then does no work for the turns before it.
+A bridge keeps history as it was sampled and prints only the new messages. Whether a full render would give
+the same depends on the template: it may drop earlier reasoning, move tools to the last user message, number
+images, look up the name of a tool. The source does not show this, so it is tested by printing: for each shape
+of conversation (which roles follow, with which parts, after a turn with or without tool calls) small
+conversations are printed and compared. The results are cached; a bridge then does no work for the turns
+before it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class ContinuationShape(NamedTuple):
 class Continuation(NamedTuple):
     """How a template continues conversations of one shape, or one conversation.
 
-    `keeps_history`: all but reasoning is printed as before. `keeps_prompt`: the text before the turn, reasoning
-    included, is printed as before. `keeps_reasoning`, `keeps_empty_reasoning`: so is the turn, with reasoning or with
-    what is printed where there is none (`<think>\n\n</think>`). `needs_history`: what is printed depends on earlier
-    messages. `counts_media`: it depends on nothing of them but which media they show, in which order (`Picture 2: `).
-    For a shape, each field holds after every history; `at_best` has the fields that hold after some history, if these
-    are more.
+    `keeps_history`: all but reasoning is printed as before. `keeps_prompt`: the text before the turn,
+    reasoning included, is printed as before. `keeps_reasoning`, `keeps_empty_reasoning`: so is the turn, with
+    reasoning or with what is printed where there is none (`<think>\n\n</think>`). `needs_history`: what is
+    printed depends on earlier messages. `counts_media`: it depends on nothing of them but which media they
+    show, in which order (`Picture 2: `). For a shape, each field holds after every history; `at_best` has the
+    fields that hold after some history, if these are more.
     """
 
     accepted: bool = False

@@ -23,8 +23,8 @@ class ProbeMessages:
 
     No two messages of one conversation are equal: a template may find the last question by comparing messages
     (Mistral's). `before` are the messages that the template requires before any question; usually none.
-    `arguments` is `object` or `json`: how the template reads the arguments of a tool call. `one_call`: whether the
-    template refuses turns with several, which is found by printing such a turn.
+    `arguments` is `object` or `json`: how the template reads the arguments of a tool call. `one_call`:
+    whether the template refuses turns with several, which is found by printing such a turn.
     """
 
     def __init__(self, template: Template, smallest: ProbeConversation, forms: ContentForms, arguments: str) -> None:

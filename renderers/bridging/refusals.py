@@ -42,9 +42,9 @@ class BridgeRefusal(StrEnum):
 class BridgeStats:
     """How often bridging succeeded, and how often it was refused for which reason.
 
-    `overridden` counts, among the bridges that succeeded, those that extended a history that a full render would have
-    printed differently: `REWRITES_HISTORY` where `history="as_sampled"` allowed it, `DROPS_REASONING` where
-    `thinking_retention` did. A bridge may count under both.
+    `overridden` counts, among the bridges that succeeded, those that extended a history that a full render
+    would have printed differently: `REWRITES_HISTORY` where `history="as_sampled"` allowed it,
+    `DROPS_REASONING` where `thinking_retention` did. A bridge may count under both.
     """
 
     bridged: int = 0

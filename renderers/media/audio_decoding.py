@@ -1,11 +1,12 @@
 """Source bytes -> mono float32 samples at the rate that a processor wants.
 
-WAV, FLAC, OGG, MP3 and AIFF are decoded by libsndfile (soundfile), the sound of MP4, M4A, WebM, MKV, MOV, AVI and AAC
-by FFmpeg (PyAV), resampling is by soxr in its quality HQ; all three are in the extra `audio`. The result equals that of
-`load_audio(backend="soundfile")` of transformers bit for bit: channels are averaged in float32, then resampled.
+WAV, FLAC, OGG, MP3 and AIFF are decoded by libsndfile (soundfile), the sound of MP4, M4A, WebM, MKV, MOV, AVI
+and AAC by FFmpeg (PyAV), resampling is by soxr in its quality HQ; all three are in the extra `audio`. The
+result equals that of `load_audio(backend="soundfile")` of transformers bit for bit: channels are averaged in
+float32, then resampled.
 
-A file is decoded block by block, and each block is mixed and resampled at once: only a block is ever held at the rate
-and with the channels of the file, and limits hold for files whose header is wrong.
+A file is decoded block by block, and each block is mixed and resampled at once: only a block is ever held at
+the rate and with the channels of the file, and limits hold for files whose header is wrong.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def decode_audio(source: MediaSource, policy: MediaPolicy, sampling_rate: int) -
     """float32 (samples,): the sound in mono at `sampling_rate` hertz, decoded within `policy.timeout` seconds.
 
     Raises `MediaLimitError` for a sound past the limits of the policy, `MediaError` for other data, an
-    unsupported format, an empty, truncated or corrupt file, samples that are no numbers, or a missing package.
+    unsupported format, an empty, truncated or corrupt file, samples that are no numbers, or a missing
+    package.
     """
     pieces: list[np.ndarray] = []
     with _opened(source, policy) as sound:

@@ -1,8 +1,8 @@
 """Files of video and sound that FFmpeg reads (PyAV, extras `video` and `audio`).
 
-The reading is limited on purpose, because FFmpeg reads far more than videos: the container format is found from the
-first bytes and no other is tried, the file is read from memory with every protocol forbidden, and only the first stream
-of the wanted kind is decoded, only by the codecs that the caller allows.
+The reading is limited on purpose, because FFmpeg reads far more than videos: the container format is found
+from the first bytes and no other is tried, the file is read from memory with every protocol forbidden, and
+only the first stream of the wanted kind is decoded, only by the codecs that the caller allows.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def container_of(source: MediaSource, kind: Kind) -> Container | None:
 def open_stream(
     source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind, codecs: Collection[str]
 ) -> Iterator[tuple[Any, Any]]:
-    """PyAV's container of a source and its first stream of a kind. Raises `MediaError`, also for FFmpeg's errors
-    in the block."""
+    """PyAV's container of a source and its first stream of a kind. Raises `MediaError`, also for
+    FFmpeg's errors in the block."""
     with open_container(source, policy, container, kind) as file:
         streams = file.streams.video if kind == "video" else file.streams.audio
         if not streams:

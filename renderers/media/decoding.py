@@ -1,9 +1,9 @@
 """Source bytes -> an upright RGB image; sources of images that were given as pixels.
 
-The decoders are Pillow's. Modes are converted as by `convert_to_rgb` of transformers, which composites transparency on
-white, with two exceptions where that function alters the image: 16-bit grey is scaled to 8 bits (there it is clipped,
-so that nearly everything turns white), and premultiplied alpha (RGBa, La) is undone and composited on white (there it
-is dropped or refused).
+The decoders are Pillow's. Modes are converted as by `convert_to_rgb` of transformers, which composites
+transparency on white, with two exceptions where that function alters the image: 16-bit grey is scaled to 8
+bits (there it is clipped, so that nearly everything turns white), and premultiplied alpha (RGBa, La) is
+undone and composited on white (there it is dropped or refused).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
 
 # The source forms of images and videos that were given as pixels, not as a file: a header, then the pixels.
 #
-# Numbers are little-endian, pixels uint8. Each form describes itself, so a digest of it covers everything in the
-# header.
+# Numbers are little-endian, pixels uint8. Each form describes itself, so a digest of it covers everything in
+# the header.
 #
 # - image: magic `mmpx` (4 bytes), mode (4 bytes ASCII, padded with NUL: L, RGB or RGBA), width and height (uint32),
 #   then for each channel of the mode height * width bytes, row by row. Planes, because resizing and cutting into
@@ -194,16 +194,17 @@ def raw_video_frames(data: bytes | memoryview, *, digest: str | None = None) -> 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
 
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
-# Scans of a JPEG with as many pixels as the policy allows; proportionally more with fewer pixels. Encoders write at
-# most 18. A decoder visits all coefficients once for each scan, and a scan may take as few as 20 bytes: neither
-# pixels nor bytes bound its time.
+# Scans of a JPEG with as many pixels as the policy allows; proportionally more with fewer pixels. Encoders
+# write at most 18. A decoder visits all coefficients once for each scan, and a scan may take as few as 20
+# bytes: neither pixels nor bytes bound its time.
 _MAX_SCANS = 32
 # Segments of Exif data in a JPEG, which Pillow joins one by one; cameras write one.
 _MAX_EXIF_SEGMENTS = 64
 # All segments; colour profiles and large metadata have hundreds.
 _MAX_SEGMENTS = 10_000
-# A segment as Pillow and libjpeg find it, also behind the data of a scan: its marker, its length, and whether it may
-# hold Exif data. Other markers stand alone, or end the decoder; that of the end of a picture stands alone, too.
+# A segment as Pillow and libjpeg find it, also behind the data of a scan: its marker, its length, and whether
+# it may hold Exif data. Other markers stand alone, or end the decoder; that of the end of a picture stands
+# alone, too.
 _SEGMENT = re.compile(rb"\xff(?![\xc8\xd0-\xd8\xf0-\xfd])([\xc0-\xfe])(.{0,2})(Exif\0\0)?", re.DOTALL)
 _END_OF_PICTURE, _START_OF_SCAN, _APP1 = b"\xd9", b"\xda", b"\xe1"
 _ICON_HEAD = 6 + 16 * 65535
@@ -310,8 +311,8 @@ def _check_scans(image: Image.Image, scans: int, source: MediaSource, policy: Me
 def _count_scans(source: MediaSource) -> int:
     """The number of scans in the first picture of a JPEG, of which an MPO has more; 0 for another image.
 
-    Raises `MediaLimitError` for too many segments, and for so many of Exif data that joining them would take minutes:
-    those before the first scan, which Pillow reads.
+    Raises `MediaLimitError` for too many segments, and for so many of Exif data that joining them would take
+    minutes: those before the first scan, which Pillow reads.
     """
     at = scans = segments = exif_segments = 0
     while bytes(source.data[:2]) == b"\xff\xd8" and (segment := _SEGMENT.search(source.data, at)) is not None:

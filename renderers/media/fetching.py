@@ -44,9 +44,10 @@ class HttpResponse(NamedTuple):
 def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: Deadline) -> HttpResponse:
     """Request `target` from one of `addresses` and read the response.
 
-    httpcore is the connection layer of httpx, whose client would log the whole URL, and follow redirects and decompress
-    bodies by rules of its own. The certificate is checked against the host name. No proxy, netrc or cookie is used,
-    nothing is decompressed. Raises `MediaFetchError`, `MediaLimitError`, and TimeoutError after the deadline.
+    httpcore is the connection layer of httpx, whose client would log the whole URL, and follow redirects and
+    decompress bodies by rules of its own. The certificate is checked against the host name. No proxy, netrc
+    or cookie is used, nothing is decompressed. Raises `MediaFetchError`, `MediaLimitError`, and TimeoutError
+    after the deadline.
     """
     backend = _PinnedBackend(addresses, deadline)
     headers = [
@@ -237,8 +238,8 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     try:
         return _fetch(url, policy)
     except MediaError as error:
-        # `from None` hides the earlier error from tracebacks, but not from debuggers and error reports, and its text
-        # may quote what the server sent.
+        # `from None` hides the earlier error from tracebacks, but not from debuggers and error reports, and
+        # its text may quote what the server sent.
         error.__context__ = None
         raise
 

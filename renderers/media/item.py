@@ -88,9 +88,9 @@ class PackedArray(Protocol):
 class TensorField(NamedTuple):
     """How the tensor of one item becomes part of the tensor of a batch.
 
-    flat: the item has rows of its own, concatenated along axis 0; batched: the item is one row of the batch, stacked
-    along a new axis 0, rows of different shapes padded at their ends with `pad`; shared: equal for all, held once.
-    Names as in vLLM's `MultiModalFieldConfig`.
+    flat: the item has rows of its own, concatenated along axis 0; batched: the item is one row of the batch,
+    stacked along a new axis 0, rows of different shapes padded at their ends with `pad`; shared: equal for
+    all, held once. Names as in vLLM's `MultiModalFieldConfig`.
     """
 
     kind: Literal["flat", "batched", "shared"]
@@ -113,8 +113,9 @@ class ExpansionPiece(NamedTuple):
 class PixelScale:
     """float = (uint8 * factor - mean) / std, channel by channel, in the arithmetic of one of transformers' backends.
 
-    fused: that of the torchvision backend, (uint8 - mean / factor) / (std / factor), all in float32. Not fused: that of
-    the Pillow backend, the product in float64 and rounded to float32, the rest in float32. The last bits differ.
+    fused: that of the torchvision backend, (uint8 - mean / factor) / (std / factor), all in float32. Not
+    fused: that of the Pillow backend, the product in float64 and rounded to float32, the rest in float32. The
+    last bits differ.
     """
 
     factor: float = 1 / 255

@@ -14,8 +14,9 @@ from renderers.media.policy import MediaPolicy, can_be_path
 def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
     """The bytes of a regular file below one of the policy's `allowed_directories`.
 
-    Raises `MediaPolicyError` for other places, whether or not there is a file; `MediaFetchError` for a file that is
-    missing, unreadable or not a regular one, `MediaLimitError` beyond `max_bytes`, `MediaError` for an empty one.
+    Raises `MediaPolicyError` for other places, whether or not there is a file; `MediaFetchError` for a file
+    that is missing, unreadable or not a regular one, `MediaLimitError` beyond `max_bytes`, `MediaError`
+    for an empty one.
     """
     root, names = _split_at_allowed_directory(path, policy)
     try:
@@ -78,8 +79,8 @@ def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolic
 
 
 def _open_below(root: str, names: list[str]) -> int:
-    """Open the path name by name and follow no symbolic link: links were resolved before, so a link found now was
-    created since then and may lead outside.
+    """Open the path name by name and follow no symbolic link: links were resolved before, so a link found now
+    was created since then and may lead outside.
     """
     if os.open not in os.supports_dir_fd:
         raise MediaPolicyError("this operating system cannot open a path safely; pass the bytes")

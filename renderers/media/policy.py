@@ -63,13 +63,14 @@ class MediaPolicy:
     By default nothing is read from the network or the file system.
 
     allowed_schemes: of `http` and `https`; data URLs are always read.
-    allowed_hosts: host names a URL may have, `*.example.org` for all below a domain, `*` for any. Their addresses must
-        still be public, after each redirect too.
-    allowed_networks: networks (`10.1.0.0/16`, `::1/128`) whose addresses count as public, for example that of a private
-        object store.
+    allowed_hosts: host names a URL may have, `*.example.org` for all below a domain, `*` for any. Their
+        addresses must still be public, after each redirect too.
+    allowed_networks: networks (`10.1.0.0/16`, `::1/128`) whose addresses count as public, for example that of
+        a private object store.
     allowed_directories: directories below which a path or `file:` URL may lie, symbolic links resolved.
-    max_bytes: of an encoded file. max_pixels: width times height, checked before anything is decompressed; of one
-        frame for a video. max_frames: of a video, checked likewise. max_aspect_ratio: longer side over shorter.
+    max_bytes: of an encoded file. max_pixels: width times height, checked before anything is decompressed; of
+        one frame for a video. max_frames: of a video, checked likewise. max_aspect_ratio: longer side over
+        shorter.
     max_video_pixels: width times height times frames of a video given as frames, which are held uncompressed.
     max_audio_seconds, max_audio_channels: of a sound, checked before more than that is decoded.
     timeout: seconds for one fetch, redirects and body included, and as many again for decoding one file.

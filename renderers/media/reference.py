@@ -27,8 +27,9 @@ from renderers.process.fork_reset import ProcessLock
 
 # A single letter and a colon is a drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-# Pillow reads the file of an image at the first access to its pixels, and two threads at once (one image in two parts,
-# or in several rollouts) would disturb each other's reading. Locks by id, so that different images do not wait.
+# Pillow reads the file of an image at the first access to its pixels, and two threads at once (one image in
+# two parts, or in several rollouts) would disturb each other's reading. Locks by id, so that different images
+# do not wait.
 _LOADING_LOCKS = tuple(ProcessLock() for _ in range(64))
 _SPACE = re.compile(r"[ \t\r\n\f]")
 _IMAGE = "an image is bytes, a PIL image, a uint8 array or tensor, a data URL, or a URL or path that the policy allows"
@@ -47,14 +48,15 @@ _RATE_OF_FILE = {
 def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
     """The source of a media part.
 
-    Images: bytes, a PIL image, a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4), a torch tensor
-    of uint8 (1, 3 or 4, height, width), a `MediaSource`, a data URL, and under the policy a path, a `file:` or an
-    http(s) URL. Videos: the bytes of a video or an animation, `MediaSource`, URL or path likewise; a list or tuple of
-    images in any of these forms, all of one size; a numpy array of uint8 (time, height, width, 3), a tensor of uint8
-    (time, 3, height, width). `fps` beside frames says how many there are in a second. Sounds: the bytes of a file,
-    `MediaSource`, URL or path likewise; a numpy array (samples,) or (samples, channels), a tensor (samples,) or
-    (channels, samples), int16 or floats from -1 to 1, with `sampling_rate` beside it. As in OpenAI's parts, the value
-    may be a dict with the key `url`; `url`, `path` and `base64` beside the type are read as transformers reads them.
+    Images: bytes, a PIL image, a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4), a torch
+    tensor of uint8 (1, 3 or 4, height, width), a `MediaSource`, a data URL, and under the policy a path, a
+    `file:` or an http(s) URL. Videos: the bytes of a video or an animation, `MediaSource`, URL or path
+    likewise; a list or tuple of images in any of these forms, all of one size; a numpy array of uint8 (time,
+    height, width, 3), a tensor of uint8 (time, 3, height, width). `fps` beside frames says how many there are
+    in a second. Sounds: the bytes of a file, `MediaSource`, URL or path likewise; a numpy array (samples,) or
+    (samples, channels), a tensor (samples,) or (channels, samples), int16 or floats from -1 to 1, with
+    `sampling_rate` beside it. As in OpenAI's parts, the value may be a dict with the key `url`; `url`, `path`
+    and `base64` beside the type are read as transformers reads them.
 
     Raises `MediaPolicyError` for URLs and paths that are not allowed, `MediaFetchError` for those that
     cannot be read, `MediaLimitError` for what is too large, before it is copied, decoded or read where its
@@ -75,8 +77,9 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
 def part_of_value(value: Any) -> dict[str, Any] | None:
     """A part for a medium that says by itself what it is; None for any other value.
 
-    An image: a PIL image, a uint8 array (height, width) or (height, width, 1, 3 or 4). A sound: `{"array": ...,
-    "sampling_rate": ...}`. Bytes and a `MediaSource` are what their first bytes say, an image where these are unknown.
+    An image: a PIL image, a uint8 array (height, width) or (height, width, 1, 3 or 4). A sound: `{"array":
+    ..., "sampling_rate": ...}`. Bytes and a `MediaSource` are what their first bytes say, an image where
+    these are unknown.
     """
     if isinstance(value, (bytes, bytearray, MediaSource)):
         data = value.data if isinstance(value, MediaSource) else memoryview(value)
@@ -133,8 +136,8 @@ def _stored_source(
     part: Mapping[str, Any], key: Any, rate: Any, policy: MediaPolicy, store: MediaStore
 ) -> MediaSource | None:
     cached = store.references.get(key)
-    # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
-    # error. For raw pixels and samples the policy limits their number, not their bytes.
+    # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises
+    # the error. For raw pixels and samples the policy limits their number, not their bytes.
     if cached is None or not (cached.raw_modality or cached.nbytes <= policy.max_bytes):
         return None
     _check(cached, part, rate, policy)  # it may have been loaded from a part of another type
@@ -309,8 +312,8 @@ def _frame(value: Any, policy: MediaPolicy) -> np.ndarray:
 def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> None:
     nbytes = memoryview(data).nbytes
     start = b"" if isinstance(data, memoryview) and data.ndim != 1 else bytes(data[:4])
-    # max_pixels bounds raw pixels, max_audio_seconds raw samples; max_bytes bounds files, whose size does not depend on
-    # their contents alone.
+    # max_pixels bounds raw pixels, max_audio_seconds raw samples; max_bytes bounds files, whose size does not
+    # depend on their contents alone.
     if nbytes > policy.max_bytes and raw_modality(start) is None:
         raise MediaLimitError(f"{nbytes} bytes of media, more than max_bytes={policy.max_bytes} of the policy")
 

@@ -105,9 +105,9 @@ def check_type(
 ) -> str | None:
     """The media type of `data`. Raises `MediaError` for bytes that are known to be something else.
 
-    Servers often declare wrong types for images: only the bytes count, `declared` appears in errors only. Unknown bytes
-    are left to the decoder. `expected` None accepts every medium; `video` accepts images too, because they may be
-    animations; `audio` accepts videos too, whose sound is taken.
+    Servers often declare wrong types for images: only the bytes count, `declared` appears in errors only.
+    Unknown bytes are left to the decoder. `expected` None accepts every medium; `video` accepts images too,
+    because they may be animations; `audio` accepts videos too, whose sound is taken.
     """
     media_type = sniff(data)
     if media_type is None:

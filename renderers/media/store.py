@@ -17,8 +17,8 @@ _REFERENCE_BYTES = 448
 
 
 class _DataURL:
-    """A data URL as a key. It is hashed by a few samples: URLs with equal samples are distinguished by comparison,
-    which is quicker than hashing megabytes.
+    """A data URL as a key. It is hashed by a few samples: URLs with equal samples are distinguished by
+    comparison, which is quicker than hashing megabytes.
     """
 
     __slots__ = ("_hash", "text")
@@ -56,9 +56,9 @@ class ReferenceCache:
     - `http:` and `https:` URLs are found by value and keep their source: a URL has the meaning of its first fetch until
       it is evicted, whatever the server would answer by then.
 
-    Other values (bytearray, arrays, PIL images, paths) can change and are never cached. Sources are referenced weakly,
-    except those of URLs: a source that the store evicts is not kept alive here. The caller checks first whether the
-    policy allows a reference. Safe for threads.
+    Other values (bytearray, arrays, PIL images, paths) can change and are never cached. Sources are
+    referenced weakly, except those of URLs: a source that the store evicts is not kept alive here. The caller
+    checks first whether the policy allows a reference. Safe for threads.
 
     One half of `max_bytes` is for the references themselves, and for bytes that equal their source's but
     are another object; the other half is for the sources of URLs. With `find` (digest -> source or None) a
@@ -90,8 +90,8 @@ class ReferenceCache:
                 source = find(entry.digest)
             if source is not None:
                 self._add_url_source(source)
-        # An entry may outlive its bytes, and other bytes may have got the same id. The entry is valid if the source or
-        # the entry itself holds the very object.
+        # An entry may outlive its bytes, and other bytes may have got the same id. The entry is valid if the
+        # source or the entry itself holds the very object.
         if source is not None and (type(value) is not bytes or source.data is value or entry.copy is value):
             return source
         with self._lock:
@@ -169,8 +169,8 @@ class MediaStore:
     def __init__(self, max_bytes: int = 256 * 2**20) -> None:
         self.max_bytes = max_bytes
         self.references = ReferenceCache(max_bytes // 4, find=weakref.WeakMethod(self.source))
-        # The source of an item counts as used after the item, so it is evicted later: an item in the store always has
-        # an entry for its source, under which the source's bytes are counted.
+        # The source of an item counts as used after the item, so it is evicted later: an item in the store
+        # always has an entry for its source, under which the source's bytes are counted.
         self._entries: ByteLRU[_Key, MediaItem | MediaSource] = ByteLRU(max_bytes)
         self._lock = ProcessLock()
 

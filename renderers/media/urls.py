@@ -15,8 +15,8 @@ from urllib.parse import quote, urlsplit
 from renderers.errors import MediaFetchError, MediaPolicyError
 from renderers.media.policy import Deadline, MediaPolicy, normal_host
 
-# Networks that are not public although some or all versions of `ipaddress` call them global. Source: IANA's registries
-# of addresses for special purposes; 168.63.129.16 answers requests for metadata inside Azure.
+# Networks that are not public although some or all versions of `ipaddress` call them global. Source: IANA's
+# registries of addresses for special purposes; 168.63.129.16 answers requests for metadata inside Azure.
 _NOT_PUBLIC = tuple(
     map(ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20"))
 )
@@ -29,8 +29,9 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 def is_public_address(address: str | IPv4Address | IPv6Address, allowed_networks: Iterable[str] = ()) -> bool:
     """Whether an address belongs to the public internet or to one of `allowed_networks`.
 
-    An IPv6 address that contains an IPv4 address is public if that one is and the form is still in use (mapped, NAT64);
-    obsolete forms (compatible, 6to4, Teredo) are never public. Raises ValueError for a text that is not an address.
+    An IPv6 address that contains an IPv4 address is public if that one is and the form is still in use
+    (mapped, NAT64); obsolete forms (compatible, 6to4, Teredo) are never public. Raises ValueError for a text
+    that is not an address.
     """
     parsed = ip_address(address)
     return any(parsed in ip_network(network) for network in allowed_networks) or _is_public(parsed)
@@ -97,8 +98,8 @@ _UNQUOTED = "%/?:@!$&'()*+,;=-._~"
 class Target:
     """The address and the path of an HTTP request.
 
-    `host` is a lower-case ASCII name or an address without brackets, `authority` the Host header, `path` the path with
-    its query (secret), `redacted_url` the URL for errors and logs.
+    `host` is a lower-case ASCII name or an address without brackets, `authority` the Host header, `path` the
+    path with its query (secret), `redacted_url` the URL for errors and logs.
     """
 
     scheme: str

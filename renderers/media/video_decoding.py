@@ -1,7 +1,7 @@
 """Source bytes -> the frames of a video: raw frames, animated images (Pillow), and video files (PyAV, extra `video`).
 
-A video is never held in memory as a whole: `sample_video` asks its `plan` which frames are wanted once their number is
-known, and converts each wanted frame when it is decoded.
+A video is never held in memory as a whole: `sample_video` asks its `plan` which frames are wanted once their
+number is known, and converts each wanted frame when it is decoded.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class VideoInfo(NamedTuple):
 
 
 class FramePlan(NamedTuple):
-    """The indices of the wanted frames (ascending, may repeat), and the conversion of each frame: uint8 planes
-    (3, height, width) -> uint8 planes of one size for all."""
+    """The indices of the wanted frames (ascending, may repeat), and the conversion of each frame: uint8
+    planes (3, height, width) -> uint8 planes of one size for all."""
 
     indices: Sequence[int]
     convert: Callable[[np.ndarray], np.ndarray]
@@ -73,9 +73,9 @@ def decode_video(source: MediaSource, policy: MediaPolicy) -> tuple[np.ndarray, 
 def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[VideoInfo], FramePlan]) -> SampledVideo:
     """The frames that `plan` wants of a video, decoded within `policy.timeout` seconds.
 
-    Limits on frames and pixels are checked before anything is decoded. `plan` is called again if the decoder gives
-    another number of frames than the file declares. Raises `MediaLimitError`, `MediaError` for other data, an
-    unsupported format, a corrupt video or a missing PyAV.
+    Limits on frames and pixels are checked before anything is decoded. `plan` is called again if the decoder
+    gives another number of frames than the file declares. Raises `MediaLimitError`, `MediaError` for
+    other data, an unsupported format, a corrupt video or a missing PyAV.
     """
     deadline = Deadline(policy.timeout)
     with ExitStack() as stack:

@@ -1,10 +1,10 @@
 """Tool calls and tools in the form that a template reads: arguments as an object or as text, no content as "" or None.
 
-OpenAI's API carries arguments as text, and None as the content beside calls. A template that loops over arguments (GLM,
-MiniMax, Qwen3.5) fails on text, one that writes them as JSON (gpt-oss, Llama 3.1, Qwen2.5) prints text as a quoted
-string, one that joins strings (DeepSeek) fails on an object, and many print either. DeepSeek V3 prints calls where
-content is None alone, its distillates fail on that. The template is printed once with each combination, and the output
-shows which are read.
+OpenAI's API carries arguments as text, and None as the content beside calls. A template that loops over
+arguments (GLM, MiniMax, Qwen3.5) fails on text, one that writes them as JSON (gpt-oss, Llama 3.1, Qwen2.5)
+prints text as a quoted string, one that joins strings (DeepSeek) fails on an object, and many print either.
+DeepSeek V3 prints calls where content is None alone, its distillates fail on that. The template is printed
+once with each combination, and the output shows which are read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _NO_CONTENT: Final[Mapping[str, Mapping[str, Any]]] = {"text": {"content": ""}, 
 class CallForms:
     """Converts turns with tool calls, and tools, to a form that a template reads.
 
-    A call or a tool without a `type` is a function's; a schema alone becomes a tool of chat completions. Arguments that
-    cannot be converted (text that is no JSON object) stay unchanged, and so does content that is not empty.
+    A call or a tool without a `type` is a function's; a schema alone becomes a tool of chat completions.
+    Arguments that cannot be converted (text that is no JSON object) stay unchanged, and so does content that
+    is not empty.
     """
 
     def __init__(self, template: Template) -> None:

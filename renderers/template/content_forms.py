@@ -1,9 +1,9 @@
 """Content in the form that a template reads: a string, or a list of parts.
 
-A template of a multimodal model often prints nothing of a string or fails on it; one of a text model fails on a list,
-or prints it as data. Servers convert content before they print. vLLM finds one form for all roles in the syntax tree
-of the template; here a message of each role is printed in either form, under trace, and the output shows which forms
-are read. This differs by role, and works for templates in Python.
+A template of a multimodal model often prints nothing of a string or fails on it; one of a text model fails on
+a list, or prints it as data. Servers convert content before they print. vLLM finds one form for all roles in
+the syntax tree of the template; here a message of each role is printed in either form, under trace, and the
+output shows which forms are read. This differs by role, and works for templates in Python.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class ContentForms:
     def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checked message in a form that the template reads; unchanged if it is read or cannot be converted.
 
-        A developer message is a system message where the template reads only those, and the other way round. Several
-        texts are joined by a line break, as in vLLM. Content with a medium stays a list of parts: a string cannot hold
-        one.
+        A developer message is a system message where the template reads only those, and the other way round.
+        Several texts are joined by a line break, as in vLLM. Content with a medium stays a list of parts: a
+        string cannot hold one.
         """
         other = _OTHER_ROLE.get(message["role"])
         if other is not None and not self.reads(message["role"]) and self.reads(other):

@@ -1,10 +1,10 @@
 """The Jinja environment in which chat templates run: that of transformers, made to keep provenance and count work.
 
-Settings and helpers follow `transformers.utils.chat_template_utils`. Six operations of Jinja would silently drop
-spans, and each is replaced here or in `syntax_rewriting`: the `concat` that joins a template's output, the text of a
-printed list or dict, the operators `~` and `%`, methods called on string literals (`', '.join(items)`), and filters
-that build new strings. The work of loops, calls, filters and of the operators whose result is larger than their
-operands is counted (`work_limit`).
+Settings and helpers follow `transformers.utils.chat_template_utils`. Six operations of Jinja would silently
+drop spans, and each is replaced here or in `syntax_rewriting`: the `concat` that joins a template's output,
+the text of a printed list or dict, the operators `~` and `%`, methods called on string literals (`',
+'.join(items)`), and filters that build new strings. The work of loops, calls, filters and of the operators
+whose result is larger than their operands is counted (`work_limit`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from renderers.template.traced_json import traced_json
 from renderers.template.work_limit import STEP, spend, spend_on_text_of, spend_on_text_times
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-# The sandbox allows all public methods of a string but `format` and `format_map`, which it replaces: they could read
-# attributes. `is_safe_attribute` forbids `encode`.
+# The sandbox allows all public methods of a string but `format` and `format_map`, which it replaces: they
+# could read attributes. `is_safe_attribute` forbids `encode`.
 _SAFE_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {
     "encode",
     "format",

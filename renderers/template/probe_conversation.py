@@ -1,8 +1,8 @@
 """The smallest conversation that a template prints; all probing of a template starts from it.
 
-Most templates print a question and its answer. Some refuse them without tools (the `tool_use` template of Hermes) or
-without a system message, and some read content only as a list of parts. So several conversations are tried, the
-simplest first, until the texts of both the question and the answer are printed.
+Most templates print a question and its answer. Some refuse them without tools (the `tool_use` template of
+Hermes) or without a system message, and some read content only as a list of parts. So several conversations
+are tried, the simplest first, until the texts of both the question and the answer are printed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prompts that a vendor prints with Python code instead of a Jinja template.
 
-A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options>) -> str`. It joins its pieces with
-`traced_join` (an f-string would drop the spans), puts a `message_mark` before the text of each message, and raises
-`PromptRefusedError` for a conversation that its format cannot express.
+A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options>) -> str`. It joins its
+pieces with `traced_join` (an f-string would drop the spans), puts a `message_mark` before the text of each
+message, and raises `PromptRefusedError` for a conversation that its format cannot express.
 """
 
 from __future__ import annotations

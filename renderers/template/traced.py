@@ -4,10 +4,10 @@ A chat template is a program that concatenates strings. If its inputs are `Trace
 too: every slice, join or strip keeps the spans. Characters without a span were written by the template
 itself.
 
-Where the result of an operation cannot be mapped back character by character (`%`-formatting with width, `title()`
-where the length changes...), the *whole* result is marked as content of the first origin involved. This is the safe
-side: template text may count as content, but content never counts as template text and so never becomes a control
-token.
+Where the result of an operation cannot be mapped back character by character (`%`-formatting with width,
+`title()` where the length changes...), the *whole* result is marked as content of the first origin involved.
+This is the safe side: template text may count as content, but content never counts as template text and so
+never becomes a control token.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ class InputList(list[Any]):
 def spend_on_text_of(value: Any, *_: Any, **__: Any) -> None:
     """Count the text of a value before it is made; further arguments are ignored.
 
-    The text is counted and not the items: a list that holds another list twice, which holds another twice, ... has few
-    items and, after 40 levels, a text of a terabyte.
+    The text is counted and not the items: a list that holds another list twice, which holds another twice,
+    ... has few items and, after 40 levels, a text of a terabyte.
     """
     spend_on_text_times(value, 1)
 

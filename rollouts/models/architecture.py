@@ -32,8 +32,8 @@ EXTEND = "embed_tokens_extend"
 #: Qwen2-Audio searches for placeholders in its forward, and calls this method where none has a neighbour.
 MERGE = "_merge_input_ids_with_audio_features"
 
-# Model types whose `token_type_ids` are `mm_token_type_ids`. Elsewhere the name means something else: the prefix that
-# PaliGemma attends in both directions, or an embedding that is added, as in BERT and GPT-2.
+# Model types whose `token_type_ids` are `mm_token_type_ids`. Elsewhere the name means something else: the
+# prefix that PaliGemma attends in both directions, or an embedding that is added, as in BERT and GPT-2.
 _IMAGE_TOKEN_TYPES = frozenset({"gemma3", "gemma3n"})
 #: Errors that the code of a model raises for inputs that it cannot take.
 FORWARD_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -43,10 +43,10 @@ FORWARD_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, Run
 class Architecture:
     """A model, and what its classes tell.
 
-    `base` gives hidden states: the base model, or where that is the model itself, a copy without the output layer.
-    `placeholder_ids` are the token ids that stand for features; `mrope`: positions have three axes (`get_rope_index`
-    computes them); `search`: the name of the attribute of `base` that looks for placeholders by id, None where there is
-    none.
+    `base` gives hidden states: the base model, or where that is the model itself, a copy without the output
+    layer. `placeholder_ids` are the token ids that stand for features; `mrope`: positions have three axes
+    (`get_rope_index` computes them); `search`: the name of the attribute of `base` that looks for
+    placeholders by id, None where there is none.
     """
 
     model: Any
@@ -135,8 +135,8 @@ def _output_layer(model: Any) -> Any:
 def _without_output_layer(model: Any, output_layer: Any) -> Any:
     """A copy of a model whose forward gives the hidden states of the last layer in the place of logits.
 
-    Llama 4 with images needs it: the language model in it has its own output layer. All modules are those of the model,
-    but for the ones around the output layer, which are copied.
+    Llama 4 with images needs it: the language model in it has its own output layer. All modules are those of
+    the model, but for the ones around the output layer, which are copied.
     """
     *around, last = next(name for name, each in model.named_modules() if each is output_layer).split(".")
     part = copied = _copied(model)
@@ -214,8 +214,9 @@ def token_type_argument(architecture: Architecture, module: Any, *, with_media: 
 def same_random_numbers(architecture: Architecture) -> Iterator[None]:
     """A context in which dropout of a model in training mode is the same each time.
 
-    The caller's random numbers go on afterwards as if the model had not run. Only the generators of the CPU and of the
-    model's GPUs are seeded: `torch.manual_seed` would also seed those of GPUs whose state is not restored.
+    The caller's random numbers go on afterwards as if the model had not run. Only the generators of the CPU
+    and of the model's GPUs are seeded: `torch.manual_seed` would also seed those of GPUs whose state is not
+    restored.
     """
     devices = {tensor.device for tensor in architecture.model.parameters()} | {architecture.model.device}
     gpus = sorted((device for device in devices if device.type == "cuda"), key=str)

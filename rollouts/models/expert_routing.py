@@ -47,8 +47,8 @@ def replayed_experts(architecture: Architecture, experts: np.ndarray) -> Iterato
     The comparison has how many choices differed, the order of a token's experts left out.
 
     Raises `ArgumentError` for experts of another number of layers or beyond those of the model, and
-    `UnsupportedModelError` for a model whose routers transformers does not name, or which do not choose by one `topk`
-    over all experts.
+    `UnsupportedModelError` for a model whose routers transformers does not name, or which do not choose by
+    one `topk` over all experts.
     """
     routers = _routers(architecture)
     count = num_experts(architecture)

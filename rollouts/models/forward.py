@@ -35,9 +35,9 @@ def forward_inputs(
 ) -> dict[str, Any]:
     """The keyword arguments of the forward of `module`, the model or its base model; on the model's device.
 
-    `input_ids` (B, T); padded rows have `attention_mask` (B, T), packed rows have none: transformers then separates
-    sequences where `position_ids` begin again. With `explicit_masks` packed rows have the masks of `packed_masks`.
-    `position_ids`, token types and the tensors of the media as far as the forward takes them.
+    `input_ids` (B, T); padded rows have `attention_mask` (B, T), packed rows have none: transformers then
+    separates sequences where `position_ids` begin again. With `explicit_masks` packed rows have the masks of
+    `packed_masks`. `position_ids`, token types and the tensors of the media as far as the forward takes them.
     """
     model, takes = architecture.model, forward_parameters(module)
     types = torch.from_numpy(rows.token_types()).to(model.device)
@@ -66,8 +66,9 @@ def generic_hidden_states(
 ) -> tuple[torch.Tensor, np.ndarray]:
     """The last layer's hidden states (B, T, hidden) of placed rows, and the position after each sequence, int64 (N,).
 
-    They come from the model's own base model; `explicit_masks` as in `forward_inputs`. Raises `SampleError` for rows
-    that the model cannot take, and `UnsupportedModelError`, with what was tried, if the forward fails.
+    They come from the model's own base model; `explicit_masks` as in `forward_inputs`. Raises `SampleError`
+    for rows that the model cannot take, and `UnsupportedModelError`, with what was tried, if the forward
+    fails.
     """
     positions, following = row_positions(architecture, rows)
     inputs = forward_inputs(architecture, rows, architecture.base, positions, explicit_masks=explicit_masks)

@@ -32,8 +32,8 @@ class Prefill(NamedTuple):
 class ForwardPass:
     """The forward passes of a model of transformers, with media placed by range.
 
-    Raises `UnsupportedModelError` for a model without an output layer, or with one that does more than a linear
-    layer, a scale and soft-capping.
+    Raises `UnsupportedModelError` for a model without an output layer, or with one that does more than a
+    linear layer, a scale and soft-capping.
     """
 
     def __init__(self, model: Any) -> None:

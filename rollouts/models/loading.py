@@ -34,8 +34,8 @@ def load_model(
 ) -> Any:
     """The model of a checkpoint directory: a text model, or one that sees or hears; of an Omni model, its thinker.
 
-    `attn_implementation` as transformers has it; None: its usual one for the model. Raises `ArgumentError` where
-    there is no checkpoint.
+    `attn_implementation` as transformers has it; None: its usual one for the model. Raises `ArgumentError`
+    where there is no checkpoint.
     """
     if not Path(directory).is_dir():  # transformers would take the path for the name of a repository
         rule = "pass a checkpoint directory with config.json and model.safetensors; there is no such directory"

@@ -1,7 +1,7 @@
 """LoRA adapters over one model: PEFT makes their modules, which are in the model only while a block runs.
 
-At all other times the model has its own modules. Its parameters then have the names of its checkpoint, and any number
-of adapters share one copy of its weights.
+At all other times the model has its own modules. Its parameters then have the names of its checkpoint, and
+any number of adapters share one copy of its weights.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 class LoraOptions(Bounded):
     """A LoRA adapter (Hu et al. 2021, arXiv:2106.09685) on linear layers of the language model.
 
-    `rank` of its matrices; their product is multiplied by `alpha` / `rank`. `seed` of the random initial values; None:
-    another one each time. `train_attn`, `train_mlp` and `train_unembed` name the layers: those of attention, those of
-    the MLPs, and the output layer. Raises `ArgumentError`.
+    `rank` of its matrices; their product is multiplied by `alpha` / `rank`. `seed` of the random initial
+    values; None: another one each time. `train_attn`, `train_mlp` and `train_unembed` name the layers: those
+    of attention, those of the MLPs, and the output layer. Raises `ArgumentError`.
     """
 
     rank: int = whole_field(32, most=MAX_RANK)
@@ -129,8 +129,8 @@ def linear_layers(architecture: Architecture, lora: LoraOptions) -> list[str]:
     """The names of the layers that `lora` names: linear layers of the language model.
 
     Towers and their projectors, routers of experts and state-space layers have none. Raises
-    `UnsupportedModelError` where a kind that is asked for has no linear layer: experts can be one parameter without
-    modules.
+    `UnsupportedModelError` where a kind that is asked for has no linear layer: experts can be one parameter
+    without modules.
     """
     model = architecture.model
     modules = dict(model.named_modules())

@@ -31,9 +31,10 @@ def media_inputs(
 ) -> dict[str, torch.Tensor]:
     """The tensors of all items, by row and column, as `batch_tensors` combines them; floats in `dtype`.
 
-    `takes` are the keyword arguments of the forward of `model_class`. With `pads_sounds`, zeros pad those that have no
-    value for it: each is taken out of the batch again (`encoding_alone`). Raises `SampleError`, which names the row,
-    for a tensor that is not among them, for patches that contradict their grid, and for uint8 pixels without a scale.
+    `takes` are the keyword arguments of the forward of `model_class`. With `pads_sounds`, zeros pad those
+    that have no value for it: each is taken out of the batch again (`encoding_alone`). Raises `SampleError`,
+    which names the row, for a tensor that is not among them, for patches that contradict their grid, and for
+    uint8 pixels without a scale.
     """
     placed = rows.items()
     if not placed:

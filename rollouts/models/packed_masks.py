@@ -15,9 +15,10 @@ from rollouts.models.placed_rows import PlacedRows
 def packed_masks(architecture: Architecture, rows: PlacedRows, token_types: torch.Tensor) -> Any:
     """What the model's forward takes as `attention_mask`: a mask (B, 1, T, T), or a dict of them by type of layer.
 
-    `token_types` int64 (B, T), on the model's device. The blocks come from `create_masks_for_generate`, with which
-    `generate` prepares masks: sliding windows, and images attended in both directions, are as the model has them.
-    A padding token attends to itself. Raises `UnsupportedModelError` where the model makes no such masks.
+    `token_types` int64 (B, T), on the model's device. The blocks come from `create_masks_for_generate`, with
+    which `generate` prepares masks: sliding windows, and images attended in both directions, are as the model
+    has them. A padding token attends to itself. Raises `UnsupportedModelError` where the model makes no such
+    masks.
     """
     whole: dict[str, torch.Tensor] = {}
     for sequence, (row, column) in zip(rows.sequences, rows.starts.tolist(), strict=True):

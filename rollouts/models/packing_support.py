@@ -15,8 +15,8 @@ from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import TokenRow, placed_rows
 from rollouts.models.positions import row_positions
 
-#: How the sequences of a packed row are kept apart: by positions that begin again and no attention mask; by masks with
-#: a block for each sequence.
+#: How the sequences of a packed row are kept apart: by positions that begin again and no attention mask; by
+#: masks with a block for each sequence.
 Packing = Literal["positions", "masks"]
 
 _PACKINGS: tuple[Packing, ...] = ("positions", "masks")
@@ -32,10 +32,10 @@ _TYPES = ([0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0])
 def packing_of(architecture: Architecture, *, with_media: bool) -> Packing | None:
     """How the hidden states of a sequence become independent of the sequence before it in a packed row, if at all.
 
-    transformers separates attention where positions begin again. Some classes do not pass the positions to their masks,
-    or lose them where images are attended in both directions (`with_media`): they get masks. Layers with a recurrent
-    state are not separated by either. At first use, for each implementation of attention, the model runs on two
-    sequences of six tokens of which the first differs.
+    transformers separates attention where positions begin again. Some classes do not pass the positions to
+    their masks, or lose them where images are attended in both directions (`with_media`): they get masks.
+    Layers with a recurrent state are not separated by either. At first use, for each implementation of
+    attention, the model runs on two sequences of six tokens of which the first differs.
     """
     results = _known.setdefault(architecture.model, {})
     attention = str(getattr(architecture.text_config, "_attn_implementation", None))
@@ -60,8 +60,8 @@ def _separates(architecture: Architecture, packing: Packing, with_types: bool) -
     except UnsupportedModelError:  # it takes no such masks, or makes none
         return False
     changed, kept = ((one[part] - two[part]).abs().max() for part in (slice(_LENGTH), slice(_LENGTH, None)))
-    # The second sequence may change by this part of the change of the first: matrix products of low precision round
-    # differently for other rows of a batch of experts.
+    # The second sequence may change by this part of the change of the first: matrix products of low precision
+    # round differently for other rows of a batch of experts.
     return bool(kept <= 1e-3 * changed)
 
 

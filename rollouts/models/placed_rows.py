@@ -1,7 +1,7 @@
 """Token sequences with media, laid out in rows: one sequence a row with padding, or several sequences packed in a row.
 
-Every image, video and sound is placed by its range, not by token id: a policy can sample a literal `<|image_pad|>`,
-which a search by token id would mistake for an image.
+Every image, video and sound is placed by its range, not by token id: a policy can sample a literal
+`<|image_pad|>`, which a search by token id would mistake for an image.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class RowItem(NamedTuple):
 class PlacedRows:
     """N sequences in B rows and T columns.
 
-    `input_ids` int64 (B, T); `position_ids` int64 (B, T), the position of a token within its sequence, 0 on padding;
-    `sequence_ids` int32 (B, T), the index in `sequences`, -1 on padding; `starts` int64 (N, 2), row and column of the
-    first token of each sequence. `packed`: a row may hold several sequences, which do not attend to each other.
+    `input_ids` int64 (B, T); `position_ids` int64 (B, T), the position of a token within its sequence, 0 on
+    padding; `sequence_ids` int32 (B, T), the index in `sequences`, -1 on padding; `starts` int64 (N, 2), row
+    and column of the first token of each sequence. `packed`: a row may hold several sequences, which do not
+    attend to each other.
     """
 
     sequences: tuple[TokenRow, ...]
@@ -101,8 +102,8 @@ def place(
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """Where sequences of these lengths begin, int64 (N, 2) row and column, and the numbers of rows and columns.
 
-    The number of columns is rounded up to a multiple of `multiple_of`; no sequences have 0 rows and 0 columns. Raises
-    `ArgumentError` for values that do not exist.
+    The number of columns is rounded up to a multiple of `multiple_of`; no sequences have 0 rows and 0
+    columns. Raises `ArgumentError` for values that do not exist.
     """
     check_choice("layout", layout, Layout)
     check_choice("side", side, Side)

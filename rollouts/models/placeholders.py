@@ -39,8 +39,8 @@ def check_placeholders(architecture: Architecture, rows: PlacedRows) -> None:
 
 
 def check_token_ids(architecture: Architecture, rows: PlacedRows) -> None:
-    """Raise `SampleError`, which names row and token, for the id of a text token that has no row in the embeddings, and
-    `ArgumentError` for such an id on padding.
+    """Raise `SampleError`, which names row and token, for the id of a text token that has no row in the
+    embeddings, and `ArgumentError` for such an id on padding.
     """
     count = getattr(architecture.model.get_input_embeddings(), "num_embeddings", None)
     if not isinstance(count, int):
@@ -75,10 +75,10 @@ def _first_error(rows: PlacedRows, wrong: np.ndarray, reason: str) -> SampleErro
 def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
     """The base model, or a shallow copy of it that finds placeholders by range and encodes each sound by itself.
 
-    The copy is needed for literal placeholder tokens, for rows with images and videos in a model that has one id for
-    both, and for sounds of different lengths. It shares parameters, submodules and hooks with the base model and is
-    used for one forward pass, so that other threads are not affected. Raises `SampleError` for a literal token in a
-    model without a known search.
+    The copy is needed for literal placeholder tokens, for rows with images and videos in a model that has one
+    id for both, and for sounds of different lengths. It shares parameters, submodules and hooks with the base
+    model and is used for one forward pass, so that other threads are not affected. Raises `SampleError` for a
+    literal token in a model without a known search.
     """
     base = copy.copy(architecture.base)
     replaced = {**_search_by_range(architecture, base, rows), **encoding_alone(base, rows)}

@@ -24,9 +24,9 @@ _SECONDS = "video_second_per_grid"
 def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndarray, np.ndarray]:
     """Position ids of rows, and int64 (N,) the position of the token that would follow each sequence.
 
-    The position ids are int64 (B, T), counted from each sequence's first token, 0 on padding. For a model with M-RoPE
-    they are (3, B, T), time, row and column; for packed rows (4, B, T) with the text positions first, from which
-    transformers derives where a sequence begins.
+    The position ids are int64 (B, T), counted from each sequence's first token, 0 on padding. For a model
+    with M-RoPE they are (3, B, T), time, row and column; for packed rows (4, B, T) with the text positions
+    first, from which transformers derives where a sequence begins.
     """
     lengths = np.array([len(sequence) for sequence in rows.sequences], dtype=np.int64)
     if not architecture.mrope:
@@ -46,8 +46,8 @@ def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndar
 def media_positions(architecture: Architecture, sequence: TokenRow) -> tuple[np.ndarray, float]:
     """M-RoPE positions (3, n) of a sequence with media, and the position of the token that would follow it.
 
-    They are int64, or float32 where Qwen3-Omni gives the frames of a video fractions. Raises `SampleError` for a video
-    with its sound that does not begin with the tokens that Omni models want there.
+    They are int64, or float32 where Qwen3-Omni gives the frames of a video fractions. Raises `SampleError`
+    for a video with its sound that does not begin with the tokens that Omni models want there.
     """
     parts: list[tuple[np.ndarray, float]] = []
     begin = 0
@@ -100,10 +100,11 @@ def _positions_with_sound(
 def _positions(architecture: Architecture, sequence: TokenRow) -> tuple[np.ndarray, float]:
     """`media_positions` of a sequence without videos that have their sound.
 
-    `get_rope_index` of the model computes them. It reads token types and takes adjacent runs of one type for one image;
-    here a text token is inserted between such runs, and its position is taken out of the result again. A text token is
-    appended too: its position is the following one. Qwen's Omni models read token ids instead, and want a start token
-    before each image and video: here it is inserted. The tokens of a sound have the positions of text.
+    `get_rope_index` of the model computes them. It reads token types and takes adjacent runs of one type for
+    one image; here a text token is inserted between such runs, and its position is taken out of the result
+    again. A text token is appended too: its position is the following one. Qwen's Omni models read token ids
+    instead, and want a start token before each image and video: here it is inserted. The tokens of a sound
+    have the positions of text.
     """
     by_ids = "mm_token_type_ids" not in inspect.signature(architecture.base.get_rope_index).parameters
     runs = [
@@ -154,10 +155,10 @@ def _grids(architecture: Architecture, items: Sequence[MediaItem]) -> Mapping[st
 def mrope_positions(length: int, placed: Sequence[PlacedItem], merge_size: int) -> tuple[np.ndarray, int]:
     """Positions int64 (3, length) of a row, and the position of the token that would follow it.
 
-    A text token advances all three by one. An image of grid (t, h, w) starts at the next position: its tokens count
-    time, rows and columns from there, and the text after it continues after the longer side. The frames of a video are
-    images between their time stamps. Source: `get_rope_index` of transformers' Qwen3-VL; with ranges, adjacent images
-    and literal placeholder tokens need no special case.
+    A text token advances all three by one. An image of grid (t, h, w) starts at the next position: its tokens
+    count time, rows and columns from there, and the text after it continues after the longer side. The frames
+    of a video are images between their time stamps. Source: `get_rope_index` of transformers' Qwen3-VL; with
+    ranges, adjacent images and literal placeholder tokens need no special case.
     """
     positions = np.empty((3, length), dtype=np.int64)
     written, position = 0, 0

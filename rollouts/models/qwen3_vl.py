@@ -1,7 +1,7 @@
 """A faster forward pass for Qwen3-VL, with the same result as the generic one: each distinct image is encoded once.
 
-Calls the same modules of transformers' `Qwen3VLForConditionalGeneration` in the same order as its own `forward`, which
-finds placeholders by token id and encodes an image once for every row that contains it.
+Calls the same modules of transformers' `Qwen3VLForConditionalGeneration` in the same order as its own
+`forward`, which finds placeholders by token id and encodes an image once for every row that contains it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class VisionFeatures(NamedTuple):
 
 
 class _Placement(NamedTuple):
-    """`position_ids` int64 (3, B, T), or (4, B, T) for packed rows; `following` int64 (N,), the position after each
-    sequence; `visual` bool (B, T), True on placeholder tokens; `feature_rows` int64 (number of True,), the row in the
-    concatenated features of the distinct items for each of them.
+    """`position_ids` int64 (3, B, T), or (4, B, T) for packed rows; `following` int64 (N,), the position
+    after each sequence; `visual` bool (B, T), True on placeholder tokens; `feature_rows` int64 (number of
+    True,), the row in the concatenated features of the distinct items for each of them.
     """
 
     position_ids: np.ndarray

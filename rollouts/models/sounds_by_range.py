@@ -47,8 +47,8 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 def extending(base: Any, neutral_id: int, rows: PlacedRows, tokens: torch.Tensor) -> Mapping[str, Any]:
     """Attributes for Phi-4's `base`: sounds are encoded one by one, each with the projection of its own row.
 
-    The model has one for sounds, and one for sounds beside images; its code takes the second for all sounds of a batch
-    with an image. `tokens` are the ids (B, T).
+    The model has one for sounds, and one for sounds beside images; its code takes the second for all sounds
+    of a batch with an image. `tokens` are the ids (B, T).
     """
     placed = rows.items()
     seeing = {each.sequence for each in placed if each.item.modality == "image"}
@@ -109,8 +109,8 @@ def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:
 
 
 def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained: np.ndarray) -> None:
-    """Raise `SampleError` for sounds of which the model's own forward makes other features in this batch than alone, or
-    than those that tokens in `trained`, bool (B, T), were sampled with.
+    """Raise `SampleError` for sounds of which the model's own forward makes other features in this batch than
+    alone, or than those that tokens in `trained`, bool (B, T), were sampled with.
     """
     placed = rows.items()
     sounds = [each for each in placed if each.item.has_sound]

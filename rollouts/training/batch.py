@@ -47,11 +47,12 @@ class TrainingBatch:
 
     `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers
     of tokens; both stay on the CPU. Media, routed experts and likeliest tokens stay in `samples`: they are
-    neither padded nor copied. `extras` are tensors of the caller's own, for each sample one or None (`with_extras`).
+    neither padded nor copied. `extras` are tensors of the caller's own, for each sample one or None
+    (`with_extras`).
 
-    The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
-    `advantages` in place. Raises `SampleError` for tensors of other shapes or dtypes, and for a `loss_mask` that is
-    True on padding or on the first token of a sample.
+    The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a
+    change of `advantages` in place. Raises `SampleError` for tensors of other shapes or dtypes, and for a
+    `loss_mask` that is True on padding or on the first token of a sample.
     """
 
     samples: tuple[TrainingSample, ...]
@@ -112,8 +113,8 @@ class TrainingBatch:
     ) -> TrainingBatch:
         """Lay out `samples`; see the class for `layout`, `side` and `multiple_of`.
 
-        Raises `SampleError` unless there is at least one sample, and `ArgumentError` for a `pad_id` that is no token id
-        and for other arguments that do not exist.
+        Raises `SampleError` unless there is at least one sample, and `ArgumentError` for a `pad_id` that is
+        no token id and for other arguments that do not exist.
         """
         if not samples:
             usual = "usually all episodes of the step failed or were skipped; look at `episode.error`"
@@ -136,8 +137,8 @@ class TrainingBatch:
     def __getitem__(self, index: RowIndex) -> TrainingBatch:
         """A batch of the selected samples in the same layout, laid out anew; for an integer, a batch of one sample.
 
-        An index may be negative, a slice or list may select nothing. Values that were changed in the tensors of this
-        batch are kept. Raises `IndexError` for a sample that does not exist.
+        An index may be negative, a slice or list may select nothing. Values that were changed in the tensors
+        of this batch are kept. Raises `IndexError` for a sample that does not exist.
         """
         if isinstance(index, torch.Tensor):
             index = index.cpu().numpy()
@@ -174,9 +175,10 @@ class TrainingBatch:
     def with_extras(self, **extras: torch.Tensor) -> TrainingBatch:
         """This batch with more extras: tensors (B, T, ...), of which each sample gets its tokens.
 
-        `batch.with_extras(reference=token_logprobs(reference_model, batch))` keeps the log-probabilities of a reference
-        with their samples through every selection; `column("reference")` lays them out again. A part of a tensor is a
-        view on it. Raises `SampleError` for a name of a tensor of this batch and for other shapes.
+        `batch.with_extras(reference=token_logprobs(reference_model, batch))` keeps the log-probabilities of a
+        reference with their samples through every selection; `column("reference")` lays them out again. A
+        part of a tensor is a view on it. Raises `SampleError` for a name of a tensor of this batch and for
+        other shapes.
         """
         shape = tuple(self.input_ids.shape)
         added: dict[str, Extra] = {}
@@ -193,9 +195,9 @@ class TrainingBatch:
     def column(self, name: str) -> torch.Tensor:
         """The extra `name`, one row for each token, laid out as (B, T, ...); 0 on padding.
 
-        Also a teacher's column of the samples: "teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"; these are
-        NaN or 0 in a sample that has none and trains no token. Raises `SampleError` for an extra that does not exist
-        and for a sample without one row for each of its tokens.
+        Also a teacher's column of the samples: "teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs";
+        these are NaN or 0 in a sample that has none and trains no token. Raises `SampleError` for an extra
+        that does not exist and for a sample without one row for each of its tokens.
         """
         if name not in self.extras and name not in TEACHER_COLUMNS:
             raise SampleError(None, f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
@@ -299,8 +301,8 @@ def check_trained(
 def _selected(batches: Sequence[TrainingBatch], chosen: np.ndarray) -> TrainingBatch:
     """A batch, laid out like the first of `batches`, of the samples numbered `chosen` int64 (k,).
 
-    The samples of all batches are counted through. Values come from the tensors of the batches, on their device; an
-    extra that a batch does not have is None for its samples.
+    The samples of all batches are counted through. Values come from the tensors of the batches, on their
+    device; an extra that a batch does not have is None for its samples.
     """
     like = batches[0]
     samples = [sample for batch in batches for sample in batch.samples]
@@ -365,8 +367,8 @@ def micro_batches(
 ) -> Iterator[TrainingBatch]:
     """Batches of at most `rows` samples, in order, each padded to its own width.
 
-    A sample more than `stretch` times as long as the first of its batch starts a new batch: with samples sorted by
-    length this limits the padding. Raises `ArgumentError` for `rows` below 1.
+    A sample more than `stretch` times as long as the first of its batch starts a new batch: with samples
+    sorted by length this limits the padding. Raises `ArgumentError` for `rows` below 1.
     """
     check_integer("rows", rows)
     part: list[TrainingSample] = []

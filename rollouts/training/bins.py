@@ -8,8 +8,8 @@ import numpy as np
 class Bins:
     """Bins with a budget of tokens and one of patches; the members of a bin are numbers of items.
 
-    `tokens` and `patches` are int64 (n,), the sizes of all items; `empty` is the largest number of bins that `open`
-    adds.
+    `tokens` and `patches` are int64 (n,), the sizes of all items; `empty` is the largest number of bins that
+    `open` adds.
     """
 
     def __init__(

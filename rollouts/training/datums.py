@@ -22,11 +22,12 @@ from rollouts.training.truncation import tower_rows
 class Datum(TokenRow):
     """A row of n tokens with a target for each.
 
-    `token_ids` integers (n,), with `media` and the ranges of their placeholder tokens; `target_ids` integers (n,): the
-    model predicts target t from the tokens 0 to t, so that it usually is token t + 1. `inputs` are what the loss takes
-    for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`, `mask`, `sequence_ratio_mask`,
-    `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids` and `teacher_top_logprobs`. For
-    "cross_entropy", `target_ids` and `weights` may be (n, k): k targets for each token, with a weight each.
+    `token_ids` integers (n,), with `media` and the ranges of their placeholder tokens; `target_ids` integers
+    (n,): the model predicts target t from the tokens 0 to t, so that it usually is token t + 1. `inputs` are
+    what the loss takes for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`,
+    `mask`, `sequence_ratio_mask`, `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids`
+    and `teacher_top_logprobs`. For "cross_entropy", `target_ids` and `weights` may be (n, k): k targets for
+    each token, with a weight each.
 
     A `Trainer` checks it, and names it in errors by its place in the list: `data[3]`.
     """
@@ -43,9 +44,10 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
 
         data = [datum_from_sample(sample, "ppo") for sample in samples]
 
-    The weights of `cross_entropy` are the advantages, 1 in a supervised sample; tokens outside of the loss mask have no
-    part in any loss. Losses with a teacher need its columns (`with_teacher`). Raises `SampleError` for a sample of one
-    token, for one whose last token belongs to a medium, and for one without a column that the loss needs.
+    The weights of `cross_entropy` are the advantages, 1 in a supervised sample; tokens outside of the loss
+    mask have no part in any loss. Losses with a teacher need its columns (`with_teacher`). Raises
+    `SampleError` for a sample of one token, for one whose last token belongs to a medium, and for one without
+    a column that the loss needs.
     """
     count, known = len(sample) - 1, named_loss(loss)
     if count < 1:
@@ -142,8 +144,9 @@ def _check_candidates(
 def passes(data: Sequence[Datum], tokens_per_pass: int, patches_per_pass: int) -> list[list[int]]:
     """The numbers of the rows of each forward pass: rows of similar lengths, within two budgets.
 
-    A pass has at most `tokens_per_pass` tokens with its padding, and `patches_per_pass` patches and frames; a row that
-    is larger than a budget has a pass of its own. Rows of a pass have one number of targets for each token.
+    A pass has at most `tokens_per_pass` tokens with its padding, and `patches_per_pass` patches and frames; a
+    row that is larger than a budget has a pass of its own. Rows of a pass have one number of targets for each
+    token.
     """
     found: list[list[int]] = []
     patches = 0

@@ -21,9 +21,9 @@ def concatenated_media(batch: TrainingBatch, name: str) -> torch.Tensor | None:
 
         pixels = concatenated_media(batch, "pixel_values")
 
-    Rows are concatenated, or stacked and padded where the `fields` of an item say batched; an array of one axis, such
-    as the grid of an image, is one row. Raises `SampleError`, which names the tensor, for arrays that differ in dtype
-    or in the shape of their rows.
+    Rows are concatenated, or stacked and padded where the `fields` of an item say batched; an array of one
+    axis, such as the grid of an image, is one row. Raises `SampleError`, which names the tensor, for arrays
+    that differ in dtype or in the shape of their rows.
     """
     tensor = _combined([item for sample in batch.samples for item, _ in sample.media if name in item], name)
     return None if tensor is None else tensor.to(batch.input_ids.device)

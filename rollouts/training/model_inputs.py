@@ -25,10 +25,10 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     M-RoPE (3, B, T) and packed (4, B, T); `token_type_ids` or `mm_token_type_ids` (B, T); and the tensors of
     the media by their names, of all rows, in order.
 
-    transformers finds media by token id, so it would take a sampled placeholder token for an image: a row with such a
-    token raises `SampleError`. So do sounds of other lengths where padding would change them.
-    `token_logprobs` finds media by range, each sound by itself, and accepts such rows. A packed batch for a model
-    that does not keep the samples of a row apart raises `UnsupportedModelError`.
+    transformers finds media by token id, so it would take a sampled placeholder token for an image: a row
+    with such a token raises `SampleError`. So do sounds of other lengths where padding would change them.
+    `token_logprobs` finds media by range, each sound by itself, and accepts such rows. A packed batch for a
+    model that does not keep the samples of a row apart raises `UnsupportedModelError`.
     """
     known = architecture(model)
     if not batch.lengths.any():

@@ -39,11 +39,11 @@ Row = tuple[TrainingSample, ...]
 class PackingPlan:
     """Rows of packed samples: `steps[s][r]` are the samples that rank r computes in step s.
 
-    All ranks have the same number of steps. Steps are micro-steps of one optimizer step: rows of a step have similar
-    costs, so the lengths differ from step to step. `filled` is the fraction of the token budget of all rows that has
-    tokens of samples, 0 without rows. `imbalance` is the mean over the steps of the largest cost of a rank divided by
-    the mean cost, minus 1. `truncations` and `left_out` have the samples that were cut and those that were left out.
-    A plan without rows has no steps for each of its `ranks`.
+    All ranks have the same number of steps. Steps are micro-steps of one optimizer step: rows of a step have
+    similar costs, so the lengths differ from step to step. `filled` is the fraction of the token budget of
+    all rows that has tokens of samples, 0 without rows. `imbalance` is the mean over the steps of the largest
+    cost of a rank divided by the mean cost, minus 1. `truncations` and `left_out` have the samples that were
+    cut and those that were left out. A plan without rows has no steps for each of its `ranks`.
     """
 
     steps: tuple[tuple[Row, ...], ...]
@@ -165,8 +165,8 @@ def _fill(
 ) -> list[range]:
     """Fill the bins with the groups, and return the rows of each group; their numbers are multiples of `ranks`.
 
-    The last group also takes the room that the groups before it have left. `stand_in` is the number of the first
-    stand-in.
+    The last group also takes the room that the groups before it have left. `stand_in` is the number of the
+    first stand-in.
     """
     rows = []
     for position, group in enumerate(groups):
@@ -263,10 +263,10 @@ def token_cost(lengths: np.ndarray, hidden_size: int) -> np.ndarray:
 def assign_ranks(steps: Sequence[Sequence[int]], costs: Sequence[float]) -> list[list[int]]:
     """Each step with its rows reordered: position r is for rank r, and the ranks' total costs are about equal.
 
-    The largest differencing method of Karmarkar and Karp, in its form for parts of equal size (Michiels et al. 2003,
-    "Performance ratios for the differencing method applied to the balanced number partitioning problem"): the two
-    partial assignments in which the ranks differ most are joined, the most expensive rank of one with the cheapest of
-    the other, until one is left.
+    The largest differencing method of Karmarkar and Karp, in its form for parts of equal size (Michiels et
+    al. 2003, "Performance ratios for the differencing method applied to the balanced number partitioning
+    problem"): the two partial assignments in which the ranks differ most are joined, the most expensive rank
+    of one with the cheapest of the other, until one is left.
     """
     if not steps:
         return []

@@ -24,20 +24,21 @@ from transport import wire_type
 class TrainingSample(TokenRow):
     """A row of n tokens.
 
-    `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained; `logprobs`
-    float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the items with the ranges
-    of their placeholder tokens. `weight_spans` count trained tokens: 0 is the first token of the mask. `name`
-    identifies the row in errors. `routed_experts`, integers (n, layers, experts a token), are those of the sampler's
-    pass that predicted each token, the first row without meaning; None where the engine did not report them. They
-    change no loss: `diagnose_mismatch` reads them. `top_logprobs` (n, k) are the likeliest tokens of the sampler in the
-    place of each token, with -1 and NaN where none were recorded, as in prompts; None where none were at all.
+    `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained;
+    `logprobs` float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the items
+    with the ranges of their placeholder tokens. `weight_spans` count trained tokens: 0 is the first token of
+    the mask. `name` identifies the row in errors. `routed_experts`, integers (n, layers, experts a token),
+    are those of the sampler's pass that predicted each token, the first row without meaning; None where the
+    engine did not report them. They change no loss: `diagnose_mismatch` reads them. `top_logprobs` (n, k) are
+    the likeliest tokens of the sampler in the place of each token, with -1 and NaN where none were recorded,
+    as in prompts; None where none were at all.
 
     A teacher's columns (`rollouts.training.score`), each None where there was no teacher: `teacher_logprobs`
     float32 (n,), finite on trained tokens; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 (n, k),
     the likeliest tokens in the place of each. `with_teacher` adds them.
 
-    Raises `SampleError` for token ids that are no int32 from 0, and for dtypes, lengths, log-probabilities, advantages,
-    spans, ranges, experts and likeliest tokens that contradict each other.
+    Raises `SampleError` for token ids that are no int32 from 0, and for dtypes, lengths, log-probabilities,
+    advantages, spans, ranges, experts and likeliest tokens that contradict each other.
     """
 
     token_ids: np.ndarray

@@ -35,8 +35,8 @@ def laid_out(parts: Sequence[Any], starts: np.ndarray | torch.Tensor, out: Rows)
 def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> Extra:
     """One tensor for each sample: its column `name` of `TEACHER_COLUMNS`, ids as int64.
 
-    Raises `SampleError`, which names the sample, for one that trains tokens and has no such column, and for columns of
-    several widths.
+    Raises `SampleError`, which names the sample, for one that trains tokens and has no such column, and for
+    columns of several widths.
     """
     columns = [getattr(sample, name) for sample in samples]
     shapes = {column.shape[1:] for column in columns if column is not None}

@@ -39,13 +39,14 @@ def samples_from_trajectory(
     "weighted", in each of them with its advantage divided by k, so that the policy gradients sum to the
     gradient of the node once; "each", in each of them, so that it counts k times.
 
-    With `agents`, only turns of these agents are trained ("" is the one that plays the environment), and leaves without
-    such a turn have no sample. For other advantages for each agent, pass a list made from the `agent` of each turn.
+    With `agents`, only turns of these agents are trained ("" is the one that plays the environment), and
+    leaves without such a turn have no sample. For other advantages for each agent, pass a list made from the
+    `agent` of each turn.
 
-    `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
-    they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
-    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path, and for an
-    episode of a chat endpoint, of which no tokens are known.
+    `processors` (a renderer's, by modality) compute the pixels again from the sources; raises
+    `PixelMismatchError` if they differ from the pixels that the sampler saw. Raises `ArgumentError` for
+    another advantage, `shared` or `agents`, and `TrajectoryError` for routed experts whose numbers of layers
+    or dtypes differ along a path, and for an episode of a chat endpoint, of which no tokens are known.
     """
     if not trajectory.has_tokens:
         raise TrajectoryError(

@@ -18,8 +18,8 @@ from rollouts.values import check_integer
 class Truncation:
     """What was cut off a sample: its tokens, trained tokens and media before and after.
 
-    `lost_last_trained` says whether its last trained token is gone, usually the stop token of the last turn: the sample
-    then no longer teaches where a completion ends.
+    `lost_last_trained` says whether its last trained token is gone, usually the stop token of the last turn:
+    the sample then no longer teaches where a completion ends.
     """
 
     name: str
