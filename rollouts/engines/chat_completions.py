@@ -1,4 +1,5 @@
-"""The form of OpenAI's chat completions: messages of a request, the answer in a response, refusals of long prompts."""
+"""The form of OpenAI's chat completions: messages of a request, the answer in a response, refusals of long
+prompts."""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ def sent_messages(
 ) -> list[dict[str, Any]]:
     """Checked messages as OpenAI's API takes them. Raises `MessageError` and `MediaError`.
 
-    A result of a call that is no call of the message before it, because it was malformed, becomes a message of the
-    user, after the results of the other calls: servers refuse it otherwise. With `tool_images` "user", so do the media
-    of results.
+    A result of a call that is no call of the message before it, because it was malformed, becomes a message
+    of the user, after the results of the other calls: servers refuse it otherwise. With `tool_images` "user",
+    so do the media of results.
     """
     sent: list[dict[str, Any]] = []
     call_ids: set[str] = set()
@@ -88,7 +89,8 @@ def _sent_message(message: Mapping[str, Any], index: int, data_url: DataURL) -> 
         if message.get(key):
             sent[key] = _text(message[key], index)
     calls = [_sent_call(call, index, number) for number, call in enumerate(message.get("tool_calls", ()))]
-    # Beside calls, no content is null, as servers answer it: the template of DeepSeek V3 drops calls beside "".
+    # Beside calls, no content is null, as servers answer it: the template of DeepSeek V3 drops calls beside
+    # "".
     return {**sent, "content": sent_content or None, "tool_calls": calls} if calls else sent
 
 
@@ -114,7 +116,8 @@ def _sent_part(part: Mapping[str, Any], message_index: int, part_index: int, dat
 
 
 def wav_or_mp3(source: MediaSource, policy: MediaPolicy) -> SourceFile:
-    """A WAV or MP3 file as it is; an array as a WAV of its samples; another file as a WAV in mono at its own rate.
+    """A WAV or MP3 file as it is; an array as a WAV of its samples; another file as a WAV in mono at its own
+    rate.
 
     Every sound is decoded first. Raises `MediaError`.
     """
@@ -384,7 +387,8 @@ _LIMIT = re.compile(
     r"(?i)(?:context length (?:is|of|\()\s*(?:only )?|limit of |within the model's |size \(|max_model_len=)"
     r"(\d{1,15})(?!\d)"
 )
-#: "at least": vLLM has not counted the whole prompt; what this project has counted of one is more than the limit.
+#: "at least": vLLM has not counted the whole prompt; what this project has counted of one is more than the
+#: limit.
 _PROMPT = re.compile(
     r"(?i)(?<!at least )\b(\d{1,15}) input tokens|\b(\d{1,15}) in the messages|resulted in (\d{1,15}) tokens"
     r"|prompt of (\d{1,15}) tokens|\b(\d{1,15}) tokens from the input|input \((\d{1,15}) tokens"

@@ -38,8 +38,8 @@ def continuation(
         n=1,
         max_tokens=left,
         extra=extra,
-        # A different seed, because the same one would draw the same numbers again. vLLM seeds sample i of n with
-        # seed + i.
+        # A different seed, because the same one would draw the same numbers again. vLLM seeds sample i of n
+        # with seed + i.
         seed=None if seed is None else (seed + partial.index + (round_number << 32)) % 2**63,
     )
     return replace(
@@ -56,7 +56,8 @@ def continuation(
 def single_samples(request: GenerateRequest) -> list[GenerateRequest]:
     """A request for each of the n samples of a request, for a server that samples one at a time.
 
-    Sample i has the seed seed + i, as in vLLM. Only the first one requests the log-probabilities of the prompt.
+    Sample i has the seed seed + i, as in vLLM. Only the first one requests the log-probabilities of the
+    prompt.
     """
     return [
         replace(
@@ -79,8 +80,8 @@ def _sample_seed(seed: int | None, index: int) -> int | None:
 
 def restarts_from_prompt(request: GenerateRequest) -> bool:
     """Whether a completion of this request that is cut off is sampled again from its beginning."""
-    # Parameters that depend on the tokens generated so far. In a continuation those tokens are part of the prompt: a
-    # grammar, for example, would start again in the middle of the completion.
+    # Parameters that depend on the tokens generated so far. In a continuation those tokens are part of the
+    # prompt: a grammar, for example, would start again in the middle of the completion.
     return any(
         request.sampling.extra.get(name)
         for name in ("frequency_penalty", "presence_penalty", "repetition_detection", "structured_outputs")
@@ -95,8 +96,8 @@ async def completed(
 ) -> Completion:
     """A completion with what is sampled after each time that it is cut off.
 
-    `context_length` is awaited before each continuation; None ends the completion with its tokens so far. `send`
-    samples the one completion of a request. Raises what they raise.
+    `context_length` is awaited before each continuation; None ends the completion with its tokens so far.
+    `send` samples the one completion of a request. Raises what they raise.
     """
     rounds = 0
     while partial.finish_reason is FinishReason.ABORT and (max_model_len := await context_length()) is not None:
@@ -124,7 +125,8 @@ def join_completions(partial: Completion, rest: Completion) -> Completion:
         token_ids=np.concatenate([partial.token_ids, rest.token_ids]),
         logprobs=np.concatenate([partial.logprobs, rest.logprobs]),
         weight_spans=join_spans(partial.weight_spans, rest.weight_spans, done),
-        # Both arrays begin at the prompt; for the first tokens, the earlier array is from the time of their sampling.
+        # Both arrays begin at the prompt; for the first tokens, the earlier array is from the time of their
+        # sampling.
         routed_experts=rest.routed_experts
         if partial.routed_experts is None or rest.routed_experts is None
         else np.concatenate([partial.routed_experts, rest.routed_experts[len(partial.routed_experts) :]]),

@@ -69,13 +69,14 @@ _MAX_CONCURRENCY: Final = 1000
 
 
 class ChatEndpoint(ChatEngine):
-    """A model behind OpenAI's chat completions: OpenAI, vLLM, `rollouts serve`, and most other servers and providers.
+    """A model behind OpenAI's chat completions: OpenAI, vLLM, `rollouts serve`, and most other servers and
+    providers.
 
         endpoint = ChatEndpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-VL-8B-Instruct")
         answer = await endpoint.chat([{"role": "user", "content": "How many dots?"}], sampling=SamplingParams())
 
-    A `ChatEngine`: it takes and returns messages, and the server has the chat template. Without `return_token_ids`
-    nothing can be trained on its completions.
+    A `ChatEngine`: it takes and returns messages, and the server has the chat template. Without
+    `return_token_ids` nothing can be trained on its completions.
 
     - `base_url`: the part of the address before `/chat/completions`, such as "https://api.openai.com/v1".
     - `model`: the name of the model at the server.
@@ -98,8 +99,9 @@ class ChatEndpoint(ChatEngine):
       every image is sent as a data URL, JPEG files and usual PNG files unchanged, others as PNG; every sound in
       base64, WAV and MP3 files unchanged, others as WAV.
 
-    Proxies and certificates are those of the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE...). An endpoint belongs
-    to the event loop on which it is used first; after that is closed, another one may follow. Raises `ArgumentError`.
+    Proxies and certificates are those of the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE...). An
+    endpoint belongs to the event loop on which it is used first; after that is closed, another one may
+    follow. Raises `ArgumentError`.
     """
 
     def __init__(
@@ -176,11 +178,12 @@ class ChatEndpoint(ChatEngine):
     ) -> ChatAnswer:
         """Sample the next assistant message of a conversation.
 
-        `seed` replaces that of `sampling`. `sampling.extra` holds further fields of the request under the server's own
-        names (`stop`, `reasoning_effort`; vLLM's `top_k`, `min_p`). What is not sent has the server's default: vLLM
-        takes those of the model's generation_config.json. Where prompt and `max_tokens` together exceed the context,
-        the completion ends with the context. A result of a call that is no call of the message before it, because it
-        was malformed, is sent as a message of the user: servers refuse it otherwise.
+        `seed` replaces that of `sampling`. `sampling.extra` holds further fields of the request under the
+        server's own names (`stop`, `reasoning_effort`; vLLM's `top_k`, `min_p`). What is not sent has the
+        server's default: vLLM takes those of the model's generation_config.json. Where prompt and
+        `max_tokens` together exceed the context, the completion ends with the context. A result of a call
+        that is no call of the message before it, because it was malformed, is sent as a message of the user:
+        servers refuse it otherwise.
 
         Raises `MessageError` and `MediaError`; `InvalidRequestError` for sampling options that the API does not have;
         `ContextLengthError`; `ApiKeyError` (HTTP 401, 403); `ServerError` for other errors of the server, such as an
@@ -222,7 +225,8 @@ class ChatEndpoint(ChatEngine):
             raise
 
     async def check(self) -> None:
-        """Ask for the list of models, which every such server has, to find a wrong address or key before a run.
+        """Ask for the list of models, which every such server has, to find a wrong address or key before a
+        run.
 
         An answer that is no list is no error: the chat completions may be there nevertheless. Raises
         `ServerUnreachableError`, `ServerTimeoutError`, `ApiKeyError` and `EngineClosedError`.
@@ -294,7 +298,8 @@ class ChatEndpoint(ChatEngine):
         return url
 
     async def _request(self, request_id: str, body: Mapping[str, Any]) -> bytes:
-        """The body of the response. A request that does not fit into the context is sent again without its limit."""
+        """The body of the response. A request that does not fit into the context is sent again without its
+        limit."""
         if self._loop.enter(request_id):
             self._slots = asyncio.Semaphore(self._concurrency)
         async with self._slots:

@@ -20,7 +20,8 @@ class EngineLoop:
     def enter(self, request_id: str) -> bool:
         """Whether the running loop is a new one, so that what belonged to the loop before must be made again.
 
-        Raises `EngineError` for request `request_id` where the engine belongs to another loop, which is still open.
+        Raises `EngineError` for request `request_id` where the engine belongs to another loop, which is still
+        open.
         """
         running = asyncio.get_running_loop()
         if self._loop is running:
@@ -56,7 +57,8 @@ class SingleFlight(Generic[T]):
         self._running: dict[Hashable, asyncio.Task[T]] = {}
 
     async def run(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the running call of this key, else of `make()`. Raises `EngineError` on another open loop."""
+        """The result of the running call of this key, else of `make()`. Raises `EngineError` on another open
+        loop."""
         task = self._running.get(key)
         if task is not None and task.get_loop() is not asyncio.get_running_loop():
             if not task.get_loop().is_closed():

@@ -36,8 +36,8 @@ class NoEngine(Engine):
 class ForwardingEngine(Engine):
     """Makes each call at `engine`.
 
-    A subclass may begin with `NoEngine()` and start another one in `start`, which `generate` and the calls that change
-    weights or adapters await.
+    A subclass may begin with `NoEngine()` and start another one in `start`, which `generate` and the calls
+    that change weights or adapters await.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -63,7 +63,8 @@ def adapter_exists_error(holder: str, name: str, directory: object) -> WeightUpd
 
 
 def listed_adapters(content: object) -> dict[str, str]:
-    """The adapters in a server's answer to /v1/models, the directory of each by its name: the models with a parent."""
+    """The adapters in a server's answer to /v1/models, the directory of each by its name: the models with a
+    parent."""
     cards = content.get("data") if isinstance(content, dict) else None
     return {
         card["id"]: str(card.get("root"))
@@ -88,15 +89,17 @@ def checked_adapter_directory(directory: str | os.PathLike[str]) -> str:
 
 
 class LoRAEngine(ForwardingEngine):
-    """Samples with one LoRA adapter of another engine, and replaces it where another engine replaces its weights.
+    """Samples with one LoRA adapter of another engine, and replaces it where another engine replaces its
+    weights.
 
         policy = LoRAEngine(VLLMEngine(url), "policy")
         await policy.update_weights(directory, "policy@1")
 
-    It takes the place of an engine in `run_episode` and `Runner`. Before the first update it samples with the weights
-    of the model alone, as an adapter that training has not changed yet does. A version begins with the name of the
-    adapter and "@", and is the name under which the server has these weights: the tokens are labelled with it, and
-    `GenerateRequest.adapter` can name it elsewhere. Requests that name an adapter themselves are passed on unchanged.
+    It takes the place of an engine in `run_episode` and `Runner`. Before the first update it samples with the
+    weights of the model alone, as an adapter that training has not changed yet does. A version begins with
+    the name of the adapter and "@", and is the name under which the server has these weights: the tokens are
+    labelled with it, and `GenerateRequest.adapter` can name it elsewhere. Requests that name an adapter
+    themselves are passed on unchanged.
 
     `close` unloads the adapter; the other engine stays open, because it may have further adapters.
     """
@@ -138,12 +141,13 @@ class LoRAEngine(ForwardingEngine):
     async def update_weights(
         self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
     ) -> None:
-        """Load the adapter of the directory `weights` as `version`, sample with it from now on, and unload the old one.
+        """Load the adapter of the directory `weights` as `version`, sample with it from now on, and unload
+        the old one.
 
-        No pause: with "wait", requests in flight end with the old weights, beside new ones that have the new weights;
-        with "abort" and "keep", which are the same here, they continue from their tokens with the new weights. Raises
-        `ArgumentError` for a version without the name of the adapter; `WeightUpdateError` and `EngineError` where the
-        adapter was not loaded: the old one is in use then.
+        No pause: with "wait", requests in flight end with the old weights, beside new ones that have the new
+        weights; with "abort" and "keep", which are the same here, they continue from their tokens with the
+        new weights. Raises `ArgumentError` for a version without the name of the adapter; `WeightUpdateError`
+        and `EngineError` where the adapter was not loaded: the old one is in use then.
         """
         check_update_arguments(version, in_flight)
         if not version.startswith(f"{self.name}@"):

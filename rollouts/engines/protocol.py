@@ -1,4 +1,5 @@
-"""The interface of engines: prompts (token ids and media) in, completions (token ids and log-probabilities) out."""
+"""The interface of engines: prompts (token ids and media) in, completions (token ids and log-probabilities)
+out."""
 
 from __future__ import annotations
 
@@ -37,13 +38,14 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """Sampling options. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.
 
-    Numbers may be numpy scalars. Raises `InvalidRequestError`, which names the field, for a value of another type or
-    range. The engine limits `n`, `max_tokens` and `top_logprobs` (`EngineLimits`).
+    Numbers may be numpy scalars. Raises `InvalidRequestError`, which names the field, for a value of another
+    type or range. The engine limits `n`, `max_tokens` and `top_logprobs` (`EngineLimits`).
 
-    With a `seed`, a completion depends on (weights, prompt, seed, index) alone, not on other requests. `extra` holds
-    sampling options under the engine's own names (`min_p`, `repetition_penalty`...); an engine refuses options that it
-    does not know, because servers ignore them without an error. `top_logprobs` k requests the k likeliest tokens in the
-    place of each sampled one, under the raw distribution (`Completion.top_logprobs`); 0: none.
+    With a `seed`, a completion depends on (weights, prompt, seed, index) alone, not on other requests.
+    `extra` holds sampling options under the engine's own names (`min_p`, `repetition_penalty`...); an engine
+    refuses options that it does not know, because servers ignore them without an error. `top_logprobs` k
+    requests the k likeliest tokens in the place of each sampled one, under the raw distribution
+    (`Completion.top_logprobs`); 0: none.
     """
 
     max_tokens: int = 256
@@ -81,7 +83,8 @@ class SamplingParams:
                 raise InvalidRequestError("sampling", text)
 
     def _set(self, name: str, value: object, kind: str) -> None:
-        """Set a field to its value as a built-in type. Raises `InvalidRequestError` for None: it is not `kind`."""
+        """Set a field to its value as a built-in type. Raises `InvalidRequestError` for None: it is not
+        `kind`."""
         if value is None:
             given = getattr(self, name)
             raise InvalidRequestError("sampling", f"{name} is {short_repr(given)} ({type(given).__name__}), not {kind}")
@@ -101,13 +104,13 @@ def _token_ids(values: object) -> tuple[int, ...] | None:
 class GenerateRequest:
     """One prompt. `prompt_ids` holds expanded placeholders; `multi_modal_data` holds their media.
 
-    `placeholder_token_ids` (as in `RenderedTokens`) maps each modality to the token of an unexpanded item; an engine
-    whose server processes media needs it. `sampled` holds the half-open ranges of the prompt that earlier completions
-    sampled: a media token inside them is text, a media token elsewhere outside of a placeholder is an error.
-    `session_id` is the same for all turns of an episode. `prompt_logprobs` requests the log-probability of each prompt
-    token too, `prompt_top_logprobs` k the k likeliest tokens in the place of each (0: none). `adapter` names a LoRA
-    adapter that the engine has loaded; None samples with the weights of the model alone. Raises `InvalidRequestError`
-    for other ids and numbers.
+    `placeholder_token_ids` (as in `RenderedTokens`) maps each modality to the token of an unexpanded item; an
+    engine whose server processes media needs it. `sampled` holds the half-open ranges of the prompt that
+    earlier completions sampled: a media token inside them is text, a media token elsewhere outside of a
+    placeholder is an error. `session_id` is the same for all turns of an episode. `prompt_logprobs` requests
+    the log-probability of each prompt token too, `prompt_top_logprobs` k the k likeliest tokens in the place
+    of each (0: none). `adapter` names a LoRA adapter that the engine has loaded; None samples with the
+    weights of the model alone. Raises `InvalidRequestError` for other ids and numbers.
     """
 
     prompt_ids: Sequence[int]
@@ -157,9 +160,10 @@ class TopLogprobs(NamedTuple):
 
         completion.top_logprobs.token_ids[0]  # the k likeliest first tokens of the completion
 
-    `token_ids` int32 (n, k); `logprobs` float32 (n, k), under the raw distribution, as `Completion.logprobs`. Each row
-    has exactly k tokens, the sampled one only if it is among them; more than the vocabulary has are refused. In the
-    place of a token that nothing predicts, as the first of a prompt, the ids are -1 and the log-probabilities NaN.
+    `token_ids` int32 (n, k); `logprobs` float32 (n, k), under the raw distribution, as `Completion.logprobs`.
+    Each row has exactly k tokens, the sampled one only if it is among them; more than the vocabulary has are
+    refused. In the place of a token that nothing predicts, as the first of a prompt, the ids are -1 and the
+    log-probabilities NaN.
     """
 
     token_ids: np.ndarray
@@ -189,8 +193,9 @@ class Completion:
     """One sample: ids int32 (n,), their log-probabilities float32 (n,) under the raw model distribution.
 
     Raw means before temperature, top-k and top-p, as vLLM reports by default. The ids include the stop token.
-    `top_logprobs`, if requested, has a row for each token. Some engines also report `routed_experts`, integers (prompt
-    + n - 1, layers, experts per token), and `sampling_masks`, for each token the ids (int32) that it was sampled from.
+    `top_logprobs`, if requested, has a row for each token. Some engines also report `routed_experts`,
+    integers (prompt + n - 1, layers, experts per token), and `sampling_masks`, for each token the ids (int32)
+    that it was sampled from.
     """
 
     index: int
@@ -211,7 +216,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenDelta:
-    """New tokens of completion `index`: ids int32 (n,), their log-probabilities float32 (n,), and `top_logprobs`."""
+    """New tokens of completion `index`: ids int32 (n,), their log-probabilities float32 (n,), and
+    `top_logprobs`."""
 
     index: int
     token_ids: np.ndarray
@@ -225,8 +231,9 @@ TokenListener = Callable[[TokenDelta], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateResult:
-    """The completions of one request. `prompt_logprobs`, if requested: float32 (prompt,), NaN for the first token;
-    `prompt_top_logprobs`, if requested: a row for each token of the prompt, the first one without a prediction."""
+    """The completions of one request. `prompt_logprobs`, if requested: float32 (prompt,), NaN for the first
+    token; `prompt_top_logprobs`, if requested: a row for each token of the prompt, the first one without a
+    prediction."""
 
     request_id: str
     completions: list[Completion]
@@ -234,13 +241,13 @@ class GenerateResult:
     prompt_top_logprobs: TopLogprobs | None = None
 
 
-#: What happens to running requests while weights are replaced. "abort": they end, and continue from their tokens with
-#: the new weights. "wait": they finish with the old weights first. "keep": they stay in the engine, and continue with
-#: the new weights.
+#: What happens to running requests while weights are replaced. "abort": they end, and continue from their
+#: tokens with the new weights. "wait": they finish with the old weights first. "keep": they stay in the
+#: engine, and continue with the new weights.
 InFlight = Literal["abort", "wait", "keep"]
 
-#: Sends the tensors of a trainer by a transport of its own. It is called once, with a function that it awaits for each
-#: bucket while it sends the bucket: `receive({"names": ..., "dtype_names": ..., "shapes": ...})`.
+#: Sends the tensors of a trainer by a transport of its own. It is called once, with a function that it awaits
+#: for each bucket while it sends the bucket: `receive({"names": ..., "dtype_names": ..., "shapes": ...})`.
 SendTensors = Callable[[Callable[[Mapping[str, Any]], Awaitable[None]]], Awaitable[None]]
 
 
@@ -255,9 +262,9 @@ class Engine(ClosedAtEnd):
             async def close(self):
                 pass
 
-    Each engine has these two methods. What else it cannot do raises `CapabilityError`, and what it does not know is
-    None or empty. A subclass overrides the properties with properties or with attributes of the class; `listen` is
-    passed only where it `streams`.
+    Each engine has these two methods. What else it cannot do raises `CapabilityError`, and what it does not
+    know is None or empty. A subclass overrides the properties with properties or with attributes of the
+    class; `listen` is passed only where it `streams`.
     """
 
     @property
@@ -287,9 +294,9 @@ class Engine(ClosedAtEnd):
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample `request.sampling.n` completions. Raises an `EngineError`.
 
-        Where the engine `streams`, `listen` is called on the event loop with new tokens before the result has them all.
-        The tokens of each completion, joined in order, are those of the result. With `listen`, a request that
-        `scores_prompt` raises `InvalidRequestError`.
+        Where the engine `streams`, `listen` is called on the event loop with new tokens before the result has
+        them all. The tokens of each completion, joined in order, are those of the result. With `listen`, a
+        request that `scores_prompt` raises `InvalidRequestError`.
         """
 
     async def capabilities(self) -> Any:
@@ -327,20 +334,21 @@ class Engine(ClosedAtEnd):
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """Replace the weights; `generate` labels tokens with `version` from then on.
 
-        `weights` is what the engine takes: a checkpoint directory, a mapping from names to tensors, `SendTensors`. No
-        call of `generate` ends because of the update: a completion that was cut off continues, with spans of both
-        versions.
+        `weights` is what the engine takes: a checkpoint directory, a mapping from names to tensors,
+        `SendTensors`. No call of `generate` ends because of the update: a completion that was cut off
+        continues, with spans of both versions.
 
-        Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were passed; the
-        text says which are. Raises `ArgumentError` for arguments of other types.
+        Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were
+        passed; the text says which are. Raises `ArgumentError` for arguments of other types.
         """
         self._refuse("update_weights", "cannot replace its weights")
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
-        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, for `GenerateRequest.adapter`.
+        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, for
+        `GenerateRequest.adapter`.
 
-        Raises `WeightUpdateError` where it is not loaded, also for a name that is in use: a name stands for one set of
-        weights.
+        Raises `WeightUpdateError` where it is not loaded, also for a name that is in use: a name stands for
+        one set of weights.
         """
         self._refuse("load_adapter", "takes no adapters")
 
@@ -358,8 +366,8 @@ class Engine(ClosedAtEnd):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatTokens:
-    """The tokens of an answer: ids int32 (prompt,) of the prompt as the server rendered it, ids int32 (n,) of the
-    completion with its stop token, and their log-probabilities float32 (n,)."""
+    """The tokens of an answer: ids int32 (prompt,) of the prompt as the server rendered it, ids int32 (n,) of
+    the completion with its stop token, and their log-probabilities float32 (n,)."""
 
     prompt_ids: np.ndarray
     token_ids: np.ndarray
@@ -370,10 +378,11 @@ class ChatTokens:
 class ChatAnswer:
     """An assistant message of a chat endpoint.
 
-    `message` is the message for the conversation, `parsed` the same with malformed tool calls, as `step_parsed` of an
-    environment takes it. `finish_reason` is `STOP` (also for tool calls) or `LENGTH`. The numbers of tokens are
-    those that the server reports, else None; `model` is the model that it reports. `tokens` are those of an answer to
-    messages without media, where an endpoint was made to request them; the numbers are theirs then.
+    `message` is the message for the conversation, `parsed` the same with malformed tool calls, as
+    `step_parsed` of an environment takes it. `finish_reason` is `STOP` (also for tool calls) or `LENGTH`. The
+    numbers of tokens are those that the server reports, else None; `model` is the model that it reports.
+    `tokens` are those of an answer to messages without media, where an endpoint was made to request them; the
+    numbers are theirs then.
     """
 
     message: Message
@@ -388,8 +397,8 @@ class ChatAnswer:
 class ChatEngine(ClosedAtEnd):
     """Answers conversations: a chat endpoint.
 
-    Episodes run on it as on an `Engine`, without a renderer. Where answers have no tokens, nothing can be trained on
-    them (`Trajectory.has_tokens`).
+    Episodes run on it as on an `Engine`, without a renderer. Where answers have no tokens, nothing can be
+    trained on them (`Trajectory.has_tokens`).
     """
 
     #: The name of the model.
@@ -419,13 +428,15 @@ def check_engine(engine: object, *, allows_chat: bool = True) -> None:
 
 
 def check_update_arguments(version: object, in_flight: object) -> None:
-    """Raises `ArgumentError` for a version that is no text, empty or not for UTF-8, and for an unknown `in_flight`."""
+    """Raises `ArgumentError` for a version that is no text, empty or not for UTF-8, and for an unknown
+    `in_flight`."""
     check_version("version", version)
     check_choice("in_flight", in_flight, InFlight)
 
 
 def check_version(argument: str, version: object) -> None:
-    """Raises `ArgumentError`, which names `argument`, for a version that is no text, empty or not for UTF-8."""
+    """Raises `ArgumentError`, which names `argument`, for a version that is no text, empty or not for
+    UTF-8."""
     if not isinstance(version, str) or not version or not is_unicode(version):
         rule = 'pass a name for the weights, text that is not empty and that UTF-8 can encode, such as "3"'
         raise ArgumentError(argument, version, rule)

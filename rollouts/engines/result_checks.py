@@ -1,4 +1,5 @@
-"""Checks of what an engine returns: completions, their log-probabilities, likeliest tokens and weight versions."""
+"""Checks of what an engine returns: completions, their log-probabilities, likeliest tokens and weight
+versions."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ _LISTS: Final = (list, tuple)
 def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size: int | None = None) -> None:
     """Raise unless the result holds n completions with valid ids, each with one valid log-probability.
 
-    The result has the id of the request, and no completion has more than `max_tokens` tokens. Token ids are integers
-    from 0, below `vocab_size` where it is given. Log-probabilities are finite and at most 0 (but for rounding); values
-    at or below -9999 are refused too: some servers write that number for a missing one. Those of a prompt, where the
-    request asks for them, are NaN for its first token and may be anything on the tokens of media. Where it asks for the
-    likeliest tokens, each place has as many of them, in descending order.
-    Raises `MalformedResultError`, `MissingLogProbsError`.
+    The result has the id of the request, and no completion has more than `max_tokens` tokens. Token ids are
+    integers from 0, below `vocab_size` where it is given. Log-probabilities are finite and at most 0 (but for
+    rounding); values at or below -9999 are refused too: some servers write that number for a missing one.
+    Those of a prompt, where the request asks for them, are NaN for its first token and may be anything on the
+    tokens of media. Where it asks for the likeliest tokens, each place has as many of them, in descending
+    order. Raises `MalformedResultError`, `MissingLogProbsError`.
     """
     name = request.request_id
     if not isinstance(result, GenerateResult):
@@ -118,9 +119,11 @@ def _check_top_logprobs(request: GenerateRequest, result: GenerateResult, vocab_
 def top_logprobs_error(
     top: object, count: int, k: int | None, vocab_size: int | None = None, *, unpredicted: int = 0
 ) -> str | None:
-    """The likeliest tokens in the places of `count` tokens are a `TopLogprobs` of valid rows, the likeliest first.
+    """The likeliest tokens in the places of `count` tokens are a `TopLogprobs` of valid rows, the likeliest
+    first.
 
-    `k`: how many there are in each place; None: any number. The first `unpredicted` rows are without a prediction.
+    `k`: how many there are in each place; None: any number. The first `unpredicted` rows are without a
+    prediction.
     """
     if not isinstance(top, TopLogprobs):
         wanted = "the likeliest" if k is None else f"the {k} likeliest"
@@ -153,7 +156,8 @@ def _which(completion: Completion) -> str:
 
 
 def ending_error(completion: Completion) -> str | None:
-    """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are valid."""
+    """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are
+    valid."""
     if not isinstance(completion.finish_reason, FinishReason):
         reasons = ", ".join(f"FinishReason.{reason.name}" for reason in FinishReason)
         return f"finish_reason is {short_repr(completion.finish_reason)}; pass one of {reasons}"
@@ -163,7 +167,8 @@ def ending_error(completion: Completion) -> str | None:
 
 
 def weight_span_error(spans: object, count: int) -> str | None:
-    """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong one."""
+    """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong
+    one."""
     if not isinstance(spans, _LISTS):
         return "weight_spans are not WeightSpans; pass a tuple of them"
     previous_end: int | np.integer = 0

@@ -1,9 +1,9 @@
 """Stop strings: a completion ends with the token that completes one of them.
 
-Engines return tokens, not text, so that they do not know stop strings. Which tokens were sampled up to a stop string
-does not depend on what was sampled after it; without the later tokens, the completion is what an engine that knows the
-string would have returned. An engine that streams and can end requests is told to once all completions of a request
-have a stop string.
+Engines return tokens, not text, so that they do not know stop strings. Which tokens were sampled up to a stop
+string does not depend on what was sampled after it; without the later tokens, the completion is what an
+engine that knows the string would have returned. An engine that streams and can end requests is told to once
+all completions of a request have a stop string.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> tuple[Completion, str | None]:
-    """The completion up to the token that completes the first stop string, and that string; None if it has none."""
+    """The completion up to the token that completes the first stop string, and that string; None if it has
+    none."""
     ids = completion.token_ids.tolist()
     if not stop or _first_stop(decode(ids), stop) is None:
         return completion, None
@@ -46,7 +47,8 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> 
 
 
 def text_before(text: str, stop: str) -> str:
-    """The text up to the stop string, or all of it. At the beginning of a text, line breaks are layout and are gone."""
+    """The text up to the stop string, or all of it. At the beginning of a text, line breaks are layout and
+    are gone."""
     visible = stop.lstrip("\n")
     if visible and stop not in text and text.startswith(visible):
         return ""
@@ -100,7 +102,8 @@ class EarlyStop:
             self._aborting = asyncio.ensure_future(self._abort([self._request_id]))
 
     async def close(self) -> None:
-        """Wait until the engine has been told. Where it refuses, it samples to the end, which changes no completion."""
+        """Wait until the engine has been told. Where it refuses, it samples to the end, which changes no
+        completion."""
         if self._aborting is not None:
             with suppress(EngineError):
                 await self._aborting

@@ -19,19 +19,21 @@ from rollouts.values import check_integer
 
 
 class RayServers(StartAndClose):
-    """Starts a server in each of `num_servers` actors; Ray chooses their nodes, and starts those of lost nodes again.
+    """Starts a server in each of `num_servers` actors; Ray chooses their nodes, and starts those of lost
+    nodes again.
 
         command = ["vllm", "serve", model, "--host", "{host}", "--port", "{port}", "--enable-scale-out"]
         async with RayServers(command, num_servers=4, actor_options={"num_gpus": 1}) as servers:
             fleet = EngineFleet.from_ray(servers.names)
 
-    In the command, `{host}` is replaced by the address of the node and `{port}` by a free port there; the server is
-    ready when GET /health answers with 200. What the server prints is in a file of its node, whose last lines are in
-    the error of a failed start. A server that has ended is started again when its address is asked for, as a fleet
-    does. The actors are named `name`-0, `name`-1... in the namespace of the program, and end with it.
+    In the command, `{host}` is replaced by the address of the node and `{port}` by a free port there; the
+    server is ready when GET /health answers with 200. What the server prints is in a file of its node, whose
+    last lines are in the error of a failed start. A server that has ended is started again when its address
+    is asked for, as a fleet does. The actors are named `name`-0, `name`-1... in the namespace of the program,
+    and end with it.
 
-    `actor_options` are those of Ray's `ActorClass.options`; `environment` is added to that of the server. Raises
-    `ArgumentError`.
+    `actor_options` are those of Ray's `ActorClass.options`; `environment` is added to that of the server.
+    Raises `ArgumentError`.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class RayServers(StartAndClose):
     async def start(self) -> None:
         """Start the servers, and return when all are ready.
 
-        Raises `RolloutsError` where this process is not connected, and for the first server that does not start.
+        Raises `RolloutsError` where this process is not connected, and for the first server that does not
+        start.
         """
         require_connection()
         make = ray.remote(ServerActor)
@@ -122,7 +125,8 @@ async def _is_healthy(url: str) -> bool:
 def _node_address() -> str:
     """The address by which the cluster knows the node of this actor.
 
-    `ray.util.get_node_ip_address` has that of the machine, also where the cluster is on the loopback address alone.
+    `ray.util.get_node_ip_address` has that of the machine, also where the cluster is on the loopback address
+    alone.
     """
     own = ray.get_runtime_context().get_node_id()
     return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)

@@ -18,10 +18,11 @@ log = logging.getLogger("rollouts.runner")
 class VersionHistory:
     """The versions that have been in use, the oldest first; the last is in use now.
 
-    `reported` returns the version that the engine reports. One that is not known is in use from when it is reported,
-    with a warning unless it is `expected`: another process has set it. Where the engine reports none, an unknown
-    version of a token becomes the newest. Any other version that is not known was in use before this run; where it and
-    the first version of this run are integers in decimal digits, their difference counts.
+    `reported` returns the version that the engine reports. One that is not known is in use from when it is
+    reported, with a warning unless it is `expected`: another process has set it. Where the engine reports
+    none, an unknown version of a token becomes the newest. Any other version that is not known was in use
+    before this run; where it and the first version of this run are integers in decimal digits, their
+    difference counts.
     """
 
     def __init__(self, first: str, reported: Callable[[], str] | None = None) -> None:
@@ -43,7 +44,8 @@ class VersionHistory:
         return tuple(sorted(self._places, key=self._places.__getitem__))
 
     def check_new(self, version: str) -> None:
-        """Raises `ArgumentError` for a version that this run has used: its tokens would be of two sets of weights."""
+        """Raises `ArgumentError` for a version that this run has used: its tokens would be of two sets of
+        weights."""
         if version in self._used:
             rule = f"it has been in use (the last version is {self._current!r:.80}); give every update a new version"
             raise ArgumentError("version", version, rule)
@@ -58,12 +60,13 @@ class VersionHistory:
         self._current = version
 
     def restore(self, versions: Sequence[str]) -> None:
-        """Take over the order of the versions that earlier processes of the run have used, before any is compared.
+        """Take over the order of the versions that earlier processes of the run have used, before any is
+        compared.
 
-        The version in use keeps its place among them. Later ones may come into use again, when their weights are loaded
-        again; a token of such a version is not older than those weights, and a warning says so. Where the engine
-        reports no version, as one that only workers have, the last of `versions` counts as the one in use until a token
-        has another.
+        The version in use keeps its place among them. Later ones may come into use again, when their weights
+        are loaded again; a token of such a version is not older than those weights, and a warning says so.
+        Where the engine reports no version, as one that only workers have, the last of `versions` counts as
+        the one in use until a token has another.
         """
         order = list(dict.fromkeys(versions))
         if not self._current and order:
@@ -84,7 +87,8 @@ class VersionHistory:
         self._places = {version: index - here for index, version in enumerate(order)}
 
     def place(self, version: str) -> int:
-        """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
+        """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are
+        below."""
         self.adopt_reported()
         if version not in self._places:
             if version == self.expected:  # sampled before the call for the update has returned
@@ -106,7 +110,8 @@ class VersionHistory:
         return next(version for version, known in self._places.items() if known == place)
 
     def adopt_reported(self) -> None:
-        """Start using the version that the engine reports, which has it before its call for the update returns."""
+        """Start using the version that the engine reports, which has it before its call for the update
+        returns."""
         version = self._reported()
         if version != self._current and version not in self._used:
             if version != self.expected:
@@ -134,10 +139,11 @@ class VersionHistory:
 
 
 def oldest_place(episode: Trajectory, history: VersionHistory, began: int) -> int | None:
-    """The place of the oldest version that sampled a token of an episode; None for one without sampled tokens.
+    """The place of the oldest version that sampled a token of an episode; None for one without sampled
+    tokens.
 
-    `began` is the place of the version that was in use when the episode began. A token whose version the engine has not
-    reported counts as sampled by that one: it cannot be older.
+    `began` is the place of the version that was in use when the episode began. A token whose version the
+    engine has not reported counts as sampled by that one: it cannot be older.
     """
     versions: dict[str, None] = {}  # in the order of the nodes
     lacks_some = False

@@ -27,8 +27,8 @@ log = logging.getLogger("rollouts.runner")
 class WeightUpdates:
     """The weight updates of an engine, counted and reported by `reporter`.
 
-    `history` has the versions in use. `set_update` is called with `in_flight` when an update begins, and with None when
-    it has ended. `engine` is None for a runner whose workers have all engines.
+    `history` has the versions in use. `set_update` is called with `in_flight` when an update begins, and with
+    None when it has ended. `engine` is None for a runner whose workers have all engines.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class WeightUpdates:
     async def update(self, weights: Any, version: str, in_flight: InFlight = "abort") -> None:
         """Replace the weights. Returns when the engine samples from the new ones.
 
-        Raises `ArgumentError` for a version that has been in use and for a chat endpoint;
-        `WeightUpdateError` while another update is under way; and what the engine raises. After an error the weights of
-        before are in use, unless the text says otherwise. A cancelled call waits for the end of the update, and then
+        Raises `ArgumentError` for a version that has been in use and for a chat endpoint; `WeightUpdateError`
+        while another update is under way; and what the engine raises. After an error the weights of before
+        are in use, unless the text says otherwise. A cancelled call waits for the end of the update, and then
         raises `CancelledError`; if it is cancelled again, the update of the engine is cancelled.
         """
         check_update_arguments(version, in_flight)

@@ -1,4 +1,5 @@
-"""`rollouts doctor URL --model DIR`: check a live server of vLLM or SGLang, with the cure beside every failure."""
+"""`rollouts doctor URL --model DIR`: check a live server of vLLM or SGLang, with the cure beside every
+failure."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ async def run_checks(
 ) -> dict[str, Finding]:
     """Findings by the name of the check, in the order of the report.
 
-    transformers loads no checkpoint of more than `reference_gigabytes`. Raises `RendererError` and `EngineError` if
-    nothing can be checked.
+    transformers loads no checkpoint of more than `reference_gigabytes`. Raises `RendererError` and
+    `EngineError` if nothing can be checked.
     """
     renderer = await asyncio.to_thread(load_renderer, directory)
     connection = ServerConnection(base_url, api_key=api_key, limits=_LIMITS)
@@ -65,7 +66,8 @@ async def run_checks(
 
 
 async def _probe_vllm(connection: ServerConnection) -> ServerCapabilities:
-    """The capabilities, also of a server without the token endpoint: that is a finding, and other checks still run."""
+    """The capabilities, also of a server without the token endpoint: that is a finding, and other checks
+    still run."""
     try:
         return await probe(connection)
     except CapabilityError:
@@ -114,8 +116,8 @@ async def run_check(
 ) -> None:
     """Add the finding of a check; a reason not to run it, or an error in it, is one too.
 
-    It does not run where a check in `needs` failed or did not run, nor where `unless` failed or lacks an option: it
-    would report the same fault again, or a wrong cause.
+    It does not run where a check in `needs` failed or did not run, nor where `unless` failed or lacks an
+    option: it would report the same fault again, or a wrong cause.
     """
     for other in (*needs, unless):
         before = target.findings.get(other)  # None: a check of another kind of server, or of other media
@@ -151,13 +153,14 @@ def doctor(
     ] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object with all findings.")] = False,
 ) -> None:
-    """Check a live server of vLLM or SGLang: flags, tokens, images, log-probabilities, agreement with transformers.
+    """Check a live server of vLLM or SGLang: flags, tokens, images, log-probabilities, agreement with
+    transformers.
 
-    Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. It only sends requests like any
-    other client.
+    Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. It only sends requests
+    like any other client.
 
-    Without URL and model it prints versions, GPUs and the system, for bug reports, and exits with 1 if another
-    distribution's `renderers` is installed beside mmrollouts.
+    Without URL and model it prints versions, GPUs and the system, for bug reports, and exits with 1 if
+    another distribution's `renderers` is installed beside mmrollouts.
     """
     if url is None and model is None:
         if not describe_installation(as_json=as_json):

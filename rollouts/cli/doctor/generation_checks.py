@@ -14,7 +14,8 @@ from rollouts.errors import CapabilityError, InvalidRequestError, MissingLogProb
 from rollouts.scoring import score
 
 _RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
-# The largest difference between log-probabilities of equal computations whose additions are in another order, by dtype.
+# The largest difference between log-probabilities of equal computations whose additions are in another order,
+# by dtype.
 _TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
 
 
@@ -74,7 +75,8 @@ class _Row(NamedTuple):
 
 
 async def _difference_from_prompt(target: Target, **sampling: Any) -> float:
-    """The largest difference between log-probabilities of sampled tokens and of the same tokens as a prompt."""
+    """The largest difference between log-probabilities of sampled tokens and of the same tokens as a
+    prompt."""
     request = target.request(seed=0, **sampling)
     sampled = await target.sample(request)
     (scores,) = await score([_Row(np.array([*request.prompt_ids, *sampled.token_ids]))], target.engine)

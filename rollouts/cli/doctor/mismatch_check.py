@@ -1,4 +1,5 @@
-"""The mismatch: log-probabilities of the server against those of transformers, in float32, in this process."""
+"""The mismatch: log-probabilities of the server against those of transformers, in float32, in this
+process."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _WEIGHTS_CURE = (
     "quantisation, overrides of its config.json and dummy weights"
 )
 
-# The limits of the largest and the mean |log p(server) - log p(transformers, float32)|, by dtype of the weights.
+# The limits of the largest and the mean |log p(server) - log p(transformers, float32)|, by dtype of the
+# weights.
 _LIMITS = {"float32": (1e-4, 2e-5), "float16": (0.1, 0.02), "bfloat16": (0.5, 0.05)}
 
 

@@ -1,4 +1,5 @@
-"""The server's tokens and tensors of an image or a sound, as /render shows them, compared with the renderer's."""
+"""The server's tokens and tensors of an image or a sound, as /render shows them, compared with the
+renderer's."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from rollouts.engines.vllm.probe_requests import RENDER_PATH
 from rollouts.engines.vllm.render_response import RenderedMedia, parse_render_response
 from rollouts.errors import ContextLengthError
 
-# The largest difference between log-mel features, of about -1.5 to 1.5, in the arithmetic of two versions; of bfloat16.
+# The largest difference between log-mel features, of about -1.5 to 1.5, in the arithmetic of two versions; of
+# bfloat16.
 _ROUNDING_OF_SOUNDS = {"float32": 1e-3, "float16": 2e-3, "bfloat16": 2e-2}
 
 
@@ -71,8 +73,8 @@ def _tensors(target: Target, modality: Modality, request: GenerateRequest, mediu
         return Finding("skipped", "the server does not show tensors that are in its cache", cure)
     features = json.loads(b"".join([b"{", *payload.body_field(payload.names.keys()), b"}"]))["features"]
     ours, theirs = decode_item(features["kwargs_data"][modality][0]), decode_item(medium.encoded)
-    # A tensor that the server does not make (one with which transformers' class counts images) is not read by its
-    # model.
+    # A tensor that the server does not make (one with which transformers' class counts images) is not read by
+    # its model.
     if not theirs.keys() <= ours.keys():
         seen = f"the server makes the tensors {', '.join(sorted(theirs))}, the renderer {', '.join(sorted(ours))}"
         return Finding("failed", seen, 'send files: VLLMEngine(media="content_parts")')

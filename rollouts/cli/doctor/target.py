@@ -46,9 +46,10 @@ _SOUND_RATE = 16_000
 class Target:
     """A server, and the model directory that it is compared with.
 
-    `engine` sends media as `media="auto"` decides, the default of users' engines; `connection` is a connection to the
-    same server. `renderer` is loaded from `directory`. `dtype` is that of the server's weights, of config.json where
-    the server does not report it. `findings` holds the results so far, by the name of the check.
+    `engine` sends media as `media="auto"` decides, the default of users' engines; `connection` is a
+    connection to the same server. `renderer` is loaded from `directory`. `dtype` is that of the server's
+    weights, of config.json where the server does not report it. `findings` holds the results so far, by the
+    name of the check.
     """
 
     kind: ServerKind
@@ -77,7 +78,8 @@ class Target:
         temperature: float = 0.0,
         **sampling: Any,
     ) -> GenerateRequest:
-        """A request about text, an image of that height or a sound: random noise, which no server has in its cache."""
+        """A request about text, an image of that height or a sound: random noise, which no server has in its
+        cache."""
         random = np.random.default_rng()
         content: Any = "Say something."
         if modality == "audio":

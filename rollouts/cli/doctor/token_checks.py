@@ -11,7 +11,8 @@ from rollouts.cli.doctor.target import Finding, Target
 from rollouts.engines.http.responses import response_error
 from rollouts.engines.vllm.probe_requests import json_object
 
-# Text in which tokenizers and templates often differ: spaces, line breaks, digits, scripts, code, ends of turns.
+# Text in which tokenizers and templates often differ: spaces, line breaks, digits, scripts, code, ends of
+# turns.
 _CONVERSATION = [
     {"role": "user", "content": "  Count: 1 22 333, 4,444.\n\n\tnaïve façade — 東京 🙂 don't\n"},
     {"role": "assistant", "content": "1, 2...\n\n```py\nx  =  [1,\t2]\n```"},

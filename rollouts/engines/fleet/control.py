@@ -32,9 +32,9 @@ log = logging.getLogger("rollouts.engines.fleet")
 class FleetControl:
     """The control calls of `ServerControl`, made at every member that serves.
 
-    Each call returns what the members returned, by their names. If it fails anywhere it raises `FleetControlError` with
-    the errors and the results of each; a pause and a sleep are then taken back where they succeeded, so that no part of
-    the fleet stands still.
+    Each call returns what the members returned, by their names. If it fails anywhere it raises
+    `FleetControlError` with the errors and the results of each; a pause and a sleep are then taken back where
+    they succeeded, so that no part of the fleet stands still.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -54,7 +54,8 @@ class FleetControl:
         return await self._each("resume", lambda control: control.resume())
 
     async def sleep(self, level: int = 1) -> dict[str, None]:
-        """Free memory everywhere, or nowhere. After level 2 the members have no weights, and nothing is taken back."""
+        """Free memory everywhere, or nowhere. After level 2 the members have no weights, and nothing is taken
+        back."""
         if level == 2:
             return await self._each("sleep", lambda control: control.sleep(level))
         return await self._all_or_none(
@@ -97,11 +98,11 @@ class FleetControl:
     ) -> Mapping[str, Exception | None]:
         """Load other weights into every member; None, or its error, for each.
 
-        A member that fails is ejected, and the others serve `version`. It is admitted again once it serves `version`
-        too; where `weights` is a directory the fleet loads them itself into a member that comes back with others.
-        `SendTensors` is called once, and all members receive together what it sends, or none does.
-        Raises `WeightUpdateError` if all fail: then nobody is ejected, and the error says which weights each serves;
-        `EngineError` while another update runs.
+        A member that fails is ejected, and the others serve `version`. It is admitted again once it serves
+        `version` too; where `weights` is a directory the fleet loads them itself into a member that comes
+        back with others. `SendTensors` is called once, and all members receive together what it sends, or
+        none does. Raises `WeightUpdateError` if all fail: then nobody is ejected, and the error says which
+        weights each serves; `EngineError` while another update runs.
         """
         check_update_arguments(version, in_flight)
         if self._updating:
@@ -131,7 +132,8 @@ class FleetControl:
         return {name: failed.get(name) for name in outcomes}
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> dict[str, None]:
-        """Load a LoRA adapter into every member, or into none: where one fails it is unloaded at the others again.
+        """Load a LoRA adapter into every member, or into none: where one fails it is unloaded at the others
+        again.
 
         A member that comes back or is added gets the adapters of the fleet before it serves.
         """
@@ -149,8 +151,8 @@ class FleetControl:
     async def unload_adapter(self, name: str) -> dict[str, None]:
         """Unload a LoRA adapter from every member, at each after its requests with it have ended.
 
-        A member that does not have it, since it was restarted, counts as done. Raises `UnknownAdapterError` for an
-        adapter that the fleet does not have.
+        A member that does not have it, since it was restarted, counts as done. Raises `UnknownAdapterError`
+        for an adapter that the fleet does not have.
         """
         if self._membership.adapters.pop(name, None) is None:
             raise UnknownAdapterError("unload_adapter", name, self._membership.adapters)
@@ -218,8 +220,8 @@ class FleetControl:
 class _SharedSend:
     """Lets all members of a fleet receive what one call of a trainer's function sends.
 
-    Each member is given `send` as its weights. Where one fails, also before it can receive, the others do not wait for
-    it: a transport moves tensors to all of its members or to none.
+    Each member is given `send` as its weights. Where one fails, also before it can receive, the others do not
+    wait for it: a transport moves tensors to all of its members or to none.
     """
 
     def __init__(self, send: SendTensors, members: int) -> None:
@@ -254,8 +256,8 @@ class _SharedSend:
 async def _until_given_up(member: Member, name: str, call: Awaitable[Any]) -> Any:
     """What a call at a member returns. Raises what it raises.
 
-    Raises `ServerUnreachableError` if the member is ejected meanwhile. The call is cancelled then and not waited for:
-    an update of the weights ends only with the answer of its server.
+    Raises `ServerUnreachableError` if the member is ejected meanwhile. The call is cancelled then and not
+    waited for: an update of the weights ends only with the answer of its server.
     """
     calling = asyncio.ensure_future(call)
     ejected = asyncio.ensure_future(member.ejected.wait())

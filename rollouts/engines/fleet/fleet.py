@@ -40,8 +40,8 @@ from rollouts.errors import (
 
 log = logging.getLogger("rollouts.engines.fleet")
 
-#: How often a request of a member is sent again after a failure. A fleet has another server to ask, so that long
-#: retries of one would only delay the episode.
+#: How often a request of a member is sent again after a failure. A fleet has another server to ask, so that
+#: long retries of one would only delay the episode.
 RETRIES_IN_FLEET = 2
 
 
@@ -50,15 +50,17 @@ class EngineFleet(Engine):
 
         fleet = EngineFleet.from_urls(["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
 
-    All requests of a session go to one member, which has its prefix in the KV cache and its images. Which one is a hash
-    of the session's id; a member that is overloaded is passed over for new sessions, which then stay where they are.
-    A member that fails its health checks, or fails a request and then a check, is ejected: its requests in flight and
-    its sessions move to others (an engine for a server sends the media again), and it serves again once its checks
-    pass. A turn is always sampled by one member: what a failed member has sampled of it is dropped.
+    All requests of a session go to one member, which has its prefix in the KV cache and its images. Which one
+    is a hash of the session's id; a member that is overloaded is passed over for new sessions, which then
+    stay where they are. A member that fails its health checks, or fails a request and then a check, is
+    ejected: its requests in flight and its sessions move to others (an engine for a server sends the media
+    again), and it serves again once its checks pass. A turn is always sampled by one member: what a failed
+    member has sampled of it is dropped.
 
-    `engines` maps a name, which errors and `members` show, to an engine that this fleet closes. The members must serve
-    the same model: before the first request, engines with `capabilities` are compared, and `FleetMismatchError` names
-    the difference. Members can be added and removed while requests run. `control` makes control calls at all of them.
+    `engines` maps a name, which errors and `members` show, to an engine that this fleet closes. The members
+    must serve the same model: before the first request, engines with `capabilities` are compared, and
+    `FleetMismatchError` names the difference. Members can be added and removed while requests run. `control`
+    makes control calls at all of them.
 
     A fleet belongs to the event loop on which it is used first; after that is closed, another one may follow.
     """
@@ -82,8 +84,8 @@ class EngineFleet(Engine):
         http_limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A fleet of servers of one kind; `options` are those of `VLLMEngine`, or with kind="sglang" of `SGLangEngine`,
-        `http_limits` the engines' `limits`."""
+        """A fleet of servers of one kind; `options` are those of `VLLMEngine`, or with kind="sglang" of
+        `SGLangEngine`, `http_limits` the engines' `limits`."""
         return cls(server_engines(urls, kind, http_limits, options), limits=limits)
 
     @classmethod
@@ -97,7 +99,8 @@ class EngineFleet(Engine):
         http_limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A fleet of the servers of actors of Ray, by their names, such as those of `rollouts.ray.RayServers`.
+        """A fleet of the servers of actors of Ray, by their names, such as those of
+        `rollouts.ray.RayServers`.
 
         Requests go to the servers, not through the actors. While requests run, the actors are asked for the addresses
         again: one that Ray has started on another node is followed there. The options are those of `from_urls`. Blocks
@@ -141,7 +144,8 @@ class EngineFleet(Engine):
         return sum(counts, MediaCacheCounts())
 
     async def context_length(self) -> int | None:
-        """`max_model_len`; before the first check of the members it is awaited. No member is started for it."""
+        """`max_model_len`; before the first check of the members it is awaited. No member is started for
+        it."""
         if self.max_model_len is None and any(member.state is MemberState.NEW for member in self.members):
             with suppress(EngineError):  # `generate` raises it
                 await self._waiting_check.run("check", self._membership.follow_and_check)
@@ -155,9 +159,9 @@ class EngineFleet(Engine):
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
         """Sample from the session's member, or from another one after a failure.
 
-        Raises what the member raises where another member could not help (an invalid request, a prompt that is too
-        long); `ServerUnreachableError` if no member is available, or if `FleetLimits.failovers` more have failed;
-        `FleetMismatchError` and `EngineClosedError`.
+        Raises what the member raises where another member could not help (an invalid request, a prompt that
+        is too long); `ServerUnreachableError` if no member is available, or if `FleetLimits.failovers` more have
+        failed; `FleetMismatchError` and `EngineClosedError`.
         """
         self._membership.enter(request.request_id)
         failures: dict[str, EngineError] = {}
@@ -190,7 +194,8 @@ class EngineFleet(Engine):
         await self.control.update_weights(weights, version, in_flight=in_flight)
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
-        """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at none."""
+        """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at
+        none."""
         await self.control.load_adapter(name, directory)
 
     async def unload_adapter(self, name: str) -> None:
@@ -251,8 +256,8 @@ class EngineFleet(Engine):
     async def drain(self, name: str, *, seconds: float | None = None) -> None:
         """Give a member no more requests; return when its requests have ended.
 
-        Its sessions move to others with their next request. After `seconds`, what still runs is moved as well. The
-        member stays in the fleet until `remove`; `undrain` lets it serve again.
+        Its sessions move to others with their next request. After `seconds`, what still runs is moved as
+        well. The member stays in the fleet until `remove`; `undrain` lets it serve again.
         """
         await self._membership.drain(self._membership.member(name), "it is being drained", seconds)
 
@@ -309,7 +314,8 @@ class EngineFleet(Engine):
                 raise error.concern(*(server for other in others for server in other.servers))
             if not may_serve:
                 await asyncio.sleep(min(self._limits.check_seconds, max(0.0, deadline - loop.time())))
-            # The monitor has ended if no request is in flight, so that new addresses of servers are read here.
+            # The monitor has ended if no request is in flight, so that new addresses of servers are read
+            # here.
             await self._waiting_check.run("check", self._membership.follow_and_check)
         return member
 
@@ -336,9 +342,11 @@ class EngineFleet(Engine):
             member.end_request(request.sampling.n)
 
     async def _compare_again(self, member: Member, request: GenerateRequest) -> None:
-        """Compare what the engine knows of its server by now, which may have been started again with another model.
+        """Compare what the engine knows of its server by now, which may have been started again with another
+        model.
 
-        Raises `ServerUnreachableError` if the member served the same model before, so that the request moves on.
+        Raises `ServerUnreachableError` if the member served the same model before, so that the request moves
+        on.
         """
         try:
             await self._membership.compare(member)
@@ -367,7 +375,8 @@ class EngineFleet(Engine):
         await asyncio.gather(*(self._add_listed(name, engines[name]) for name in new))
 
     async def _add_listed(self, name: str, engine: Engine) -> None:
-        """Add a member that the list of servers names, or keep one that is being removed. An error is logged."""
+        """Add a member that the list of servers names, or keep one that is being removed. An error is
+        logged."""
         try:
             if (removal := self._removals.get(name)) is not None:
                 removal.cancel()

@@ -11,16 +11,16 @@ from rollouts.values import Bounded, number_field, whole_field
 class FleetLimits(Bounded):
     """Seconds and counts.
 
-    While requests run, every member is checked each `check_seconds`, and a check may take `check_timeout` seconds. A
-    member is ejected after `eject_after` failed checks in a row, and at once if it fails a check after it failed a
-    request; it serves again after a check without failure.
+    While requests run, every member is checked each `check_seconds`, and a check may take `check_timeout`
+    seconds. A member is ejected after `eject_after` failed checks in a row, and at once if it fails a check
+    after it failed a request; it serves again after a check without failure.
 
-    A request moves to at most `failovers` further members. The bound is small on purpose: a request that kills servers
-    must not reach all of them. A request for which no member is available waits `wait_seconds`.
+    A request moves to at most `failovers` further members. The bound is small on purpose: a request that
+    kills servers must not reach all of them. A request for which no member is available waits `wait_seconds`.
 
     A new session goes to another member than its hash chooses if that one has more requests in flight than
-    `spill_ratio` times the mean of all members, and more than `spill_requests`. The last `sessions` sessions keep their
-    member; an older one gets a member as a new session does.
+    `spill_ratio` times the mean of all members, and more than `spill_requests`. The last `sessions` sessions
+    keep their member; an older one gets a member as a new session does.
     """
 
     check_seconds: float = number_field(5.0, above=0)

@@ -13,8 +13,8 @@ from rollouts.engines.protocol import Engine, check_engine
 class MemberState(StrEnum):
     """Whether a member is given requests.
 
-    NEW: not checked yet. READY: it serves. EJECTED: it failed, and is checked until it serves again. DRAINING: it
-    finishes what it has and is given nothing more.
+    NEW: not checked yet. READY: it serves. EJECTED: it failed, and is checked until it serves again.
+    DRAINING: it finishes what it has and is given nothing more.
     """
 
     NEW = "new"
@@ -44,7 +44,8 @@ class Member:
     reason: str = "not checked yet"
     in_flight: int = 0
     failed_checks: int = 0
-    #: Its capabilities when its model was compared with that of the others; None for an engine that has not started.
+    #: Its capabilities when its model was compared with that of the others; None for an engine that has not
+    #: started.
     compared: object = None
     #: The timeouts around the requests in flight, which `interrupt` lets expire.
     interrupts: set[asyncio.Timeout] = field(default_factory=set)

@@ -23,8 +23,9 @@ from rollouts.errors import (
     WeightUpdateError,
 )
 
-#: Fields of the capabilities of a server in which servers of one fleet must agree: with others, the same request would
-#: be refused or would mean other pixels, another length or other log-probabilities on another server.
+#: Fields of the capabilities of a server in which servers of one fleet must agree: with others, the same
+#: request would be refused or would mean other pixels, another length or other log-probabilities on another
+#: server.
 _COMPARED = (
     *("engine", "model", "vocab_size", "max_model_len", "raw_logprobs"),
     *("pixel_dtype", "placeholder_ids", "merge_area", "patch_values"),
@@ -35,7 +36,8 @@ log = logging.getLogger("rollouts.engines.fleet")
 class _Problem(NamedTuple):
     """Why a check failed. `is_timeout`: the member may only be slow, or this process.
 
-    `is_another_server`: it answers, and was started again with another model or other weights than the fleet's.
+    `is_another_server`: it answers, and was started again with another model or other weights than the
+    fleet's.
     """
 
     reason: str
@@ -44,7 +46,8 @@ class _Problem(NamedTuple):
 
 
 class _Checked(NamedTuple):
-    """What a check has found, None if all is well; the state of the member and the fleet's weights when it began."""
+    """What a check has found, None if all is well; the state of the member and the fleet's weights when it
+    began."""
 
     problem: _Problem | None
     state: MemberState
@@ -53,7 +56,8 @@ class _Checked(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _CatchUp:
-    """A member loads the weights of the fleet; `ended_at` is when the last attempt ended, by the event loop's clock."""
+    """A member loads the weights of the fleet; `ended_at` is when the last attempt ended, by the event loop's
+    clock."""
 
     task: asyncio.Task[None]
     attempts: int = 1
@@ -63,8 +67,9 @@ class _CatchUp:
 class Membership:
     """The members by name.
 
-    `version` is the weight version that a member must serve to be admitted; None before the first update. `follow`
-    adds and removes members as a list of servers says; it is called before the checks of all members.
+    `version` is the weight version that a member must serve to be admitted; None before the first update.
+    `follow` adds and removes members as a list of servers says; it is called before the checks of all
+    members.
     """
 
     def __init__(self, engines: Mapping[str, Engine], limits: FleetLimits) -> None:
@@ -83,7 +88,8 @@ class Membership:
         self._updates = 0  # in progress; meanwhile the members serve the weights of before or those that come
 
     def enter(self, name: str) -> None:
-        """Raises `EngineError` for the request or call `name` where the fleet belongs to another event loop."""
+        """Raises `EngineError` for the request or call `name` where the fleet belongs to another event
+        loop."""
         if self._loop.enter(name):
             self._monitor, self._catching_up = None, {}
             for member in self.members.values():
@@ -108,7 +114,8 @@ class Membership:
         await self.check_all()
 
     async def check_after_failure(self, member: Member) -> None:
-        """Check the members after one of them has failed a request: that one is ejected if it fails the check too."""
+        """Check the members after one of them has failed a request: that one is ejected if it fails the check
+        too."""
         member.failed_checks = max(member.failed_checks, self._limits.eject_after - 1)
         try:
             await self.check_all()
@@ -116,15 +123,16 @@ class Membership:
             log.error("%s", error)
 
     async def check(self, members: Sequence[Member]) -> None:
-        """Check members: eject those that fail, and admit those that may serve. Raises `FleetMismatchError`."""
+        """Check members: eject those that fail, and admit those that may serve. Raises
+        `FleetMismatchError`."""
         checks = (self._checks.run(member.name, partial(self._checked, member)) for member in members)
         found = await asyncio.gather(*checks, return_exceptions=True)
         results: dict[str, _Problem | None] = {}
         for member, result in zip(members, found, strict=True):
             if isinstance(result, BaseException):
                 raise result
-            # A member that was ejected meanwhile is not admitted by a check that did not ask what it serves, nor one by
-            # a check that asked for the weights of before.
+            # A member that was ejected meanwhile is not admitted by a check that did not ask what it serves,
+            # nor one by a check that asked for the weights of before.
             if (result.state, result.version) == (member.state, self.version):
                 results[member.name] = result.problem
         self._record_round([member for member in members if member.name in results], results)
@@ -136,8 +144,8 @@ class Membership:
     async def _problem(self, member: Member, state: MemberState) -> _Problem | None:
         """Why a member must not serve; None if it may. Raises `FleetMismatchError` for a member that is new.
 
-        `state` is that of the beginning: a member that is drained during its check is not asked what one must serve to
-        be admitted.
+        `state` is that of the beginning: a member that is drained during its check is not asked what one must
+        serve to be admitted.
         """
         try:
             async with asyncio.timeout(self._limits.check_timeout):
@@ -159,8 +167,8 @@ class Membership:
     def _record_round(self, members: Sequence[Member], results: Mapping[str, _Problem | None]) -> None:
         """Checks that time out count against a member only if another one has passed its check meanwhile.
 
-        Where all are slow at once, the cause may be on this side (an event loop that is blocked, a network that is
-        full), and ejecting all members would only add to the load.
+        Where all are slow at once, the cause may be on this side (an event loop that is blocked, a network
+        that is full), and ejecting all members would only add to the load.
         """
         is_ready = {member.name: member.state is MemberState.READY for member in members}
         one_passed = any(results[member.name] is None for member in members if is_ready[member.name])
@@ -197,7 +205,8 @@ class Membership:
             member.set_state(MemberState.READY)
 
     async def _serving_problem(self, member: Member) -> str:
-        """Why a member that serves must not any more: it was started again as another server. Raises as the next."""
+        """Why a member that serves must not any more: it was started again as another server. Raises as the
+        next."""
         await self.compare(member)
         return "" if self.version is None or self._updates else await self._weights_problem(member)
 
@@ -211,7 +220,8 @@ class Membership:
     async def _weights_problem(self, member: Member) -> str:
         """Why a member must not serve with the weights that it has; empty if it may. Raises `EngineError`.
 
-        Weights that a server does not report count as those of the fleet while it serves, and not when it comes back.
+        Weights that a server does not report count as those of the fleet while it serves, and not when it
+        comes back.
         """
         version = await member.engine.served_version()
         is_unknown = version is None and member.state is MemberState.READY
@@ -231,7 +241,8 @@ class Membership:
         attempts = 1
         if earlier is not None:
             attempts += earlier.attempts
-            # Attempts to load the weights of the fleet into a member that came back are at most this far apart.
+            # Attempts to load the weights of the fleet into a member that came back are at most this far
+            # apart.
             delay = min(300.0, self._limits.check_seconds * 2.0 ** (earlier.attempts - 1))
             if not earlier.task.done() or asyncio.get_running_loop().time() < earlier.ended_at + delay:
                 return
@@ -247,7 +258,8 @@ class Membership:
                 await member.engine.load_adapter(name, directory)
 
     async def compare(self, member: Member) -> None:
-        """Compare what a member serves with what the others do. Raises `FleetMismatchError`, `EngineError`."""
+        """Compare what a member serves with what the others do. Raises `FleetMismatchError`,
+        `EngineError`."""
         found = await member.engine.capabilities()
         if found is member.compared:
             return
@@ -269,7 +281,8 @@ class Membership:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
 
     async def drain(self, member: Member, reason: str, seconds: float | None) -> None:
-        """Give a member no more requests; return when its requests have ended. After `seconds` they are moved."""
+        """Give a member no more requests; return when its requests have ended. After `seconds` they are
+        moved."""
         self.enter("drain")
         member.set_state(MemberState.DRAINING, reason)
         try:
@@ -288,8 +301,8 @@ class Membership:
     ) -> None:
         """The members serve `version` from now on, except for those that failed, which are ejected.
 
-        So are those that serve and are not in `asked`: they were added, or have come back, while the others loaded the
-        weights.
+        So are those that serve and are not in `asked`: they were added, or have come back, while the others
+        loaded the weights.
         """
         reasons = {name: str(error) for name, error in failed.items()}
         self.version, self._directory = version, directory
@@ -304,7 +317,8 @@ class Membership:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """While the block runs, members may serve other weights than `version`; and all are checked regularly."""
+        """While the block runs, members may serve other weights than `version`; and all are checked
+        regularly."""
         self.enter("update_weights")
         self._updates += 1
         self.start_monitor()

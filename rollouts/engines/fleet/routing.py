@@ -10,14 +10,15 @@ from rollouts.engines.fleet.limits import FleetLimits
 
 # Rendezvous hashing: which member a session belongs to, without a table that members share.
 #
-# Every pair of session and member has a score; the session belongs to the member with the highest one. A member that
-# leaves therefore moves its own sessions only, and a new one takes over only the sessions for which it scores highest:
-# on average 1/N of them. Source: D. Thaler and C. Ravishankar, "Using name-based mappings to increase hit rates",
-# IEEE/ACM Transactions on Networking 6(1), 1998.
+# Every pair of session and member has a score; the session belongs to the member with the highest one. A
+# member that leaves therefore moves its own sessions only, and a new one takes over only the sessions for
+# which it scores highest: on average 1/N of them. Source: D. Thaler and C. Ravishankar, "Using name-based
+# mappings to increase hit rates", IEEE/ACM Transactions on Networking 6(1), 1998.
 
 
 def ranked_members(session: str, members: Iterable[str]) -> list[str]:
-    """The members in the order in which the session prefers them. The same in every process and on every machine."""
+    """The members in the order in which the session prefers them. The same in every process and on every
+    machine."""
     return sorted(members, key=lambda member: (_score(session, member), member), reverse=True)
 
 
@@ -42,11 +43,12 @@ class SessionTable:
         return self._members[session]
 
     def member_of(self, session: str | None, request_id: str, loads: Mapping[str, int]) -> str:
-        """The member for the next request of a session; `loads` has the requests in flight at each available member.
+        """The member for the next request of a session; `loads` has the requests in flight at each available
+        member.
 
-        A session stays with its member as long as that one is available. A new session, or one whose member is not
-        available, goes to the first in its rendezvous order that is not overloaded, and stays there. A request without
-        a session is placed by its own id.
+        A session stays with its member as long as that one is available. A new session, or one whose member
+        is not available, goes to the first in its rendezvous order that is not overloaded, and stays there. A
+        request without a session is placed by its own id.
         """
         if session is None:
             return self._first_with_room(request_id, loads)
@@ -60,7 +62,8 @@ class SessionTable:
         return member
 
     def _first_with_room(self, key: str, loads: Mapping[str, int]) -> str:
-        """Consistent hashing with bounded loads. Source: V. Mirrokni, M. Thorup and M. Zadimoghaddam, SODA 2018."""
+        """Consistent hashing with bounded loads. Source: V. Mirrokni, M. Thorup and M. Zadimoghaddam, SODA
+        2018."""
         if len(loads) == 1:
             return next(iter(loads))
         order = ranked_members(key, loads)

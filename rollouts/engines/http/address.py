@@ -19,9 +19,9 @@ _SHORTEST_KEY = 6
 def parse_address(base_url: str, *, api_key: str | None, is_root: bool = True) -> tuple[str, str | None]:
     """A URL without credentials or trailing slash, and the value of the Authorization header.
 
-    `user:password@` becomes a Basic Authorization header, `api_key` a Bearer one. `is_root`: the URL is the root of a
-    server, else the part of an address before `/chat/completions`. Raises `ArgumentError`, whose text contains no
-    credentials.
+    `user:password@` becomes a Basic Authorization header, `api_key` a Bearer one. `is_root`: the URL is the
+    root of a server, else the part of an address before `/chat/completions`. Raises `ArgumentError`, whose
+    text contains no credentials.
     """
     shown = redacted(re.split(r"[?#]", base_url)[0])
     try:
@@ -55,8 +55,8 @@ def parse_address(base_url: str, *, api_key: str | None, is_root: bool = True) -
 
 
 def server_identity(base_url: str) -> str:
-    """A text that is equal for addresses that name one server, as far as the addresses tell: `localhost` by any name,
-    and the default port whether it is written or not.
+    """A text that is equal for addresses that name one server, as far as the addresses tell: `localhost` by
+    any name, and the default port whether it is written or not.
     """
     url = URL(base_url)
     host = "127.0.0.1" if url.host in ("localhost", "::1", "0.0.0.0") else url.host  # noqa: S104  nothing is bound
@@ -69,7 +69,8 @@ def redacted(text: str) -> str:
 
 
 def key_remover(*keys: str) -> Callable[[str], str]:
-    """What replaces keys in a text by "...": these, also with their ends cut off, and OpenAI's with stars in them.
+    """What replaces keys in a text by "...": these, also with their ends cut off, and OpenAI's with stars in
+    them.
 
     A text of fewer than 6 characters is no secret key, and stands in words.
     """

@@ -1,4 +1,5 @@
-"""Requests that find out what a server is; what they found is remembered until there is a sign of a restart."""
+"""Requests that find out what a server is; what they found is remembered until there is a sign of a
+restart."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ PROBE_NAME = "probe"
 
 C = TypeVar("C")
 
-#: Less than a server takes to start. While requests are in flight, a restart breaks their connections; after this much
-#: time without a request the server may have restarted without any connection breaking.
+#: Less than a server takes to start. While requests are in flight, a restart breaks their connections; after
+#: this much time without a request the server may have restarted without any connection breaking.
 _QUIET_SECONDS = 5.0
 
 
@@ -44,8 +45,8 @@ async def probe_request(
 class CapabilityCache(Generic[C]):
     """Probes a server once, and again after a restart of which there is any sign.
 
-    `start_time` returns when the server process started, `probe` its capabilities, and `on_restart` is called before
-    a new probe. Concurrent callers share one probe.
+    `start_time` returns when the server process started, `probe` its capabilities, and `on_restart` is called
+    before a new probe. Concurrent callers share one probe.
     """
 
     def __init__(

@@ -38,13 +38,13 @@ from rollouts.values import Bounded, number_field, whole_field
 class HttpLimits(Bounded):
     """Bounds of requests to one server: seconds, bytes, counts.
 
-    At most `concurrency` requests are in flight per engine, whatever their routes. `total_seconds`
-    bounds a whole call, including the wait for a slot and the retries. `read_seconds` bounds the time between two
-    pieces of a response; None sets no bound, because a long completion sends nothing until it is done. Idle connections
-    are closed after `keepalive_seconds`, which must be less than the server's own time (5 s in vLLM), so that no
-    request is sent on a connection that the server is closing. The wait before retry number n is at most
-    `backoff_seconds` * 2**(n - 1) and at most `longest_backoff_seconds`, which also bounds what a server can demand
-    with Retry-After. `response_bytes` bounds a response after decompression.
+    At most `concurrency` requests are in flight per engine, whatever their routes. `total_seconds` bounds a
+    whole call, including the wait for a slot and the retries. `read_seconds` bounds the time between two
+    pieces of a response; None sets no bound, because a long completion sends nothing until it is done. Idle
+    connections are closed after `keepalive_seconds`, which must be less than the server's own time (5 s in
+    vLLM), so that no request is sent on a connection that the server is closing. The wait before retry number
+    n is at most `backoff_seconds` * 2**(n - 1) and at most `longest_backoff_seconds`, which also bounds what
+    a server can demand with Retry-After. `response_bytes` bounds a response after decompression.
     """
 
     concurrency: int = whole_field(512)
@@ -60,10 +60,10 @@ class HttpLimits(Bounded):
     def retry_delay(self, attempt: int, retry_after: str | None) -> float:
         """Seconds to wait after failed attempt number `attempt` (from 1).
 
-        Full jitter: between 0 and the bound of this retry, so that requests which failed together do not return
-        together. Where the server's Retry-After header gave a time, the wait is that time and the jitter of a first
-        attempt: not earlier than demanded, and spread.
-        Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+        Full jitter: between 0 and the bound of this retry, so that requests which failed together do not
+        return together. Where the server's Retry-After header gave a time, the wait is that time and the
+        jitter of a first attempt: not earlier than demanded, and spread. Source: M. Brooker, "Exponential
+        Backoff And Jitter", AWS Architecture Blog, 2015.
         """
         demanded = _retry_after_seconds(retry_after)
         chance = random.random()  # noqa: S311 not a secret
@@ -73,7 +73,8 @@ class HttpLimits(Bounded):
 
 
 def _retry_after_seconds(value: str | None) -> float | None:
-    """Seconds from now, for both forms of RFC 9110 section 10.2.3 (a number, a date); None for anything else."""
+    """Seconds from now, for both forms of RFC 9110 section 10.2.3 (a number, a date); None for anything
+    else."""
     try:
         seconds = float(value or "")
         return seconds if 0 <= seconds < math.inf else None
@@ -109,14 +110,15 @@ class _Open:
 class ServerConnection:
     """Requests to one server, from one event loop (`EngineLoop`).
 
-    Failed connections (refused, reset, ended within a response) and the statuses that `is_retried` names, HTTP 429 and
-    503, are tried again; nothing else is. A cancelled call closes its connection and frees its slot at once. `on_lost`
-    is called whenever a connection was refused or broke, because the server may have restarted and lost its caches; it
-    must not block. `without_key` removes the key from a text, which may be the server's. `seconds_option` is what the
-    caller calls `total_seconds`, for errors. `is_root`: see `parse_address`.
+    Failed connections (refused, reset, ended within a response) and the statuses that `is_retried` names,
+    HTTP 429 and 503, are tried again; nothing else is. A cancelled call closes its connection and frees its
+    slot at once. `on_lost` is called whenever a connection was refused or broke, because the server may have
+    restarted and lost its caches; it must not block. `without_key` removes the key from a text, which may be
+    the server's. `seconds_option` is what the caller calls `total_seconds`, for errors. `is_root`: see
+    `parse_address`.
 
-    Proxy settings of the environment are used only where `uses_proxies`: an engine inside a cluster must not send its
-    prompts, images and key through the proxy that a shell's `HTTP_PROXY` names.
+    Proxy settings of the environment are used only where `uses_proxies`: an engine inside a cluster must not
+    send its prompts, images and key through the proxy that a shell's `HTTP_PROXY` names.
     """
 
     def __init__(
@@ -160,14 +162,15 @@ class ServerConnection:
         retry: bool = True,
         slot: bool = True,
     ) -> HttpResponse:
-        """Send a request and read the whole response, of whatever status (429 and 503 only after the retries).
+        """Send a request and read the whole response, of whatever status (429 and 503 only after the
+        retries).
 
-        `body` is JSON in segments, which are sent without joining them; they must not change until the call is over.
-        `seconds` replaces `total_seconds`. `retry=False` is for what must not happen twice: one attempt, on a new
-        connection. `slot=False` is for control calls, which must not queue behind generations; they have 32 slots of
-        their own. Raises `ServerUnreachableError`, `ServerTimeoutError`, `EngineClosedError`, `MalformedResultError`
-        (not HTTP, too large, an invalid encoding) and `ServerError` (a redirect, which is not followed: the key and the
-        prompts are for this server only).
+        `body` is JSON in segments, which are sent without joining them; they must not change until the call
+        is over. `seconds` replaces `total_seconds`. `retry=False` is for what must not happen twice: one
+        attempt, on a new connection. `slot=False` is for control calls, which must not queue behind
+        generations; they have 32 slots of their own. Raises `ServerUnreachableError`, `ServerTimeoutError`,
+        `EngineClosedError`, `MalformedResultError` (not HTTP, too large, an invalid encoding) and
+        `ServerError` (a redirect, which is not followed: the key and the prompts are for this server only).
         """
         if params:
             query = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
@@ -193,9 +196,10 @@ class ServerConnection:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """POST, and iterate over the `data` of the server-sent events of the response, up to `[DONE]`.
 
-        Retries like `request` until the head of a response has arrived. The slot is held, and the deadline runs, until
-        the context is left; leaving it before the end closes the connection. An error status raises `ServerError`,
-        a stream without `[DONE]` `MalformedResultError`, a connection that breaks `ServerUnreachableError`.
+        Retries like `request` until the head of a response has arrived. The slot is held, and the deadline
+        runs, until the context is left; leaving it before the end closes the connection. An error status
+        raises `ServerError`, a stream without `[DONE]` `MalformedResultError`, a connection that breaks
+        `ServerUnreachableError`.
         """
         call = self._call("POST", path, name, body, headers, seconds)
         async with self._slot(call) as session:
@@ -273,7 +277,8 @@ class ServerConnection:
     async def _respond(
         self, call: Call, session: aiohttp.ClientSession, *, whole: bool = True, retry: bool = True
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """A response after as many attempts as it takes, with its body (empty if not `whole` and no error)."""
+        """A response after as many attempts as it takes, with its body (empty if not `whole` and no
+        error)."""
         retries = self.limits.retries if retry else 0
         kept_connection_lost = not retry
         while True:
@@ -286,7 +291,8 @@ class ServerConnection:
                 self._raise_if_closed(call)
                 failure, reason = error, str(error)
                 if call.unanswered and not kept_connection_lost and retries:
-                    # This is how a kept connection ends that the server has closed: not counted, once per call.
+                    # This is how a kept connection ends that the server has closed: not counted, once per
+                    # call.
                     kept_connection_lost = immediately = True
                     retries += 1
             else:
@@ -301,8 +307,8 @@ class ServerConnection:
                 if failure is None:
                     return response, content
                 raise call.unreachable(failure) from failure
-            # One warning when a series of failures begins and one line at its end: a restart fails hundreds of
-            # requests.
+            # One warning when a series of failures begins and one line at its end: a restart fails hundreds
+            # of requests.
             level = logging.DEBUG if self._failing else logging.WARNING
             self._failing = True
             message = "%s: %s (request %s, attempt %d), next in %.2f s"
@@ -340,7 +346,8 @@ class ServerConnection:
             self._former, self._open = self._open, None
 
     async def _open_session(self) -> None:
-        """A session for the running loop. That of a loop before it is closed, where the loop was not wound up."""
+        """A session for the running loop. That of a loop before it is closed, where the loop was not wound
+        up."""
         session = self._session(keepalive_timeout=self.limits.keepalive_seconds)
         slots, control_slots = asyncio.Semaphore(self.limits.concurrency), asyncio.Semaphore(_CONTROL_SLOTS)
         self._open = _Open(session, slots, control_slots, _closing(session))

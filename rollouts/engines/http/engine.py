@@ -65,7 +65,8 @@ class ResumePolicy:
 class ServerEngine(Engine, Generic[C]):
     """An engine of one server, whose capabilities are a `C`.
 
-    An engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
+    An engine belongs to the event loop on which it is used first; after that is closed, another one may
+    follow.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ class ServerEngine(Engine, Generic[C]):
             return None
 
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
-        """Sample `n` completions. `listen` is called with their tokens as they are sampled, also across pauses.
+        """Sample `n` completions. `listen` is called with their tokens as they are sampled, also across
+        pauses.
 
         Raises `InvalidRequestError`, `ContextLengthError`, `CapabilityError` before anything is sent;
         `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `MissingLogProbsError`, `MalformedResultError`
@@ -164,21 +166,22 @@ class ServerEngine(Engine, Generic[C]):
     ) -> None:
         """As `control.update_weights` does: load a checkpoint directory, or what vLLM takes else.
 
-        Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and the errors of a server that does not answer.
+        Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and the errors of a server that does
+        not answer.
         """
         await self.control.update_weights(weights, version, in_flight)
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str], *, check: bool = True) -> None:
         """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
 
-        The server reads the directory itself; `check` first looks for its files from this process. Servers need
-        --enable-lora, and a vLLM VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Raises `WeightUpdateError` where it is not
-        loaded, also for a name that the server has: a name stands for one set of weights. Raises `CapabilityError`,
-        `ArgumentError`.
+        The server reads the directory itself; `check` first looks for its files from this process. Servers
+        need --enable-lora, and a vLLM VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Raises `WeightUpdateError` where
+        it is not loaded, also for a name that the server has: a name stands for one set of weights. Raises
+        `CapabilityError`, `ArgumentError`.
 
-        vLLM could replace the weights behind a name (`load_inplace`), but requests that run would continue with the new
-        ones without any label of it, and its prefix cache, which distinguishes adapters by name, would keep what the
-        old ones computed.
+        vLLM could replace the weights behind a name (`load_inplace`), but requests that run would continue
+        with the new ones without any label of it, and its prefix cache, which distinguishes adapters by name,
+        would keep what the old ones computed.
         """
         with error_context(self._connection, "load_adapter"):
             check_adapter_name(name)
@@ -212,8 +215,8 @@ class ServerEngine(Engine, Generic[C]):
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests of this engine: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
 
-        A request that has not reached the server yet is ended on this side. Where the server cannot abort by id (vLLM's
-        Rust frontend outside development mode) its connection is closed, which ends it there.
+        A request that has not reached the server yet is ended on this side. Where the server cannot abort by
+        id (vLLM's Rust frontend outside development mode) its connection is closed, which ends it there.
         """
         self._connection.enter("abort")
         running = self._requests.mark_aborted(request_ids)
@@ -249,16 +252,20 @@ class ServerEngine(Engine, Generic[C]):
 
     @abstractmethod
     async def _sample(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        """Sample `n` completions of a checked request, and tell `listen` of their tokens as they are sampled."""
+        """Sample `n` completions of a checked request, and tell `listen` of their tokens as they are
+        sampled."""
 
     async def _wait_for_update(self) -> None:
-        """Wait while an update of the weights holds new requests back, where the server does not do that itself."""
+        """Wait while an update of the weights holds new requests back, where the server does not do that
+        itself."""
 
     async def _wait_until_resumed(self, request_id: str) -> None:
-        """Wait until the server is not paused or the request is aborted, where the server does not wait itself."""
+        """Wait until the server is not paused or the request is aborted, where the server does not wait
+        itself."""
 
     def _forget_server(self) -> None:
-        """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
+        """A connection broke, or the server is another process: its caches are empty, its flags may have
+        changed."""
         self._capabilities.known = None
         self._base_versions.clear()
 
@@ -326,8 +333,8 @@ class ServerEngine(Engine, Generic[C]):
     async def _until_aborted(self, root_id: str, request_id: str, response: Awaitable[T]) -> T | None:
         """The response to a request; None where `abort` ends the wait for it.
 
-        `root_id` is the id of the caller's request, of which this one may be a part or a continuation. Where the caller
-        is cancelled, or the server does not answer in time, the request is aborted on the server.
+        `root_id` is the id of the caller's request, of which this one may be a part or a continuation. Where
+        the caller is cancelled, or the server does not answer in time, the request is aborted on the server.
         """
         with self._requests.waiting(root_id, request_id) as wait:
             try:
@@ -349,8 +356,9 @@ class ServerEngine(Engine, Generic[C]):
     ) -> Completion:
         """The completion `partial` of a request with what is sampled after each abort by the server.
 
-        `root_id` is the id of the caller's request, which keeps the tokens so far where the caller ends it. `send`
-        samples one completion. Raises `EngineError` after `ResumePolicy.rounds` aborts, and what `send` raises.
+        `root_id` is the id of the caller's request, which keeps the tokens so far where the caller ends it.
+        `send` samples one completion. Raises `EngineError` after `ResumePolicy.rounds` aborts, and what
+        `send` raises.
         """
         rounds = 0
 
@@ -378,14 +386,16 @@ class ServerEngine(Engine, Generic[C]):
         self._weight_version = version
 
     def _adopt_version(self, completions: Iterable[Completion], before: str) -> None:
-        """Adopt the label of the last tokens, unless the label was set since the request began with `before`."""
+        """Adopt the label of the last tokens, unless the label was set since the request began with
+        `before`."""
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
 
 
 def _bounded(request: GenerateRequest, listen: TokenListener) -> TokenListener:
-    """A listener that is told of at most `max_tokens` tokens of a completion; more raise `MalformedResultError`."""
+    """A listener that is told of at most `max_tokens` tokens of a completion; more raise
+    `MalformedResultError`."""
     counts: Counter[int] = Counter()
     limit = request.sampling.max_tokens
 

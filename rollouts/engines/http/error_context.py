@@ -17,12 +17,13 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 @contextmanager
 def error_context(connection: ServerConnection, request_id: str | None = None) -> Iterator[None]:
-    """Let each error of the block concern the server, and each `EngineError` name this request where one is given.
+    """Let each error of the block concern the server, and each `EngineError` name this request where one is
+    given.
 
     No error has the key of the connection, whatever the server repeats.
 
-    An error of another request that this one needed (the probe of a server, whether it is paused) becomes the cause of
-    a new error, because several requests may wait for the same result.
+    An error of another request that this one needed (the probe of a server, whether it is paused) becomes the
+    cause of a new error, because several requests may wait for the same result.
     """
     try:
         yield
@@ -39,7 +40,8 @@ def error_context(connection: ServerConnection, request_id: str | None = None) -
 
 
 def name_errors_after_methods(cls: C) -> C:
-    """Let the errors of each public coroutine method of a class name the method (as their request) and the server.
+    """Let the errors of each public coroutine method of a class name the method (as their request) and the
+    server.
 
     `_connection` of its objects is that to the server.
     """

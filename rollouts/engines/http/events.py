@@ -6,10 +6,10 @@ from __future__ import annotations
 class EventDecoder:
     """Decodes one stream, whose size the caller bounds.
 
-    Lines end in LF, CRLF or CR; an empty line ends an event; several `data` lines of one event are joined by LF;
-    comments and the fields `event`, `id` and `retry` are ignored. An event that is cut off by the end of the stream is
-    dropped. The data stay bytes, so that no cut can split a character.
-    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+    Lines end in LF, CRLF or CR; an empty line ends an event; several `data` lines of one event are joined by
+    LF; comments and the fields `event`, `id` and `retry` are ignored. An event that is cut off by the end of
+    the stream is dropped. The data stay bytes, so that no cut can split a character. Source:
+    https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
     """
 
     def __init__(self) -> None:

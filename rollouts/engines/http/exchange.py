@@ -29,13 +29,15 @@ from rollouts.errors import (
 
 #: The views are of bytes, with one axis.
 Body = Sequence[bytes | memoryview]
-# Small bodies are joined, which makes one system call; larger segments are cut to pieces of this size, because the
-# event loop copies what the socket does not accept at once. So there is never a copy of more than one piece.
+# Small bodies are joined, which makes one system call; larger segments are cut to pieces of this size,
+# because the event loop copies what the socket does not accept at once. So there is never a copy of more than
+# one piece.
 _PIECE_BYTES = 256 * 1024
 
 
 class SegmentsPayload(Payload):
-    """A request body of JSON in segments, of known size. Large segments are sent without joining or copying them."""
+    """A request body of JSON in segments, of known size. Large segments are sent without joining or copying
+    them."""
 
     def __init__(self, segments: Body) -> None:
         super().__init__(segments, content_type="application/json")
@@ -56,7 +58,8 @@ class SegmentsPayload(Payload):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One request through all of its attempts. `response_bytes` bounds the decompressed body of each response."""
+    """One request through all of its attempts. `response_bytes` bounds the decompressed body of each
+    response."""
 
     name: str
     method: str
@@ -83,7 +86,8 @@ class Call:
         return 0 if self.body is None else self.body.size or 0
 
     async def send(self, session: aiohttp.ClientSession, *, whole: bool) -> tuple[aiohttp.ClientResponse, bytes]:
-        """One attempt: the response and its body (empty if not `whole`, unless an error); `ConnectionError`: retry."""
+        """One attempt: the response and its body (empty if not `whole`, unless an error); `ConnectionError`:
+        retry."""
         self.attempt += 1
         self.stage, self.received = "waiting for the response", 0
         try:

@@ -1,6 +1,7 @@
 """Checks of a request's ids and media against each other, before it is sent to any server.
 
-Each check yields what is wrong; its caller stops at the first violation, and later checks rely on the earlier ones.
+Each check yields what is wrong; its caller stops at the first violation, and later checks rely on the earlier
+ones.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def header_violations(request: GenerateRequest) -> Iterator[str]:
 def option_violations(
     request: GenerateRequest, vocab_size: int | None, allowed: Collection[str], refused: Mapping[str, str]
 ) -> Iterator[str]:
-    """Check stop tokens, and the names in `sampling.extra`: those that a server takes, and the reasons against others.
+    """Check stop tokens, and the names in `sampling.extra`: those that a server takes, and the reasons
+    against others.
 
     `vocab_size` None: any token of 63 bits.
     """
@@ -70,9 +72,9 @@ def item_name(item: MediaItem) -> str:
 def feature_token(request: GenerateRequest, item: MediaItem, placeholder_ids: Mapping[str, int]) -> int | None:
     """The token that stands for one feature of an item; None if neither server nor renderer names it.
 
-    The server's token, of `placeholder_ids`, takes precedence. Otherwise it is the marker of the template, if the
-    marker is only repeated; Gemma 3 replaces <start_of_image> by text around <image_soft_token>, which stands for the
-    features.
+    The server's token, of `placeholder_ids`, takes precedence. Otherwise it is the marker of the template, if
+    the marker is only repeated; Gemma 3 replaces <start_of_image> by text around <image_soft_token>, which
+    stands for the features.
     """
     token = placeholder_ids.get(item.modality)
     if token is None and item.expansion is None:
@@ -144,10 +146,11 @@ def _list_violations(media: MultiModalData) -> Iterator[str]:
 def stray_token_violations(
     request: GenerateRequest, ids: np.ndarray, placeholder_ids: Mapping[str, int]
 ) -> Iterator[str]:
-    """Find media tokens outside of all placeholders, which are garbage to the model, unless the model sampled them.
+    """Find media tokens outside of all placeholders, which are garbage to the model, unless the model sampled
+    them.
 
-    A token that stands for features may only occur in runs of features; the marker of a template anywhere in a
-    placeholder.
+    A token that stands for features may only occur in runs of features; the marker of a template anywhere in
+    a placeholder.
     """
     for start, end in request.sampled:
         if not 0 <= start <= end <= len(ids):

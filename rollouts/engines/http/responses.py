@@ -23,7 +23,8 @@ _CURES: Mapping[str, str] = {
 
 
 class HttpResponse(NamedTuple):
-    """A whole response. `headers` ignores case; `name` is that of the request, `sent` the bytes of its body."""
+    """A whole response. `headers` ignores case; `name` is that of the request, `sent` the bytes of its
+    body."""
 
     status: int
     headers: Mapping[str, str]
@@ -57,8 +58,8 @@ def reading(name: str, failure: str, kind: type[EngineError] = MalformedResultEr
 def response_error(name: str, response: HttpResponse, action: str) -> ServerError:
     """The error for an error response: the failed `action`, the status, and the server's message.
 
-    Reads vLLM's `{"error": {"message", ...}}`, its control routes' `{"error": text}` and FastAPI's `{"detail": ...}`.
-    Other bodies are quoted from their beginning. Credentials are removed.
+    Reads vLLM's `{"error": {"message", ...}}`, its control routes' `{"error": text}` and FastAPI's
+    `{"detail": ...}`. Other bodies are quoted from their beginning. Credentials are removed.
     """
     message = _message(response.body)
     if response.status == 413 or "length limit exceeded" in message:  # as vLLM's Rust frontend says it

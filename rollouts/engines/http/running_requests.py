@@ -1,4 +1,5 @@
-"""The running requests of an engine: under which ids the server runs each, who waits, and which were aborted."""
+"""The running requests of an engine: under which ids the server runs each, who waits, and which were
+aborted."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Final
 
 from rollouts.errors import EngineError
 
-#: A server ends an aborted request in less time. A request that has not ended after it never reached the server.
+#: A server ends an aborted request in less time. A request that has not ended after it never reached the
+#: server.
 _ABORT_EFFECT_SECONDS: Final = 1.0
 
 
@@ -17,8 +19,8 @@ class RunningRequests:
     """The requests of one engine by their ids."""
 
     def __init__(self) -> None:
-        # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples)
-        # -> the wait for the response.
+        # Request id -> the ids under which the server runs it (its own, or those of the continuations of its
+        # samples) -> the wait for the response.
         self._waits: dict[str, dict[str, asyncio.Timeout]] = {}
         self._aborted: set[str] = set()
 
@@ -62,7 +64,8 @@ class RunningRequests:
     async def expire(self, request_ids: Iterable[str], *, at_once: bool = False) -> None:
         """Give the server time to end these aborted requests, then end the waits that are left.
 
-        `at_once`: the server was not asked to end them; it does when their connections close, with their waits.
+        `at_once`: the server was not asked to end them; it does when their connections close, with their
+        waits.
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + (0.0 if at_once else _ABORT_EFFECT_SECONDS)
@@ -73,7 +76,8 @@ class RunningRequests:
                 wait.reschedule(0.0)
 
     def aborted_waits(self, request_ids: Iterable[str]) -> dict[str, asyncio.Timeout]:
-        """By the ids under which the server still runs these requests, as far as they are aborted: their waits."""
+        """By the ids under which the server still runs these requests, as far as they are aborted: their
+        waits."""
         return {
             name: wait
             for request_id in request_ids

@@ -1,12 +1,12 @@
 """Encodes images, videos and sounds as files that a server decodes to the same pixels and samples.
 
-Decoders disagree about images that EXIF rotates and about transparent, paletted and 16-bit ones, and each JPEG decoder
-rounds in its own way (libjpeg of another version, the decoder of vLLM's Rust frontend): those become PNG. Raw frames
-become an AVI of PNG images (codec `MPNG`), which OpenCV, vLLM's decoder of videos, reads without loss. Uncompressed AVI
-is not safe: frames with rows that are no multiple of its alignment corrupt the memory of the server (OpenCV of vLLM
-0.32). Decoders of MP3 and AAC and resamplers differ too: a sound becomes a WAV of the samples that the model's
-processor was given here, in mono and at its rate, so that the server neither mixes nor resamples (vLLM's own resampler
-is torchaudio's, the renderer's soxr).
+Decoders disagree about images that EXIF rotates and about transparent, paletted and 16-bit ones, and each
+JPEG decoder rounds in its own way (libjpeg of another version, the decoder of vLLM's Rust frontend): those
+become PNG. Raw frames become an AVI of PNG images (codec `MPNG`), which OpenCV, vLLM's decoder of videos,
+reads without loss. Uncompressed AVI is not safe: frames with rows that are no multiple of its alignment
+corrupt the memory of the server (OpenCV of vLLM 0.32). Decoders of MP3 and AAC and resamplers differ too: a
+sound becomes a WAV of the samples that the model's processor was given here, in mono and at its rate, so that
+the server neither mixes nor resamples (vLLM's own resampler is torchaudio's, the renderer's soxr).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from renderers.media.samples import is_wav_in_mono, raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
 from renderers.process.caches import ByteLRU
 
-#: OpenCV reads no frame from a file with one frame: it seeks to the end of the file first and does not seek back.
+#: OpenCV reads no frame from a file with one frame: it seeks to the end of the file first and does not seek
+#: back.
 MIN_VIDEO_FRAMES = 2
 
 _KEY_FRAME = 0x10
@@ -60,9 +61,11 @@ _WIDE = MediaPolicy(
 def source_file(
     source: MediaSource, modality: str, *, sampling_rate: int | None = None, jpeg_as_file: bool = False
 ) -> SourceFile:
-    """The file of an item whose source has passed `media_payload.select_mode`. `sampling_rate`: see `sound_file`.
+    """The file of an item whose source has passed `media_payload.select_mode`. `sampling_rate`: see
+    `sound_file`.
 
-    Files that are made here of images and sounds are kept in memory, so that each is encoded once for all servers.
+    Files that are made here of images and sounds are kept in memory, so that each is encoded once for all
+    servers.
     """
     if modality == "video":
         if source.raw_modality == "video":
@@ -81,10 +84,11 @@ def source_file(
 
 
 def sound_file(source: MediaSource, policy: MediaPolicy, sampling_rate: int | None) -> SourceFile:
-    """A WAV in mono at `sampling_rate` of the samples as decoded here, or the file itself if it is such a WAV.
+    """A WAV in mono at `sampling_rate` of the samples as decoded here, or the file itself if it is such a
+    WAV.
 
-    None: a server decides about rate and channels (`ServerRenderer`), and gets the file itself, or a WAV of an array at
-    the rate that it has. Raises `MediaLimitError` or `MediaError`.
+    None: a server decides about rate and channels (`ServerRenderer`), and gets the file itself, or a WAV of
+    an array at the rate that it has. Raises `MediaLimitError` or `MediaError`.
     """
     if sampling_rate is None:
         audio_info(source, policy)  # raises the errors
@@ -100,8 +104,8 @@ def sound_file(source: MediaSource, policy: MediaPolicy, sampling_rate: int | No
 def image_file(source: MediaSource, policy: MediaPolicy, *, jpeg_as_file: bool = False) -> SourceFile:
     """The bytes of a PNG about which all decoders agree, else a PNG of the pixels as decoded here.
 
-    With `jpeg_as_file` also the bytes of a JPEG, whose pixels then are those of the server's decoder. Every image is
-    decoded first: raises `MediaLimitError` or `MediaError`.
+    With `jpeg_as_file` also the bytes of a JPEG, whose pixels then are those of the server's decoder. Every
+    image is decoded first: raises `MediaLimitError` or `MediaError`.
     """
     image = decode_image(source, policy)
     media_type = sniff(source.data)

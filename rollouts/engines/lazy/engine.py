@@ -21,9 +21,9 @@ class LazyEngine(ForwardingEngine):
         engine = LazyEngine(lambda: LocalEngine.from_pretrained(directory))
         engine = LazyEngine.from_command(["vllm", "serve", directory, "--port", "8000"], "http://127.0.0.1:8000")
 
-    A program that makes the engine and samples nothing, such as one that only trains, starts nothing. `start`, `async`
-    or not, returns the engine; a start that fails raises `EngineStartError`, for every later request too, and so does a
-    server that has ended: make another engine then.
+    A program that makes the engine and samples nothing, such as one that only trains, starts nothing.
+    `start`, `async` or not, returns the engine; a start that fails raises `EngineStartError`, for every later
+    request too, and so does a server that has ended: make another engine then.
     """
 
     def __init__(self, start: Callable[[], Engine | Awaitable[Engine]]) -> None:
@@ -46,12 +46,12 @@ class LazyEngine(ForwardingEngine):
         start_seconds: float = 900.0,
         **options: Any,
     ) -> Self:
-        """A server that `command` starts and that then serves `base_url`; `options` are those of `VLLMEngine`, or with
-        kind="sglang" of `SGLangEngine`.
+        """A server that `command` starts and that then serves `base_url`; `options` are those of
+        `VLLMEngine`, or with kind="sglang" of `SGLangEngine`.
 
         `environment` is added to that of this process. The output of the server goes to `log_path`, else to a
-        temporary file; its last lines are in the error of a failed start. The server ends with `close` and with this
-        process, also if that is killed.
+        temporary file; its last lines are in the error of a failed start. The server ends with `close` and
+        with this process, also if that is killed.
         """
         process = ServerProcess(command, environment=environment, log_path=log_path)
 

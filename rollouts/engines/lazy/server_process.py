@@ -19,8 +19,9 @@ _LOG_LINES, _LOG_BYTES = 20, 8192
 class ServerProcess:
     """Runs `command` with `environment` added to that of this process; what it prints goes to `log_path`.
 
-    Without a `log_path` the log is a temporary file, which is kept if the server fails. The server, and every process
-    that it starts, ends when `stop` is called and when this process ends, however it ends. Raises `ArgumentError`.
+    Without a `log_path` the log is a temporary file, which is kept if the server fails. The server, and every
+    process that it starts, ends when `stop` is called and when this process ends, however it ends. Raises
+    `ArgumentError`.
     """
 
     def __init__(
@@ -45,8 +46,9 @@ class ServerProcess:
     async def start(self, is_ready: Callable[[], Awaitable[bool]], seconds: float) -> None:
         """Start the server; return once `is_ready()`.
 
-        Raises `EngineStartError`, with the last lines of the log, if the command cannot be run, ends, or is not ready
-        after `seconds`; then nothing of it is left running. A cancelled call leaves nothing running either.
+        Raises `EngineStartError`, with the last lines of the log, if the command cannot be run, ends, or is
+        not ready after `seconds`; then nothing of it is left running. A cancelled call leaves nothing running
+        either.
         """
         await asyncio.to_thread(self._spawn)
         try:

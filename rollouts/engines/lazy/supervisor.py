@@ -2,10 +2,10 @@
 
     python supervisor.py SECONDS COMMAND ARGUMENT...
 
-The process that started this one holds the other end of standard input. The pipe is closed when that process ends,
-also if it is killed, so that no server outlives the program that it serves. The command gets SECONDS to end by itself
-before it is killed. On Linux the command gets SIGTERM if this process is killed, too; then its own processes end only
-if it ends them. This file is run as a script and imports the standard library only.
+The process that started this one holds the other end of standard input. The pipe is closed when that process
+ends, also if it is killed, so that no server outlives the program that it serves. The command gets SECONDS to
+end by itself before it is killed. On Linux the command gets SIGTERM if this process is killed, too; then its
+own processes end only if it ends them. This file is run as a script and imports the standard library only.
 """
 
 from __future__ import annotations

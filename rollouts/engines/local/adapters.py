@@ -55,7 +55,8 @@ class LocalAdapter:
 
 
 class LocalAdapters:
-    """The adapters of one model. A request keeps the `LocalAdapter` that it began with, also after `remove`."""
+    """The adapters of one model. A request keeps the `LocalAdapter` that it began with, also after
+    `remove`."""
 
     def __init__(self, model: Any) -> None:
         self._own: dict[str, torch.nn.Module] = dict(model.named_modules())
@@ -76,8 +77,8 @@ class LocalAdapters:
     def load(self, name: str, directory: str | Path, base_version: str) -> None:
         """Load the adapter of a directory; on any thread, also while a batch runs.
 
-        Raises `ArgumentError` for a name that is none, `MissingExtraError` without PEFT; `WeightUpdateError`, changing
-        nothing, for a name that is in use and for a directory without an adapter of this model.
+        Raises `ArgumentError` for a name that is none, `MissingExtraError` without PEFT; `WeightUpdateError`,
+        changing nothing, for a name that is in use and for a directory without an adapter of this model.
         """
         check_adapter_name(name)
         if name in self._loaded:
@@ -123,7 +124,8 @@ def _fill(directory: Path, name: str, module: Any, parts: Mapping[str, torch.Ten
 
 
 def _checked_config(directory: Path) -> dict[str, Any]:
-    """The fields for PEFT. Raises `WeightUpdateError` for an adapter that is more than LoRA of rank `MAX_RANK`."""
+    """The fields for PEFT. Raises `WeightUpdateError` for an adapter that is more than LoRA of rank
+    `MAX_RANK`."""
     path = directory / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:

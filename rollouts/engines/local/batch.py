@@ -1,4 +1,5 @@
-"""Samples the completions of several requests together: one prefill of the distinct prompts, one decoding loop."""
+"""Samples the completions of several requests together: one prefill of the distinct prompts, one decoding
+loop."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from rollouts.models.placed_rows import TokenRow, placed_rows
 
 
 class SampledTokens(NamedTuple):
-    """Of one step: ids int64 (rows,) and their raw log-probabilities float32 (rows,); the likeliest ids int32 (rows, k)
-    and theirs float32 (rows, k), for the largest k that a row asks for."""
+    """Of one step: ids int64 (rows,) and their raw log-probabilities float32 (rows,); the likeliest ids int32
+    (rows, k) and theirs float32 (rows, k), for the largest k that a row asks for."""
 
     ids: torch.Tensor
     logprobs: torch.Tensor
@@ -36,8 +37,8 @@ class SampledTokens(NamedTuple):
 class RowSampler:
     """Samples one token a row and step. Row i uses `params[i]` and its own stream of uniform numbers.
 
-    Every row has a generator of its own (Philox keyed by seed and sample index), so a token depends on the row's logits
-    and seed alone. Steps are sampled in order, from 0.
+    Every row has a generator of its own (Philox keyed by seed and sample index), so a token depends on the
+    row's logits and seed alone. Steps are sampled in order, from 0.
     """
 
     def __init__(self, params: Sequence[SamplingParams], indices: Sequence[int], device: torch.device) -> None:
@@ -53,8 +54,8 @@ class RowSampler:
     def sample(self, logits: torch.Tensor, step: int) -> SampledTokens:
         """One token a row, from logits (rows, vocabulary)."""
         if step >= self._first + self._uniforms.shape[1]:
-            # Uniform numbers are generated for this many steps at a time: a completion may end long before its
-            # `max_tokens`.
+            # Uniform numbers are generated for this many steps at a time: a completion may end long before
+            # its `max_tokens`.
             uniforms = np.stack([generator.random(64) for generator in self._generators])
             self._uniforms, self._first = torch.from_numpy(uniforms).to(logits.device), step
         logprobs = torch.log_softmax(logits.float(), dim=-1)
@@ -86,15 +87,18 @@ class RowSampler:
 
 
 def drawn(scaled: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Ids (rows, k) of the softmax of scaled logits (rows, vocabulary), by uniform numbers (rows, k), in float64."""
+    """Ids (rows, k) of the softmax of scaled logits (rows, vocabulary), by uniform numbers (rows, k), in
+    float64."""
     cumulative = torch.softmax(scaled, dim=-1).cumsum(-1)
-    # Scaled by the total so that rounding can never push the draw past the last token of positive probability.
+    # Scaled by the total so that rounding can never push the draw past the last token of positive
+    # probability.
     draws = uniforms * cumulative[:, -1:]
     return torch.searchsorted(cumulative, draws, right=True).clamp(max=scaled.shape[-1] - 1)
 
 
 def _likeliest(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k likeliest ids int32 (rows, k) of log-probabilities (rows, vocabulary), and theirs float32 (rows, k)."""
+    """The k likeliest ids int32 (rows, k) of log-probabilities (rows, vocabulary), and theirs float32 (rows,
+    k)."""
     if not k:
         return logprobs.new_empty((len(logprobs), 0), dtype=torch.int32), logprobs[:, :0]
     values, ids = logprobs.topk(k, dim=-1)
@@ -112,7 +116,8 @@ _SCORED_POSITIONS = 256
 
 
 class _Sample(NamedTuple):
-    """One completion to sample: number `number` of request `request`, after prompt `prompt` (indices in the batch)."""
+    """One completion to sample: number `number` of request `request`, after prompt `prompt` (indices in the
+    batch)."""
 
     request: int
     number: int
@@ -120,7 +125,8 @@ class _Sample(NamedTuple):
 
 
 class _Prefilled(NamedTuple):
-    """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the samples.
+    """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the
+    samples.
 
     `scores` has those of the prompts of requests that ask for them, by the index of the request.
     """
@@ -133,19 +139,21 @@ class _Prefilled(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """Log-probabilities in the places of a prompt's tokens: of these, float32 (tokens,), and the likeliest ones."""
+    """Log-probabilities in the places of a prompt's tokens: of these, float32 (tokens,), and the likeliest
+    ones."""
 
     logprobs: np.ndarray
     top: TopLogprobs
 
 
 class Batch:
-    """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the model's.
+    """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the
+    model's.
 
     `is_interrupted` is asked after every token. Once it returns True, the unfinished completions end with
-    `FinishReason.ABORT`; each has at least one token. So do those of a request that is aborted. So do all unfinished
-    ones where the model fails after the first token of a batch of several requests, which then get `runs_alone`; any
-    other error is raised. Tokens of requests with a listener are reported after every step.
+    `FinishReason.ABORT`; each has at least one token. So do those of a request that is aborted. So do all
+    unfinished ones where the model fails after the first token of a batch of several requests, which then get
+    `runs_alone`; any other error is raised. Tokens of requests with a listener are reported after every step.
     """
 
     def __init__(
@@ -226,7 +234,8 @@ class Batch:
         return _Prefilled(logits[prompts], cache, mask, following[prompts], self._prompt_scores(hidden))
 
     def _prompt_scores(self, hidden: torch.Tensor) -> dict[int, _Scores]:
-        """By the index of each request that asks for them. `hidden` (prompts, T, hidden) is padded on the left."""
+        """By the index of each request that asks for them. `hidden` (prompts, T, hidden) is padded on the
+        left."""
         prompts = {sample.request: sample.prompt for sample in self._samples}
         wanted = {index: prompts[index] for index, each in enumerate(self._requests) if each.scores_prompt}
         most = dict.fromkeys(wanted.values(), 0)
@@ -243,7 +252,8 @@ class Batch:
         return {index: scored[prompt] for index, prompt in wanted.items()}
 
     def _scored(self, hidden: torch.Tensor, ids: np.ndarray, k: int, observers: Sequence[PromptObserver]) -> _Scores:
-        """The scores of a prompt with the k likeliest tokens in each place; `hidden` (T, hidden) ends with it."""
+        """The scores of a prompt with the k likeliest tokens in each place; `hidden` (T, hidden) ends with
+        it."""
         states = hidden[len(hidden) - len(ids) : -1]
         targets = torch.from_numpy(ids[1:].copy()).to(hidden.device)
         values = [torch.full((1,), torch.nan)]
@@ -326,5 +336,6 @@ class Batch:
 
 
 def _first(k: int, ids: np.ndarray, logprobs: np.ndarray) -> TopLogprobs | None:
-    """The k likeliest of tokens in arrays of at least k columns, copied where there are more; None for k 0."""
+    """The k likeliest of tokens in arrays of at least k columns, copied where there are more; None for k
+    0."""
     return TopLogprobs(*(np.ascontiguousarray(array[:, :k]) for array in (ids, logprobs))) if k else None

@@ -1,4 +1,5 @@
-"""`LocalEngine`: checks requests, queues them for a worker thread that owns the model, and replaces its weights."""
+"""`LocalEngine`: checks requests, queues them for a worker thread that owns the model, and replaces its
+weights."""
 
 from __future__ import annotations
 
@@ -58,20 +59,23 @@ from rollouts.models.qwen3_vl import VisionFeatures
 class LocalEngine(Engine):
     """An engine over a model of transformers in this process: a text model, or one that sees or hears.
 
-    Requests that arrive while the model is busy, or in the same round of the event loop, run as one batch. Identical
-    prompts are prefilled once; for Qwen3-VL an image is encoded once per weight version. Where the model fails on a
-    batch, each of its requests runs alone, and only the one that fails again has an error.
+    Requests that arrive while the model is busy, or in the same round of the event loop, run as one batch.
+    Identical prompts are prefilled once; for Qwen3-VL an image is encoded once per weight version. Where the
+    model fails on a batch, each of its requests runs alone, and only the one that fails again has an error.
 
-    A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded (extra `lora`);
-    requests of different adapters run in different batches. The version of its tokens is the name of the adapter.
+    A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded (extra
+    `lora`); requests of different adapters run in different batches. The version of its tokens is the name of
+    the adapter.
 
-    The engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
+    The engine belongs to the event loop on which it is used first; after that is closed, another one may
+    follow.
 
-    `max_batch_rows` bounds how many completions are sampled at once, `request_limits` the size of one request. `lock`
-    is held while the model runs and while its weights change, for a model that something else uses as well:
-    `LocalEngine(trainer.model, lock=trainer.lock)`. `is_wanted` is asked after each token: True lets others have the
-    lock before the next one, where they do not change the weights. Raises `UnsupportedModelError` for a model whose
-    hidden states or output layer are not accessible (see `token_logprobs`).
+    `max_batch_rows` bounds how many completions are sampled at once, `request_limits` the size of one
+    request. `lock` is held while the model runs and while its weights change, for a model that something else
+    uses as well: `LocalEngine(trainer.model, lock=trainer.lock)`. `is_wanted` is asked after each token: True
+    lets others have the lock before the next one, where they do not change the weights. Raises
+    `UnsupportedModelError` for a model whose hidden states or output layer are not accessible (see
+    `token_logprobs`).
     """
 
     def __init__(
@@ -111,7 +115,8 @@ class LocalEngine(Engine):
     def _begin(self) -> None:
         """The engine has no requests."""
         self._closed = threading.Event()
-        # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
+        # One thread: batches and weight updates run one after another, so no completion mixes two sets of
+        # weights.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
         self._interrupting: deque[str] = deque()  # the versions of updates that wait for the running batch to stop
         self._loop = EngineLoop()
@@ -127,7 +132,8 @@ class LocalEngine(Engine):
         return cls(load_model(directory, attn_implementation=attn_implementation), **options)
 
     def beside(self) -> Self:
-        """An engine with batches of its own over the same model and adapters, while the weights stay as they are.
+        """An engine with batches of its own over the same model and adapters, while the weights stay as they
+        are.
 
         Its batches and those of this engine take turns as `lock` and `is_wanted` say.
         """
@@ -172,9 +178,9 @@ class LocalEngine(Engine):
     ) -> GenerateResult:
         """Sample `n` completions. `listen` receives each token on the event loop, as soon as it is sampled.
 
-        Of a request that `scores_prompt`, `observe(start, logprobs)` is called on the worker thread for each part of
-        the prompt: float32 (m, vocabulary), the log-probabilities in the places of its tokens `start + 1` to
-        `start + m`. After a failure in a batch with other requests it is called again.
+        Of a request that `scores_prompt`, `observe(start, logprobs)` is called on the worker thread for each
+        part of the prompt: float32 (m, vocabulary), the log-probabilities in the places of its tokens `start
+        + 1` to `start + m`. After a failure in a batch with other requests it is called again.
 
         Raises `InvalidRequestError`, `ContextLengthError`, `EngineClosedError`; `EngineFailedError` for a request on
         which the model fails.
@@ -199,10 +205,12 @@ class LocalEngine(Engine):
         await self.abort(list(self._running))
 
     def expecting_request(self) -> AbstractContextManager[None]:
-        """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
+        """Announce a request that is made at the end of the block, if it is made; the next batch waits for
+        it.
 
-        Episodes whose prompts are rendered on threads then end up in one batch, and what that batch holds does not
-        depend on timing. A batch starts without announced requests that take longer than a quarter of a second.
+        Episodes whose prompts are rendered on threads then end up in one batch, and what that batch holds
+        does not depend on timing. A batch starts without announced requests that take longer than a quarter
+        of a second.
         """
         self._enter("expecting_request")
         return self._queue.expecting_request()
@@ -210,17 +218,19 @@ class LocalEngine(Engine):
     async def update_weights(
         self, weights: Mapping[str, Any] | str | Path, version: str, *, in_flight: InFlight = "abort"
     ) -> None:
-        """Replace every parameter with tensors or arrays of the same shapes, or with those of a checkpoint directory.
+        """Replace every parameter with tensors or arrays of the same shapes, or with those of a checkpoint
+        directory.
 
-        Tensors have the names of `state_dict()`, or those of the files of a checkpoint. They are copied, so that a
-        trainer may change its own once the call has returned. Of names that are one tensor in the model
-        (`lm_head.weight` where it is tied to the embedding) one is enough; several must agree. Buffers may be left out.
+        Tensors have the names of `state_dict()`, or those of the files of a checkpoint. They are copied, so
+        that a trainer may change its own once the call has returned. Of names that are one tensor in the
+        model (`lm_head.weight` where it is tied to the embedding) one is enough; several must agree. Buffers
+        may be left out.
 
-        With `in_flight="wait"` the running batch finishes first. With "abort" and "keep", which are the same here, it
-        stops after the token that it samples now, and its completions continue with the new weights, after their
-        prompts and tokens have been read again. A call that is cancelled may still replace the weights. Raises
-        `ArgumentError`; `WeightUpdateError`, changing nothing, if names, shapes or tied tensors differ or the directory
-        holds no checkpoint of this model.
+        With `in_flight="wait"` the running batch finishes first. With "abort" and "keep", which are the same
+        here, it stops after the token that it samples now, and its completions continue with the new weights,
+        after their prompts and tokens have been read again. A call that is cancelled may still replace the
+        weights. Raises `ArgumentError`; `WeightUpdateError`, changing nothing, if names, shapes or tied
+        tensors differ or the directory holds no checkpoint of this model.
         """
         check_update_arguments(version, in_flight)
         interrupts = in_flight != "wait"
@@ -246,8 +256,8 @@ class LocalEngine(Engine):
         """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
 
         LoRA of linear layers, the output layer excepted, without DoRA and further trained modules. Raises
-        `WeightUpdateError` where it is not loaded, also for a name that is in use: a name stands for one set of
-        weights. Raises `ArgumentError`, and `MissingExtraError` without PEFT.
+        `WeightUpdateError` where it is not loaded, also for a name that is in use: a name stands for one set
+        of weights. Raises `ArgumentError`, and `MissingExtraError` without PEFT.
         """
         if self._closed.is_set():
             raise closed_error("load_adapter")
@@ -259,7 +269,8 @@ class LocalEngine(Engine):
         await asyncio.to_thread(load)
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter; requests that have begun with it keep it to their ends. Raises `UnknownAdapterError`."""
+        """Unload an adapter; requests that have begun with it keep it to their ends. Raises
+        `UnknownAdapterError`."""
         self._adapters.remove(name)
 
     async def adapters(self) -> Mapping[str, str]:
@@ -299,7 +310,8 @@ class LocalEngine(Engine):
     async def _complete(self, cut_off: RunningRequest, partial: Completion, listen: TokenListener | None) -> Completion:
         """A completion, continued as often as it is cut off, until its request is aborted.
 
-        Updates of the weights cut completions off, and failures of the model on another request of their batch.
+        Updates of the weights cut completions off, and failures of the model on another request of their
+        batch.
         """
 
         async def send(rest_request: GenerateRequest) -> Completion:
@@ -325,7 +337,8 @@ class LocalEngine(Engine):
                 del self._running[request_id]
 
     def _enter(self, name: str) -> None:
-        """Raises `EngineError` for the request or call `name` on another event loop than that of the engine."""
+        """Raises `EngineError` for the request or call `name` on another event loop than that of the
+        engine."""
         if self._loop.enter(name):
             self._queue = RequestQueue(self._run, self._worker, self._closed, self._max_batch_rows)
 
@@ -406,7 +419,8 @@ class LocalEngine(Engine):
 
 
 def _context_length(text_config: Any) -> int:
-    """The largest number of tokens of prompt and completion. Raises `UnsupportedModelError` where it is not known."""
+    """The largest number of tokens of prompt and completion. Raises `UnsupportedModelError` where it is not
+    known."""
     length = getattr(text_config, "max_position_embeddings", None)
     if length is None:
         raise UnsupportedModelError(

@@ -29,9 +29,9 @@ PromptObserver = Callable[[int, Any], None]
 class RunningRequest:
     """`listen` is called on the worker thread with each new token. `is_aborted` may be set by any thread.
 
-    `observe` is called there with the log-probabilities in the places of the prompt, as `LocalEngine.generate` says.
-    `adapter` samples it; None: the model alone. `runs_alone`: the model has failed in a batch with this request and
-    others, one of which is the reason.
+    `observe` is called there with the log-probabilities in the places of the prompt, as
+    `LocalEngine.generate` says. `adapter` samples it; None: the model alone. `runs_alone`: the model has
+    failed in a batch with this request and others, one of which is the reason.
     """
 
     request: GenerateRequest
@@ -44,8 +44,8 @@ class RunningRequest:
 
 # The waiting requests, collected into batches.
 #
-# What one batch holds must depend on the requests alone, not on timing: rows of a batch influence each other's
-# rounding.
+# What one batch holds must depend on the requests alone, not on timing: rows of a batch influence each
+# other's rounding.
 
 
 class _Waiting(NamedTuple):
@@ -54,7 +54,8 @@ class _Waiting(NamedTuple):
 
 
 class RequestQueue:
-    """Collects requests into batches of at most `max_rows` completions and lets `run` generate them on `worker`.
+    """Collects requests into batches of at most `max_rows` completions and lets `run` generate them on
+    `worker`.
 
     One event loop uses a queue. Requests are failed once `closed` is set.
     """
@@ -101,7 +102,8 @@ class RequestQueue:
 
     @contextmanager
     def expecting_request(self) -> Iterator[None]:
-        """Announce a request that is made at the end of the block, if it is made; the next batch waits for it."""
+        """Announce a request that is made at the end of the block, if it is made; the next batch waits for
+        it."""
         self._announced += 1
         try:
             yield
@@ -139,13 +141,13 @@ class RequestQueue:
     async def _collect(self) -> bool:
         """Wait until no request has arrived for some rounds of the loop; returns whether any request waits.
 
-        New requests are sorted by their contents: which of several threads finished first must not decide the order of
-        the rows of a batch.
+        New requests are sorted by their contents: which of several threads finished first must not decide the
+        order of the rows of a batch.
         """
         quiet, count, wait_for_announced = 0, len(self._arrived), True
-        # How many rounds of the event loop must pass without a new request before a batch starts: enough for the task
-        # of a finished episode to wake, step its environment and request again, so that a batch does not depend on
-        # timing.
+        # How many rounds of the event loop must pass without a new request before a batch starts: enough for
+        # the task of a finished episode to wake, step its environment and request again, so that a batch does
+        # not depend on timing.
         while quiet < 4:
             await asyncio.sleep(0)
             if wait_for_announced and self._announced:

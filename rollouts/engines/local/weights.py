@@ -17,9 +17,10 @@ from rollouts.models.loading import without_progress_bars
 def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[tuple[torch.Tensor, Any]]:
     """(tensor of the model, given weight) for every parameter, and for the buffers that are given.
 
-    Names are those of `state_dict()`. Parameters that are tied to each other are one tensor: one of their names is
-    enough, and values given under several names must be equal. Raises `WeightUpdateError` where a name is unknown, a
-    parameter is missing, a shape or type does not fit, or a value of a parameter is not finite.
+    Names are those of `state_dict()`. Parameters that are tied to each other are one tensor: one of their
+    names is enough, and values given under several names must be equal. Raises `WeightUpdateError` where a
+    name is unknown, a parameter is missing, a shape or type does not fit, or a value of a parameter is not
+    finite.
     """
     own = model.state_dict(keep_vars=True)
     if unknown := sorted(weights.keys() - own.keys()):
@@ -55,10 +56,12 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
 def checkpoint_weights(
     model: torch.nn.Module, checkpoint: Mapping[str, Any] | str | Path
 ) -> Mapping[str, torch.Tensor]:
-    """The weights of a checkpoint by the names of the model's `state_dict()`; tied ones under all of their names.
+    """The weights of a checkpoint by the names of the model's `state_dict()`; tied ones under all of their
+    names.
 
-    `checkpoint` is a directory with safetensors files, or has the tensors by their names in such files. Raises
-    `WeightUpdateError` where the directory cannot be read, or tensors of the model are missing or there are others.
+    `checkpoint` is a directory with safetensors files, or has the tensors by their names in such files.
+    Raises `WeightUpdateError` where the directory cannot be read, or tensors of the model are missing or
+    there are others.
     """
     source: dict[str, Any]
     if isinstance(checkpoint, Mapping):

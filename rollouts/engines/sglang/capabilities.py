@@ -24,10 +24,10 @@ _KEYS_ERROR = re.compile(r"logit_bias must ha(?:s|ve) keys in \[0, (\d+)\]")
 class SGLangCapabilities:
     """What a server reports of itself, and what its answers to probes show.
 
-    `vocab_size`: ids from there on end the server's process. `raw_logprobs`: log-probabilities are those before
-    temperature; None: not known, because the model finds the likeliest tokens equally likely. `returns_prompt`: the
-    server returns the ids of the prompt that it ran. `streams_new_tokens`: the parts of a stream do not repeat earlier
-    ones. `deterministic`: it takes seeds.
+    `vocab_size`: ids from there on end the server's process. `raw_logprobs`: log-probabilities are those
+    before temperature; None: not known, because the model finds the likeliest tokens equally likely.
+    `returns_prompt`: the server returns the ids of the prompt that it ran. `streams_new_tokens`: the parts of
+    a stream do not repeat earlier ones. `deterministic`: it takes seeds.
     """
 
     engine: ClassVar[str] = "SGLang"
@@ -51,7 +51,8 @@ async def server_info(connection: ServerConnection) -> Mapping[str, Any]:
 
 
 async def model_info(connection: ServerConnection) -> Mapping[str, Any]:
-    """What the server says of its model and the version of its weights. Raises `CapabilityError`, `ApiKeyError`."""
+    """What the server says of its model and the version of its weights. Raises `CapabilityError`,
+    `ApiKeyError`."""
     return await _report(connection, "/model_info")
 
 
@@ -103,7 +104,8 @@ async def _generate(connection: ServerConnection, fields: Mapping[str, Any]) -> 
 
 
 async def _vocab_size(connection: ServerConnection) -> int | None:
-    """The size that the server names where it refuses a bias for token -1, which it does before it runs anything."""
+    """The size that the server names where it refuses a bias for token -1, which it does before it runs
+    anything."""
     response = await _generate(connection, {"sampling_params": {"max_new_tokens": 1, "logit_bias": {"-1": 0.0}}})
     match = _KEYS_ERROR.search(response.body.decode(errors="replace"))
     return None if match is None else int(match[1]) + 1
@@ -135,7 +137,8 @@ def _agreed(connection: ServerConnection, name: str, found: object, given: int |
 
 async def _probe_tokens(connection: ServerConnection, temperature: float) -> Mapping[str, Any]:
     sampling = {"max_new_tokens": 1, "temperature": temperature}
-    # So many likeliest tokens show whether the temperature is in the log-probabilities; no model has fewer tokens.
+    # So many likeliest tokens show whether the temperature is in the log-probabilities; no model has fewer
+    # tokens.
     fields = {"return_logprob": True, "top_logprobs_num": 8, "return_prompt_token_ids": True}
     response = await _generate(connection, {"sampling_params": sampling, **fields})
     content = response.json() if response.status == 200 else None
@@ -152,7 +155,8 @@ def _gap(answer: Mapping[str, Any]) -> float:
 
 
 def _are_raw(plain: float, scaled: float) -> bool | None:
-    """Whether log-probabilities are those before temperature, which otherwise multiplies distances by 1 / 0.5."""
+    """Whether log-probabilities are those before temperature, which otherwise multiplies distances by 1 /
+    0.5."""
     # The smallest distance between the likeliest tokens by which the two kinds are told apart.
     if plain < 1e-3:
         return None

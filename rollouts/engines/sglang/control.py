@@ -25,8 +25,8 @@ from rollouts.values import check_choice
 
 MemoryTag = Literal["weights", "kv_cache"]
 
-#: "abort": running requests end, with the tokens they have. "keep": they stay on the server without their KV cache,
-#: which is computed again with the weights that it has then.
+#: "abort": running requests end, with the tokens they have. "keep": they stay on the server without their KV
+#: cache, which is computed again with the weights that it has then.
 PauseMode = Literal["abort", "keep"]
 
 
@@ -34,8 +34,8 @@ PauseMode = Literal["abort", "keep"]
 class SGLangControl(HttpControl):
     """The control calls of one server. `on_weight_version` is called with each new label.
 
-    All calls raise `CapabilityError` where the server has no such route, `ServerError` where it refuses, and the errors
-    of a server that does not answer.
+    All calls raise `CapabilityError` where the server has no such route, `ServerError` where it refuses, and
+    the errors of a server that does not answer.
     """
 
     # Pausing.
@@ -63,10 +63,11 @@ class SGLangControl(HttpControl):
     async def update_weights(
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
     ) -> None:
-        """Load a checkpoint directory that the server reads itself, between a pause and the end of that pause.
+        """Load a checkpoint directory that the server reads itself, between a pause and the end of that
+        pause.
 
-        `check` first looks for its files from this process. The prefix cache is emptied. Raises `WeightUpdateError`
-        with the server's own words about which weights are in use.
+        `check` first looks for its files from this process. The prefix cache is emptied. Raises
+        `WeightUpdateError` with the server's own words about which weights are in use.
         """
         check_version("version", version)
         check_choice("in_flight", in_flight, PauseMode)
@@ -99,8 +100,8 @@ class SGLangControl(HttpControl):
     # Memory and caches.
 
     async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
-        """Empty the prefix cache. With requests on the server SGLang refuses (`ServerError`), unless `preempt` takes
-        their KV cache from them too, which is computed again."""
+        """Empty the prefix cache. With requests on the server SGLang refuses (`ServerError`), unless
+        `preempt` takes their KV cache from them too, which is computed again."""
         if preempt:
             await self.pause("keep")
         try:
@@ -112,9 +113,10 @@ class SGLangControl(HttpControl):
     async def sleep(self, level: int = 1) -> None:
         """Pause, and free the memory of the KV cache and the weights for a trainer on the same device.
 
-        Level 1 keeps the weights in the host's memory, for which the server needs --enable-weights-cpu-backup; after
-        level 2 they have to be loaded again. Raises `CapabilityError` where the server was not started with
-        --enable-memory-saver: it would answer with success and free nothing.
+        Level 1 keeps the weights in the host's memory, for which the server needs
+        --enable-weights-cpu-backup; after level 2 they have to be loaded again. Raises `CapabilityError`
+        where the server was not started with --enable-memory-saver: it would answer with success and free
+        nothing.
         """
         if level not in (1, 2):
             raise InvalidRequestError("sleep", f"level is {level!r}, not 1 or 2")
@@ -126,7 +128,8 @@ class SGLangControl(HttpControl):
         await self._call("/release_memory_occupation", {}, "freeing memory")
 
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """Allocate memory again, all of it or that of `tags`; samples again once the KV cache has its memory back."""
+        """Allocate memory again, all of it or that of `tags`; samples again once the KV cache has its memory
+        back."""
         if unknown := [tag for tag in tags or () if tag not in get_args(MemoryTag)]:
             raise InvalidRequestError("wake_up", f"tag {unknown[0]!r} is not one of {', '.join(get_args(MemoryTag))}")
         content = {} if tags is None else {"tags": list(tags)}

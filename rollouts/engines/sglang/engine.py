@@ -32,7 +32,8 @@ log = logging.getLogger("rollouts.engines.sglang")
 
 _GENERATE = "/generate"
 
-#: Waits before a request is sent again whose id the server still has. It notices a connection that broke within 4 s.
+#: Waits before a request is sent again whose id the server still has. It notices a connection that broke
+#: within 4 s.
 _WAITS_FOR_ID = (0.25, 0.5, 1.0, 2.0, 2.0, 2.0)
 
 
@@ -42,23 +43,24 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         async with SGLangEngine("http://127.0.0.1:30000") as engine:
             result = await engine.generate(GenerateRequest(prompt_ids, SamplingParams(max_tokens=64)))
 
-    The first request probes the server. Every request is checked before it is sent: ids outside of the vocabulary, for
-    one, end an SGLang server. Images go as source files (PNG of the pixels as decoded here; JPEG files unchanged with
-    `jpeg_as_file`), with every request that shows them: SGLang has no name for an image that it has seen. The server
-    returns the ids of a prompt with images as it ran it, and a prompt that it tokenised again is a
-    `MalformedResultError`. Videos and sounds are refused, because SGLang tokenises their prompts again.
+    The first request probes the server. Every request is checked before it is sent: ids outside of the
+    vocabulary, for one, end an SGLang server. Images go as source files (PNG of the pixels as decoded here;
+    JPEG files unchanged with `jpeg_as_file`), with every request that shows them: SGLang has no name for an
+    image that it has seen. The server returns the ids of a prompt with images as it ran it, and a prompt that
+    it tokenised again is a `MalformedResultError`. Videos and sounds are refused, because SGLang tokenises
+    their prompts again.
 
-    n samples are n requests, because SGLang gives the samples of one request ids of its own, by which none could be
-    aborted. A completion that a pause of the server cuts off is continued from its tokens (`resume`; the server holds
-    the rest back until it runs again). Cancelling a call aborts its request on the server.
+    n samples are n requests, because SGLang gives the samples of one request ids of its own, by which none
+    could be aborted. A completion that a pause of the server cuts off is continued from its tokens (`resume`;
+    the server holds the rest back until it runs again). Cancelling a call aborts its request on the server.
 
-    A server takes seeds only with --enable-deterministic-inference; without it they are left out, and a warning says so
-    once.
+    A server takes seeds only with --enable-deterministic-inference; without it they are left out, and a
+    warning says so once.
 
-    Log-probabilities are those of the model before temperature: another temperature than 0 or 1 needs a server with
-    SGLANG_RETURN_ORIGINAL_LOGPROB=1. `vocab_size` and `max_model_len` stand for what a server does not report.
-    `routed_experts` is the number of layers with experts and of experts per token, for a server with
-    --enable-return-routed-experts, whose response does not say them.
+    Log-probabilities are those of the model before temperature: another temperature than 0 or 1 needs a
+    server with SGLANG_RETURN_ORIGINAL_LOGPROB=1. `vocab_size` and `max_model_len` stand for what a server
+    does not report. `routed_experts` is the number of layers with experts and of experts per token, for a
+    server with --enable-return-routed-experts, whose response does not say them.
     """
 
     control: SGLangControl
@@ -87,7 +89,8 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
 
     @property
     def vocab_size(self) -> int | None:
-        """The size that was given to the constructor, or that the server reported; None before the first request."""
+        """The size that was given to the constructor, or that the server reported; None before the first
+        request."""
         known = self._capabilities.known
         return self._vocab_size if known is None else known.vocab_size
 
@@ -151,8 +154,8 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
     async def _exchange(
         self, request: GenerateRequest, root_id: str, listen: TokenListener | None
     ) -> Generation | None:
-        """Send one request, and abort it on the server if the caller is cancelled; None where `abort` ended it before
-        any token arrived."""
+        """Send one request, and abort it on the server if the caller is cancelled; None where `abort` ended
+        it before any token arrived."""
         if self._requests.is_aborted(root_id):
             return None
         parts = None if listen is None else Parts(request, listen)
@@ -161,7 +164,8 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         return parts.generation() if generation is None and parts is not None else generation
 
     async def _send_under_free_id(self, request: GenerateRequest, parts: Parts | None) -> Generation:
-        """Send one request, also where an attempt whose connection broke still runs under its id on the server."""
+        """Send one request, also where an attempt whose connection broke still runs under its id on the
+        server."""
         for seconds in _WAITS_FOR_ID:
             try:
                 return await self._send(request, parts)
@@ -205,8 +209,8 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
     ) -> None:
         """Load the checkpoint directory `weights`, as `control.update_weights` does.
 
-        With "wait", new requests of this engine wait until the running ones have ended; those of other clients stay on
-        the server and continue with the new weights.
+        With "wait", new requests of this engine wait until the running ones have ended; those of other
+        clients stay on the server and continue with the new weights.
         """
         if in_flight != "wait":
             await super().update_weights(weights, version, in_flight=in_flight)

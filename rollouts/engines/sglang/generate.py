@@ -40,7 +40,8 @@ def request_body(
 ) -> Body:
     """The body of a request for one sample, with the source files of its images.
 
-    Raises `InvalidRequestError` for sampling options that JSON cannot represent, and what decoding an image raises.
+    Raises `InvalidRequestError` for sampling options that JSON cannot represent, and what decoding an image
+    raises.
     """
     fields: dict[str, Any] = {
         "rid": request.request_id,
@@ -89,7 +90,8 @@ def _sampling(request: GenerateRequest, capabilities: SGLangCapabilities) -> dic
     """Every sampling parameter, explicitly: a server fills missing ones with those of the model's files."""
     sampling = request.sampling
     fields: dict[str, Any] = {
-        # A server refuses what does not fit into its context, where other engines end the completion by its length.
+        # A server refuses what does not fit into its context, where other engines end the completion by its
+        # length.
         "max_new_tokens": min(sampling.max_tokens, capabilities.max_model_len - len(request.prompt_ids)),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -188,11 +190,13 @@ class Generation:
         return values
 
     def prompt_top_logprobs(self) -> TopLogprobs | None:
-        """The likeliest tokens in the place of each of the prompt, if requested. Raises `MissingLogProbsError`."""
+        """The likeliest tokens in the place of each of the prompt, if requested. Raises
+        `MissingLogProbsError`."""
         return self._top("input_top_logprobs", len(self._request.prompt_ids), self._request.prompt_top_logprobs)
 
     def _top(self, name: str, count: int, k: int) -> TopLogprobs | None:
-        """The k likeliest of `count` rows. The server returns more where the other kind of row was asked for more."""
+        """The k likeliest of `count` rows. The server returns more where the other kind of row was asked for
+        more."""
         if not k:
             return None
         rows = self._meta.get(name) or []
@@ -276,7 +280,8 @@ class Parts:
     def add(self, event: bytes) -> None:
         """Add a part.
 
-        Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for an error that follows HTTP 200.
+        Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for an error that follows
+        HTTP 200.
         """
         try:
             content = json.loads(event)
@@ -311,7 +316,8 @@ class Parts:
         return self._joined(ids, self._logprobs, self._top, {**meta, "finish_reason": ending})
 
     def finished(self) -> Generation:
-        """The sample, after the end of the stream. Raises `MalformedResultError` where that came before its own end."""
+        """The sample, after the end of the stream. Raises `MalformedResultError` where that came before its
+        own end."""
         generation = self.generation()
         if self._last is None or generation is None or self._last["meta_info"].get("finish_reason") is None:
             raise self._malformed(f"the stream ended after {len(self._logprobs)} tokens without a finish_reason")

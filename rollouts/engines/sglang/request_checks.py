@@ -1,4 +1,5 @@
-"""What is refused before a request is sent to an SGLang server: it would end the server, or change what is sampled."""
+"""What is refused before a request is sent to an SGLang server: it would end the server, or change what is
+sampled."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def check_request(request: GenerateRequest, capabilities: SGLangCapabilities) ->
 
 
 def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
-    """The values that SGLang refuses or changes, or with which it would end. `vocab_size` None: it is not known."""
+    """The values that SGLang refuses or changes, or with which it would end. `vocab_size` None: it is not
+    known."""
     sampling = request.sampling
     if sampling.temperature == 0 and sampling.n > 1:
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"

@@ -1,8 +1,9 @@
-"""What a vLLM server can do, probed once: its version, model, limits, pixel dtype, placeholder tokens and routes.
+"""What a vLLM server can do, probed once: its version, model, limits, pixel dtype, placeholder tokens and
+routes.
 
-vLLM publishes almost none of this, so most of it is derived from responses: a generate request without its required
-field is refused with a list of fields that the server knows, and `/render` of a small image contains the tensors that
-the server makes itself.
+vLLM publishes almost none of this, so most of it is derived from responses: a generate request without its
+required field is refused with a list of fields that the server knows, and `/render` of a small image contains
+the tensors that the server makes itself.
 """
 
 from __future__ import annotations
@@ -32,18 +33,17 @@ class ServerCapabilities:
     """The capabilities of one server process.
 
     `version`: of vLLM ("0.32.0"; "unknown" where a proxy hides it). `model`: the name of the served model.
-    `max_model_len`: maximum of prompt and completion tokens together. `scale_out`: `/inference/v1/generate` is enabled.
-    `pixel_dtype`: dtype of the pixels that it takes as features; None if it takes no images. `placeholder_ids`: by
-    modality, the token that stands for one row of features. `merge_area`: patches per such token (4 for Qwen-VL; None
-    if not fixed). `control`: it has the routes of development mode (`ServerControl`). `patch_values`: numbers in one
-    patch (1536 for Qwen3-VL; None if pixels are not patches).
-    `image_fields`: the tensors that it makes of an image, with their `TensorField.kind`; None if not known.
-    `rust_frontend`: the version of vLLM's Rust frontend, which serves HTTP in place of vLLM's own ("unknown"
-    where a proxy hides it); None without it.
-    `reads_features`: features that are sent over HTTP reach the model. The Rust frontend drops them (False); None: not
-    known, because the server does not report its version or its pixels, until two images are compared.
-    `sounds`: the tensors that it makes of a sound; None if not known. `sound_refusal`: why it takes no sound; None if
-    it takes them, or if that is not known.
+    `max_model_len`: maximum of prompt and completion tokens together. `scale_out`: `/inference/v1/generate`
+    is enabled. `pixel_dtype`: dtype of the pixels that it takes as features; None if it takes no images.
+    `placeholder_ids`: by modality, the token that stands for one row of features. `merge_area`: patches per
+    such token (4 for Qwen-VL; None if not fixed). `control`: it has the routes of development mode
+    (`ServerControl`). `patch_values`: numbers in one patch (1536 for Qwen3-VL; None if pixels are not
+    patches). `image_fields`: the tensors that it makes of an image, with their `TensorField.kind`; None if
+    not known. `rust_frontend`: the version of vLLM's Rust frontend, which serves HTTP in place of vLLM's own
+    ("unknown" where a proxy hides it); None without it. `reads_features`: features that are sent over HTTP
+    reach the model. The Rust frontend drops them (False); None: not known, because the server does not report
+    its version or its pixels, until two images are compared. `sounds`: the tensors that it makes of a sound;
+    None if not known. `sound_refusal`: why it takes no sound; None if it takes them, or if that is not known.
     """
 
     engine: ClassVar[str] = "vLLM"
@@ -65,7 +65,8 @@ class ServerCapabilities:
 
     @property
     def cuts_likeliest(self) -> bool:
-        """Whether a list of the k likeliest tokens begins with the sampled one and is cut to k, as up to vLLM 0.32."""
+        """Whether a list of the k likeliest tokens begins with the sampled one and is cut to k, as up to vLLM
+        0.32."""
         release = release_of(self.version)
         return release is None or release < (0, 33)
 
@@ -74,9 +75,9 @@ class ServerCapabilities:
 class ExpectedCapabilities:
     """Capabilities of a server that are known before the probe; None: unknown.
 
-    A value is used where the probe finds none; where the probe finds another one, it raises `CapabilityError`.
-    `scale_out=False` allows the probe of a server that does not generate. Whether features reach the model is never
-    expected, but found out.
+    A value is used where the probe finds none; where the probe finds another one, it raises
+    `CapabilityError`. `scale_out=False` allows the probe of a server that does not generate. Whether features
+    reach the model is never expected, but found out.
     """
 
     version: str | None = None
@@ -100,8 +101,8 @@ async def probe(
     """Find out the capabilities of a server with six small requests, two of which render a small image and a
     short sound.
 
-    `model` selects one of several served models. Raises `CapabilityError` if the server cannot be used with its start
-    options or contradicts `expected`, and all errors of `ServerConnection.request`.
+    `model` selects one of several served models. Raises `CapabilityError` if the server cannot be used with
+    its start options or contradicts `expected`, and all errors of `ServerConnection.request`.
     """
     expected = expected or ExpectedCapabilities()
     version = await server_version(connection)
@@ -151,7 +152,8 @@ async def probe(
 def _merge_expected(
     connection: ServerConnection, probed: Mapping[str, Any], expected: ExpectedCapabilities
 ) -> dict[str, Any]:
-    """The probed values, with expected values where nothing was found. Raises `CapabilityError` if they differ."""
+    """The probed values, with expected values where nothing was found. Raises `CapabilityError` if they
+    differ."""
     merged: dict[str, Any] = {}
     for each in fields(ExpectedCapabilities):
         found, given = probed[each.name], getattr(expected, each.name)

@@ -1,7 +1,7 @@
 """Checks that weights are complete and fit the model that a server runs, from the headers of files.
 
-A vLLM 0.32 server that loads any other directory loads part of it: it continues to respond, with garbage, or dies
-with the next request. A few kilobytes of each file are read, whatever the size of the model.
+A vLLM 0.32 server that loads any other directory loads part of it: it continues to respond, with garbage, or
+dies with the next request. A few kilobytes of each file are read, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def check_checkpoint(directory: Path, *, like: Path | None) -> None:
-    """Raise `WeightUpdateError` unless `directory` holds a complete safetensors checkpoint with the tensors of `like`.
+    """Raise `WeightUpdateError` unless `directory` holds a complete safetensors checkpoint with the tensors
+    of `like`.
 
-    `like` is a checkpoint of the same model, the one that the server was started with. Without it, or where this
-    process cannot read it, only completeness is checked. Data types may differ: the server casts.
+    `like` is a checkpoint of the same model, the one that the server was started with. Without it, or where
+    this process cannot read it, only completeness is checked. Data types may differ: the server casts.
     """
     new = checkpoint_shapes(directory)
     tied = ties_embeddings(directory) or (like is not None and ties_embeddings(like))
@@ -54,10 +55,11 @@ def check_checkpoint(directory: Path, *, like: Path | None) -> None:
 
 
 class ExpectedTensors:
-    """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its shape.
+    """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its
+    shape.
 
-    A server that receives others loads part of them, and generates garbage or dies. `shapes` None: nothing is known,
-    and only names that come twice are refused.
+    A server that receives others loads part of them, and generates garbage or dies. `shapes` None: nothing is
+    known, and only names that come twice are refused.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None, source: object) -> None:
@@ -89,7 +91,8 @@ class ExpectedTensors:
             )
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise `WeightUpdateError` for a tensor that the model has not, has in another shape, or that came before."""
+        """Raise `WeightUpdateError` for a tensor that the model has not, has in another shape, or that came
+        before."""
         if name in self._seen:
             raise WeightUpdateError(f"the tensor {name} comes twice; send each once")
         self._seen.add(name)
@@ -107,9 +110,10 @@ class ExpectedTensors:
 def write_tied_head(directory: Path) -> None:
     """Add the output layer to a checkpoint that leaves it out because the embeddings are the same tensor.
 
-    A server that starts from such a checkpoint shares the tensor; one that reloads it (vLLM 0.32) gives new weights to
-    the embeddings and none to the output layer. Writes `lm_head.safetensors` beside the other files and names it in the
-    index where there is one; does nothing where the layer is there. Raises `WeightUpdateError`.
+    A server that starts from such a checkpoint shares the tensor; one that reloads it (vLLM 0.32) gives new
+    weights to the embeddings and none to the output layer. Writes `lm_head.safetensors` beside the other
+    files and names it in the index where there is one; does nothing where the layer is there. Raises
+    `WeightUpdateError`.
     """
     directory = Path(directory)
     if HEAD in checkpoint_shapes(directory):
@@ -120,8 +124,8 @@ def write_tied_head(directory: Path) -> None:
             break
     else:
         raise _error(directory, "no tensor is called embed_tokens.weight")
-    # The bytes are copied as they are: numpy has no bfloat16. The format: the length of a JSON header, 8 bytes; the
-    # header; the bytes of the tensors, at offsets from the end of the header.
+    # The bytes are copied as they are: numpy has no bfloat16. The format: the length of a JSON header, 8
+    # bytes; the header; the bytes of the tensors, at offsets from the end of the header.
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(length))[embeddings[0]]

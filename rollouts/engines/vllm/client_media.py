@@ -31,7 +31,8 @@ _known_lock = ProcessLock()
 
 
 def client_media(base_url: str, api_key: str | None) -> ClientMedia:
-    """The media of one server, shared by all clients of the running event loop, and passed on once it is closed."""
+    """The media of one server, shared by all clients of the running event loop, and passed on once it is
+    closed."""
     running = asyncio.get_running_loop()
     with _known_lock:
         of_server = _known.setdefault(base_url, {})
@@ -59,7 +60,8 @@ class ClientMedia:
         return await self._post(names, fields, is_source_missing, post)
 
     async def post_features(self, prompt_ids: Sequence[int], media: MultiModalData, post: Post) -> bytes:
-        """Post with processed features. Raises `InvalidRequestError` and `CapabilityError` as `VLLMEngine` does."""
+        """Post with processed features. Raises `InvalidRequestError` and `CapabilityError` as `VLLMEngine`
+        does."""
         capabilities = await self._engine.capabilities()
         request = GenerateRequest(prompt_ids, SamplingParams(), media)
         check_request(request, capabilities, vocab_size=None)
@@ -78,7 +80,8 @@ class ClientMedia:
         is_cache_miss: Callable[[int, str], bool],
         post: Post,
     ) -> bytes:
-        """Post with the data of the items that the server does not hold, again with more if it has evicted some."""
+        """Post with the data of the items that the server does not hold, again with more if it has evicted
+        some."""
         attempt = 0
         while True:
             attempt += 1
@@ -90,7 +93,8 @@ class ClientMedia:
                     made = fields(())
                 content = await post(made)
             except BaseException as error:
-                # The error is of the program's own HTTP client. It is raised again unless it reports a cache miss.
+                # The error is of the program's own HTTP client. It is raised again unless it reports a cache
+                # miss.
                 status, body = getattr(error, "status_code", 0), getattr(getattr(error, "response", None), "text", "")
                 if attempt == _ATTEMPTS or not reservation.omitted or not is_cache_miss(status, body):
                     self._held.release(reservation)

@@ -1,7 +1,7 @@
 """Everything that a trainer does with a vLLM server except generating, in the orders that do not kill it.
 
-What the calls do to the caches of a server, measured with vLLM 0.32.0 (media: pixels by hash; encoder: the outputs of
-the vision tower; prefix: the KV cache of prompts):
+What the calls do to the caches of a server, measured with vLLM 0.32.0 (media: pixels by hash; encoder: the
+outputs of the vision tower; prefix: the KV cache of prompts):
 
     call                                         media     encoder    prefix
     pause("abort"), pause("wait")                cleared   cleared    cleared
@@ -14,18 +14,19 @@ the vision tower; prefix: the KV cache of prompts):
     reset_prefix_cache                           kept      kept       cleared, unless requests hold blocks of it
     update_weight_version, abort, abort_all      kept      kept       kept
 
-"Half": the workers drop entries that the scheduler still counts on, and the next request with a known image kills the
-engine.
+"Half": the workers drop entries that the scheduler still counts on, and the next request with a known image
+kills the engine.
 
-A request whose image lies in the part of its prompt that the prefix cache holds reaches the workers without pixels
-(vLLM's `strip_covered_mm_data`). If the caches are cleared while the server still has that request (running, frozen by
-"keep", or put back into the queue), the image has to be encoded again, without pixels, and the engine dies. (Model
-runner V1 of vLLM 0.32 does this: on CPUs, and elsewhere where it is selected; a client cannot see which one runs.)
-Therefore the caches of a server that takes media are emptied only after all its requests have ended.
+A request whose image lies in the part of its prompt that the prefix cache holds reaches the workers without
+pixels (vLLM's `strip_covered_mm_data`). If the caches are cleared while the server still has that request
+(running, frozen by "keep", or put back into the queue), the image has to be encoded again, without pixels,
+and the engine dies. (Model runner V1 of vLLM 0.32 does this: on CPUs, and elsewhere where it is selected; a
+client cannot see which one runs.) Therefore the caches of a server that takes media are emptied only after
+all its requests have ended.
 
-vLLM's own reload leaves caches of the old weights, and one that fails leaves weights without storage: the server then
-reports that it is healthy and dies with the next request. A server is therefore resumed only with weights that
-loaded. Tensors that a trainer sends (vLLM's weight transfer) take four calls:
+vLLM's own reload leaves caches of the old weights, and one that fails leaves weights without storage: the
+server then reports that it is healthy and dies with the next request. A server is therefore resumed only with
+weights that loaded. Tensors that a trainer sends (vLLM's weight transfer) take four calls:
 
     init_weight_transfer_engine     once: the workers join the trainer's transport
     start_weight_update             the parameters of the model lose their storage
@@ -78,12 +79,14 @@ REQUEST_ID_PREFIX = "generate-tokens-"
 
 @dataclass(slots=True)
 class _State:
-    """The state of a server as the calls of this process left it. Another process of the server has another one.
+    """The state of a server as the calls of this process left it. Another process of the server has another
+    one.
 
     `loaded_directory` holds the weights that were loaded last, unless a trainer has sent others since
-    (`was_transferred`); `unusable_weights` is the reason why the server must not run with the weights that it has,
-    None where it may. `paused_by_update`: an update has paused the server, and the next one that succeeds resumes it.
-    `sleep_level` is that of the last call; since then, the weights have memory again, and were loaded.
+    (`was_transferred`); `unusable_weights` is the reason why the server must not run with the weights that it
+    has, None where it may. `paused_by_update`: an update has paused the server, and the next one that
+    succeeds resumes it. `sleep_level` is that of the last call; since then, the weights have memory again,
+    and were loaded.
     """
 
     loaded_directory: str | None = None
@@ -97,12 +100,13 @@ class _State:
 
 @name_errors_after_methods
 class ServerControl(HttpControl):
-    """The control calls of one server. Most of them need VLLM_SERVER_DEV_MODE=1 in the environment of the server.
+    """The control calls of one server. Most of them need VLLM_SERVER_DEV_MODE=1 in the environment of the
+    server.
 
-    `forget_media` is called before and after every call that makes the server drop pixels; `on_weight_version` is
-    called with each new label. All calls raise `CapabilityError` where the server has no such route, `ServerError`
-    where it refuses, `EngineError` where the call would do damage and was not sent, and the errors of
-    `ServerConnection.request`.
+    `forget_media` is called before and after every call that makes the server drop pixels;
+    `on_weight_version` is called with each new label. All calls raise `CapabilityError` where the server has
+    no such route, `ServerError` where it refuses, `EngineError` where the call would do damage and was not
+    sent, and the errors of `ServerConnection.request`.
     """
 
     def __init__(
@@ -125,14 +129,15 @@ class ServerControl(HttpControl):
     async def pause(self, mode: InFlight = "abort", *, clear_cache: bool | None = None) -> None:
         """Stop generating; returns once no request runs.
 
-        Requests in flight end with the tokens that they have and finish reason "abort" (mode "abort"), are finished
-        first ("wait"; this call takes as long), or stay and continue after `resume` ("keep"). New requests wait for
-        `resume`, or get status 503 (vLLM 0.33).
+        Requests in flight end with the tokens that they have and finish reason "abort" (mode "abort"), are
+        finished first ("wait"; this call takes as long), or stay and continue after `resume` ("keep"). New
+        requests wait for `resume`, or get status 503 (vLLM 0.33).
 
-        `clear_cache` empties the caches; by default "abort" and "wait" do and "keep" does not. On a server that takes
-        media no request may be left while that happens: "wait" then ends the requests in the server's queue as "abort"
-        does (a `VLLMEngine` continues them after `resume`), and "keep" with `clear_cache=True` raises
-        `EngineError`. On a server of text alone, requests frozen by "keep" are computed again after `resume`.
+        `clear_cache` empties the caches; by default "abort" and "wait" do and "keep" does not. On a server
+        that takes media no request may be left while that happens: "wait" then ends the requests in the
+        server's queue as "abort" does (a `VLLMEngine` continues them after `resume`), and "keep" with
+        `clear_cache=True` raises `EngineError`. On a server of text alone, requests frozen by "keep" are
+        computed again after `resume`.
         """
         check_choice("mode", mode, InFlight)
         self._state.paused_by_update = False
@@ -171,8 +176,8 @@ class ServerControl(HttpControl):
     # Sleeping.
 
     async def sleep(self, level: int = 1) -> None:
-        """Abort what runs and free memory for others. Level 0 frees none and keeps the caches; 1 moves the weights to
-        the host's memory; 2 drops the weights.
+        """Abort what runs and free memory for others. Level 0 frees none and keeps the caches; 1 moves the
+        weights to the host's memory; 2 drops the weights.
 
         Frees nothing on a CPU; elsewhere the server needs --enable-sleep-mode.
         """
@@ -210,7 +215,8 @@ class ServerControl(HttpControl):
             self._state.sleep_level = 0
 
     async def is_sleeping(self) -> bool:
-        """Whether memory is freed. False for a server that is only paused, where vLLM's own route returns true."""
+        """Whether memory is freed. False for a server that is only paused, where vLLM's own route returns
+        true."""
         return await self._sleep_level() > 0
 
     # Caches.
@@ -218,9 +224,9 @@ class ServerControl(HttpControl):
     async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
         """Empty the KV cache of prompts.
 
-        While running requests hold blocks of it vLLM resets nothing: `ServerError`. `preempt` puts them back into the
-        queue; they are computed again with the weights of that time. On a server that takes media that could kill it,
-        and raises `EngineError` where any request runs.
+        While running requests hold blocks of it vLLM resets nothing: `ServerError`. `preempt` puts them back
+        into the queue; they are computed again with the weights of that time. On a server that takes media
+        that could kill it, and raises `EngineError` where any request runs.
         """
         preempts = preempt and not await self._takes_media()
         response = await self._call(
@@ -251,8 +257,8 @@ class ServerControl(HttpControl):
             await self._call("POST", "/reset_mm_cache", "resetting the cache of media")
 
     async def reset_encoder_cache(self) -> None:
-        """Empty the cache of the vision tower's outputs. Refused unless the server is paused: a running request may
-        need an entry, and the server's count of running requests lags behind.
+        """Empty the cache of the vision tower's outputs. Refused unless the server is paused: a running
+        request may need an entry, and the server's count of running requests lags behind.
         """
         if not await self.is_paused():
             raise EngineError(
@@ -272,19 +278,22 @@ class ServerControl(HttpControl):
     ) -> None:
         """A complete weight update: pause, load, empty every cache, label, resume.
 
-        `weights` is a checkpoint directory of the same model, which the server reads itself, or a function that sends
-        tensors (`SendTensors`) to a server that has joined the trainer's transport (`init_weight_transfer`). `check`
-        first checks the files of a directory from this process, which needs the same file system here; without it
-        (the server is elsewhere, or loads another format) a wrong directory leaves a server that has to be restarted.
+        `weights` is a checkpoint directory of the same model, which the server reads itself, or a function
+        that sends tensors (`SendTensors`) to a server that has joined the trainer's transport
+        (`init_weight_transfer`). `check` first checks the files of a directory from this process, which needs
+        the same file system here; without it (the server is elsewhere, or loads another format) a wrong
+        directory leaves a server that has to be restarted.
 
-        `in_flight` decides about running requests: "abort" ends them and every `VLLMEngine` continues its own from the
-        tokens that they have, with the new weights; "wait" finishes them with the old ones; "keep" leaves them in the
-        server, which computes them again and continues with the new weights. A server that takes media would die of
-        that: there "keep" does the same as "abort". Cached results of the old weights are never used with the new
-        ones. A server that was paused or asleep before stays so; asleep, its weights need memory.
+        `in_flight` decides about running requests: "abort" ends them and every `VLLMEngine` continues its own
+        from the tokens that they have, with the new weights; "wait" finishes them with the old ones; "keep"
+        leaves them in the server, which computes them again and continues with the new weights. A server that
+        takes media would die of that: there "keep" does the same as "abort". Cached results of the old
+        weights are never used with the new ones. A server that was paused or asleep before stays so; asleep,
+        its weights need memory.
 
-        Raises `WeightUpdateError` where the weights are not the new ones afterwards; its text says which they are and
-        whether the server runs. A cancelled call still completes the update before it raises `CancelledError`.
+        Raises `WeightUpdateError` where the weights are not the new ones afterwards; its text says which they
+        are and whether the server runs. A cancelled call still completes the update before it raises
+        `CancelledError`.
         """
         task = asyncio.ensure_future(self._update_weights(weights, version, in_flight, check))
         try:
@@ -349,10 +358,12 @@ class ServerControl(HttpControl):
     # Ending requests.
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests by the ids of their `GenerateRequest`; each returns the tokens it has, finish reason "abort".
+        """End requests by the ids of their `GenerateRequest`; each returns the tokens it has, finish reason
+        "abort".
 
-        The server does not report ids that it does not run. Needs no development mode, except for vLLM's Rust frontend:
-        without it, only closing the connection of a request ends it there, and this raises `CapabilityError`.
+        The server does not report ids that it does not run. Needs no development mode, except for vLLM's Rust
+        frontend: without it, only closing the connection of a request ends it there, and this raises
+        `CapabilityError`.
         """
         ids = list(request_ids)
         if not ids:  # an empty list would end all requests
@@ -374,7 +385,8 @@ class ServerControl(HttpControl):
         self._checked(response, path, "aborting requests")
 
     async def abort_all(self) -> int | None:
-        """End every request of every client; returns their number, None where the server does not report it."""
+        """End every request of every client; returns their number, None where the server does not report
+        it."""
         response = await self._call("POST", "/abort_requests", "aborting all requests", content={})
         aborted = json_object(response).get("aborted")
         return None if aborted is None else int(aborted)
@@ -440,7 +452,8 @@ class ServerControl(HttpControl):
         return partial(self._load, str(path))
 
     async def _initial_directory(self) -> str | None:
-        """The checkpoint that the server was started with, by its own path; None where it does not report it."""
+        """The checkpoint that the server was started with, by its own path; None where it does not report
+        it."""
         model = (await self._capabilities()).model
         response = await self._request("GET", "/v1/models")
         cards = json_object(response).get("data") if response.status == 200 else None
@@ -465,7 +478,8 @@ class ServerControl(HttpControl):
         return None if self._state.was_transferred else self._state.loaded_directory or await self._initial_directory()
 
     async def _load(self, path: str) -> None:
-        """Let the workers read a checkpoint. After a `WeightUpdateError` the server's weights are unusable."""
+        """Let the workers read a checkpoint. After a `WeightUpdateError` the server's weights are
+        unusable."""
         content = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self._state.unusable_weights = f"a reload of {path} was begun and not seen to end"
         try:
@@ -490,7 +504,8 @@ class ServerControl(HttpControl):
         state.was_transferred, state.weights_loaded = False, True
 
     async def _receive(self, send: SendTensors, version: str, expected: ExpectedTensors) -> None:
-        """Let the workers receive what a trainer sends. After an error the server's parameters have no storage."""
+        """Let the workers receive what a trainer sends. After an error the server's parameters have no
+        storage."""
 
         async def receive(update_info: Mapping[str, Any]) -> None:
             for name, shape in zip(update_info["names"], update_info["shapes"], strict=True):
@@ -520,7 +535,8 @@ class ServerControl(HttpControl):
         state.was_transferred = state.weights_loaded = True
 
     async def _restore(self, previous: str | None, failure: WeightUpdateError, stays_paused: bool) -> NoReturn:
-        """Load the weights from before a failed load again, where they are known, and raise `WeightUpdateError`."""
+        """Load the weights from before a failed load again, where they are known, and raise
+        `WeightUpdateError`."""
         if previous is None or isinstance(failure.__cause__, ServerUnreachableError):
             raise failure
         try:
@@ -574,7 +590,8 @@ class ServerControl(HttpControl):
         return self._state.sleep_level if level is None else level
 
     async def _takes_media(self) -> bool:
-        """Whether the server was started to take images; assumed of the Rust frontend, which does not tell."""
+        """Whether the server was started to take images; assumed of the Rust frontend, which does not
+        tell."""
         capabilities = await self._capabilities()
         return capabilities.pixel_dtype is not None or capabilities.rust_frontend is not None
 
@@ -582,8 +599,8 @@ class ServerControl(HttpControl):
     def _media_forgotten(self, clears: bool = True) -> Iterator[None]:
         """Forget before and after the block which media the server holds, unless `clears` is false.
 
-        Before, so that no media are sent by name meanwhile; after, because a request that ran beside the block may have
-        recorded some.
+        Before, so that no media are sent by name meanwhile; after, because a request that ran beside the
+        block may have recorded some.
         """
         if clears:
             self._forget_media()

@@ -1,13 +1,15 @@
-"""Converts items to items whose placeholder is one run of feature tokens, the only kind that vLLM's API can describe.
+"""Converts items to items whose placeholder is one run of feature tokens, the only kind that vLLM's API can
+describe.
 
-`/inference/v1/generate` accepts an offset and a length for each item, but no mask. An image with text around its single
-run of features (Gemma 3) is described by that run. A Qwen3-VL video has one run for each step of its temporal grid,
-each after a time stamp, even with a single step. Its model encodes every step separately and assigns it the positions
-of an image, so each step is sent as an image, with the same patches, grid and tokens. A video described by its run
-alone would crash the server: vLLM searches for <|vision_start|> from the start of the range.
+`/inference/v1/generate` accepts an offset and a length for each item, but no mask. An image with text around
+its single run of features (Gemma 3) is described by that run. A Qwen3-VL video has one run for each step of
+its temporal grid, each after a time stamp, even with a single step. Its model encodes every step separately
+and assigns it the positions of an image, so each step is sent as an image, with the same patches, grid and
+tokens. A video described by its run alone would crash the server: vLLM searches for <|vision_start|> from the
+start of the range.
 
-For some models vLLM splits images from one tensor of rows by a row count that transformers does not return; such images
-get the layout and the count of the server's own items.
+For some models vLLM splits images from one tensor of rows by a row count that transformers does not return;
+such images get the layout and the count of the server's own items.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _IMAGE_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorFi
 
 
 def dense_items(item: MediaItem, placeholder: PlaceholderRange, capabilities: ServerCapabilities) -> list[PlacedItem]:
-    """The items to send for one item, each with a range without text; empty if the API cannot describe the item.
+    """The items to send for one item, each with a range without text; empty if the API cannot describe the
+    item.
 
     `request_checks.placement_violations` must have found none.
     """
@@ -49,7 +52,8 @@ def dense_items(item: MediaItem, placeholder: PlaceholderRange, capabilities: Se
 
 
 def _in_server_layout(item: MediaItem, capabilities: ServerCapabilities) -> MediaItem:
-    """The item, with a batched image (3, height, width) reshaped to one row and a row count if the server has these."""
+    """The item, with a batched image (3, height, width) reshaped to one row and a row count if the server has
+    these."""
     expected = capabilities.image_fields
     counts = [] if expected is None else [name for name in expected if name in _ROW_COUNTS and name not in item.tensors]
     pixels = item.fields.get("pixel_values")
@@ -76,7 +80,8 @@ def _joined_runs(placeholder: PlaceholderRange) -> list[tuple[int, int]]:
 
 
 def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: ServerCapabilities) -> list[PlacedItem]:
-    """One image for each step of a video's temporal grid; empty if runs, grid and server do not fit together."""
+    """One image for each step of a video's temporal grid; empty if runs, grid and server do not fit
+    together."""
     if capabilities.merge_area is None or item.tensors.keys() != _VIDEO_FIELDS:
         return []
     grid = item["video_grid_thw"]

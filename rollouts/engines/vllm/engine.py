@@ -44,23 +44,24 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 class VLLMEngine(ServerEngine[ServerCapabilities]):
     """`Engine` over `/inference/v1/generate` of one vLLM server (0.31 and later).
 
-    The first request probes what the server is and which pixels it expects; `expected` replaces what the probe finds,
-    and a contradiction is an error. Every request is checked before it is sent. The data of a medium are sent once,
-    afterwards only its hash; a server that has evicted them gets the data again. `media` chooses what is sent:
-    processed "features", source files as "content_parts", or "auto": features for each request where they can carry
-    all of its items, else files. Where a mode cannot carry an item, the error gives the reason, and advises the other
-    mode only if that one can. Images are sent as PNG files of the pixels as decoded here, because decoders of JPEG
-    differ by version; `jpeg_as_file` sends JPEG files unchanged (a tenth of the bytes), for a server whose Pillow and
-    libjpeg are those of the trainer. vLLM's Rust frontend decodes JPEG in another way and always gets PNG.
+    The first request probes what the server is and which pixels it expects; `expected` replaces what the
+    probe finds, and a contradiction is an error. Every request is checked before it is sent. The data of a
+    medium are sent once, afterwards only its hash; a server that has evicted them gets the data again.
+    `media` chooses what is sent: processed "features", source files as "content_parts", or "auto": features
+    for each request where they can carry all of its items, else files. Where a mode cannot carry an item, the
+    error gives the reason, and advises the other mode only if that one can. Images are sent as PNG files of
+    the pixels as decoded here, because decoders of JPEG differ by version; `jpeg_as_file` sends JPEG files
+    unchanged (a tenth of the bytes), for a server whose Pillow and libjpeg are those of the trainer. vLLM's
+    Rust frontend decodes JPEG in another way and always gets PNG.
 
     A completion that a pause of the server cuts off is continued from its tokens once the server runs again
-    (`resume`). Cancelling a call aborts its request on the server. With `vocab_size`, ids outside the vocabulary are
-    refused before sending; the server refuses them too. `request_limits` bounds what one request may ask for.
-    `cache_salt` keeps what was computed with other weights out of the prefix cache: the salt depends on the model and
-    the weight version, and is the same for all turns of a session.
+    (`resume`). Cancelling a call aborts its request on the server. With `vocab_size`, ids outside the
+    vocabulary are refused before sending; the server refuses them too. `request_limits` bounds what one
+    request may ask for. `cache_salt` keeps what was computed with other weights out of the prefix cache: the
+    salt depends on the model and the weight version, and is the same for all turns of a session.
 
-    A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded; the version of its
-    tokens is the name of the adapter.
+    A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded; the
+    version of its tokens is the name of the adapter.
     """
 
     control: ServerControl
@@ -102,7 +103,8 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
 
     @property
     def media_cache_counts(self) -> MediaCacheCounts:
-        """How many media items requests carried, and how many they named only, because the server had their data."""
+        """How many media items requests carried, and how many they named only, because the server had their
+        data."""
         return self._media_cache.counts
 
     # One request.
@@ -176,9 +178,11 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         return generation
 
     async def media_payload(self, request: GenerateRequest) -> tuple[MediaPayload, ServerCapabilities]:
-        """The media of a request as they are sent to the server, whose capabilities are those that are returned.
+        """The media of a request as they are sent to the server, whose capabilities are those that are
+        returned.
 
-        Raises what `generate` raises before anything is sent, and the errors of a server that does not answer.
+        Raises what `generate` raises before anything is sent, and the errors of a server that does not
+        answer.
         """
         while True:
             capabilities = await self._capabilities.get()
@@ -220,8 +224,9 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         resends = 0
         while True:
             payload, capabilities = await self.media_payload(request)
-            # The last attempts carry all data: with a server that evicts media at once (a small or disabled cache,
-            # another client that clears it), a request that relies on the data of others could fail for ever.
+            # The last attempts carry all data: with a server that evicts media at once (a small or disabled
+            # cache, another client that clears it), a request that relies on the data of others could fail
+            # for ever.
             media_cache = self._media_cache
             include_all = payload.sends_all or resends >= _MAX_RESENDS - 1
             reservation = await media_cache.reserve(payload.names, include_all=include_all)
@@ -233,8 +238,8 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             try:
                 await self._send(request, payload, media_cache, reservation, capabilities, generation, listen)
             except ServerUnreachableError:
-                # A response that breaks off after its first token is not retried by the connection. It cannot be
-                # retried here either where a listener has received that token.
+                # A response that breaks off after its first token is not retried by the connection. It cannot
+                # be retried here either where a listener has received that token.
                 if listen is not None or not generation.has_tokens or resends == _MAX_RESENDS:
                     raise
                 resends += 1
@@ -262,7 +267,8 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 media_cache.evict(reservation)
             else:
                 payload.check(generation)
-                # The connection retries with the same body after it broke; by then another server may have started.
+                # The connection retries with the same body after it broke; by then another server may have
+                # started.
                 changed = self._capabilities.known is not capabilities and await self.capabilities() != capabilities
                 if not changed or not payload.names or listen is not None or resends == _MAX_RESENDS:
                     return generation
@@ -278,14 +284,15 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         generation: Generation,
         listen: TokenListener | None,
     ) -> None:
-        # A request with data that other requests wait for is streamed, because its first token shows that the server
-        # has the data. A streamed response cannot carry the log-probabilities of a prompt.
+        # A request with data that other requests wait for is streamed, because its first token shows that the
+        # server has the data. A streamed response cannot carry the log-probabilities of a prompt.
         first: Chunks = "first" if reservation.included and not request.scores_prompt else None
         # Where an abort closes the connection, what has not arrived by then is lost.
         loses_tokens = capabilities.rust_frontend is not None and not capabilities.control
         chunks: Chunks = "each" if listen or (loses_tokens and not request.scores_prompt) else first
         try:
-            # Encoding images takes milliseconds; in a thread it does not delay the other requests of this loop.
+            # Encoding images takes milliseconds; in a thread it does not delay the other requests of this
+            # loop.
             try:
                 if reservation.included:
                     media = await asyncio.to_thread(payload.body_field, reservation.included)
@@ -337,7 +344,8 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         return await probe(self._connection, model=self._model, expected=self._expected)
 
     async def _process(self) -> float | None:
-        """When the server process started, in seconds since 1970; None where its metrics do not contain it."""
+        """When the server process started, in seconds since 1970; None where its metrics do not contain
+        it."""
         return (await self.control.metrics()).process_start_time
 
     def _forget_server(self) -> None:

@@ -1,8 +1,8 @@
 """Decodes an entry of kwargs_data as vLLM's `/render` writes it, without trust in its content.
 
-`msgpack.unpackb` builds whatever the bytes describe, and a few megabytes can describe gigabytes of empty lists. Here
-each value is read only after its type was checked; everything unexpected is refused, slices are skipped, and tensors
-are views of the one decoded buffer.
+`msgpack.unpackb` builds whatever the bytes describe, and a few megabytes can describe gigabytes of empty
+lists. Here each value is read only after its type was checked; everything unexpected is refused, slices are
+skipped, and tensors are views of the one decoded buffer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from rollouts.errors import MalformedResultError
 
 T = TypeVar("T")
 _MAX_NUMBERS = 2**16
-# Types by first byte, and the bytes before the content of an extension type. Source: the msgpack specification.
+# Types by first byte, and the bytes before the content of an extension type. Source: the msgpack
+# specification.
 _TYPES: Mapping[int, str] = {
     **dict.fromkeys((*range(0x80), *range(0xCC, 0xD4), *range(0xE0, 0x100)), "int"),
     **dict.fromkeys((*range(0x80, 0x90), 0xDE, 0xDF), "map"),
@@ -44,7 +45,8 @@ _ARRAY_HEADER_BYTES = {0xDC: 3, 0xDD: 5, **dict.fromkeys(range(0x90, 0xA0), 1)}
 
 
 class DecodedTensor(NamedTuple):
-    """A tensor of an item, its field (how a batch is made of it), and torch's name of its dtype ("" for numbers).
+    """A tensor of an item, its field (how a batch is made of it), and torch's name of its dtype ("" for
+    numbers).
 
     `tensor` is a read-only array that views the received bytes if `encode_item` writes that array as
     the same bytes again; otherwise (floats, unusual fields) it is a `ServerTensor` or `ServerNumbers`, which
@@ -59,7 +61,8 @@ class DecodedTensor(NamedTuple):
 def decode_item(encoded: str | bytes, *, name: str = "kwargs_data") -> dict[str, DecodedTensor]:
     """The tensors of one entry of kwargs_data by name, in the server's order.
 
-    Raises `MalformedResultError` for request `name`, with the byte position, for anything that vLLM does not write.
+    Raises `MalformedResultError` for request `name`, with the byte position, for anything that vLLM does not
+    write.
     """
     reader = _Reader(encoded, name)
     return {key: _tensor_entry(reader, key) for key in reader.tensor_names()}
@@ -68,8 +71,8 @@ def decode_item(encoded: str | bytes, *, name: str = "kwargs_data") -> dict[str,
 def encoded_entries(encoded: str | bytes, *, name: str = "kwargs_data") -> dict[str, bytes]:
     """The msgpack bytes of each tensor with its field, by name.
 
-    Two encoded items are equal if these are: vLLM writes the names in an order that differs between server processes.
-    Raises `MalformedResultError`.
+    Two encoded items are equal if these are: vLLM writes the names in an order that differs between server
+    processes. Raises `MalformedResultError`.
     """
     reader = _Reader(encoded, name)
     entries: dict[str, bytes] = {}
@@ -234,7 +237,8 @@ class _Reader:
         return self._read(self._unpacker.unpack)
 
     def count(self, wanted: Literal["map", "array"], most: int, what: str) -> int:
-        """The number of entries of the next value, which must be a map or an array; its entries are read next."""
+        """The number of entries of the next value, which must be a map or an array; its entries are read
+        next."""
         if (kind := self.next_type()) != wanted:
             self.refuse(f"{what} are {kind}, not {wanted}")
         header = self._unpacker.read_map_header if wanted == "map" else self._unpacker.read_array_header

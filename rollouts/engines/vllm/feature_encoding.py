@@ -1,14 +1,16 @@
-"""Encodes media for `/inference/v1/generate` as the same bytes that vLLM's own `/render` writes; vllm is not needed.
+"""Encodes media for `/inference/v1/generate` as the same bytes that vLLM's own `/render` writes; vllm is not
+needed.
 
     features = {"mm_hashes": {"image": [...]}, "mm_placeholders": {"image": [{"offset": 4, "length": 70}]},
                 "kwargs_data": {"image": ["gq5pbWFn...", null]}}
 
-An entry of kwargs_data is the base64 of a msgpack map: name -> {"data": [dtype, shape, Ext(3, raw bytes)], "field":
-[kind, options for making a batch]}. Source: vLLM 0.31 to 0.33, `mm_serde.encode_mm_kwargs_item`. vLLM writes the names
-of an item in the order of a Python set of strings, which differs between server processes; here they are sorted.
+An entry of kwargs_data is the base64 of a msgpack map: name -> {"data": [dtype, shape, Ext(3, raw bytes)],
+"field": [kind, options for making a batch]}. Source: vLLM 0.31 to 0.33, `mm_serde.encode_mm_kwargs_item`.
+vLLM writes the names of an item in the order of a Python set of strings, which differs between server
+processes; here they are sorted.
 
-Tensors are written block by block: the floats of a uint8 image, or all its unpacked patches, never exist in memory as a
-whole; only their base64 does.
+Tensors are written block by block: the floats of a uint8 image, or all its unpacked patches, never exist in
+memory as a whole; only their base64 does.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def encode_features(
 ) -> Body:
     """The JSON object `features`, in segments to be sent one after another.
 
-    `pixel_dtype` is `ServerCapabilities.pixel_dtype`. If `include` is False for the hash of an item, its data is null:
-    the server holds it. The media must have passed `request_checks.feature_violations`.
+    `pixel_dtype` is `ServerCapabilities.pixel_dtype`. If `include` is False for the hash of an item, its data
+    is null: the server holds it. The media must have passed `request_checks.feature_violations`.
     """
     placeholders = {
         modality: [{"offset": placeholder.offset, "length": placeholder.length} for placeholder in ranges]
@@ -81,10 +83,11 @@ def encode_features(
 
 
 def encode_item(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> Body:
-    """One entry of kwargs_data, base64 in segments. `siblings` are all items of its modality in the prompt, in order.
+    """One entry of kwargs_data, base64 in segments. `siblings` are all items of its modality in the prompt,
+    in order.
 
-    uint8 pixels of an item with a scale are converted to `pixel_dtype`, and so are float tensors, which vLLM would cast
-    to the model's dtype. Tensors that a server made are written unchanged.
+    uint8 pixels of an item with a scale are converted to `pixel_dtype`, and so are float tensors, which vLLM
+    would cast to the model's dtype. Tensors that a server made are written unchanged.
     """
     pieces = list(_pieces(item, pixel_dtype, siblings))
     nbytes = sum(piece.nbytes if isinstance(piece, _Payload) else len(piece) for piece in pieces)
@@ -166,7 +169,8 @@ def _slices(name: str, dim: int, siblings: Sequence[MediaItem]) -> list[list[lis
 
 
 def _blocks(item: MediaItem, name: str, dtype: str) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, converted to `dtype`: arrays of uint8 (nbytes of the block,), little-endian, row-major."""
+    """The bytes of a tensor, converted to `dtype`: arrays of uint8 (nbytes of the block,), little-endian,
+    row-major."""
     tensor = item.tensors[name]
     raw = raw_pixels(item, name)
     if raw is not None:
@@ -238,7 +242,8 @@ def _base64(pieces: Iterable[bytes | _Payload]) -> Iterator[bytes]:
             rest += piece
             continue
         for block in piece.blocks():
-            # First the bytes not encoded yet: fewer than 3 of the previous block, and the bytes between tensors.
+            # First the bytes not encoded yet: fewer than 3 of the previous block, and the bytes between
+            # tensors.
             end = len(rest) + len(block)
             if end > len(buffer):
                 buffer = bytearray(end)

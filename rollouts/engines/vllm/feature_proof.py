@@ -1,8 +1,8 @@
 """Finds out with two images whether a server passes the features of a request to its model.
 
-A frontend or a proxy that does not know `features` ignores the field, and the response is HTTP 200: the completion of
-a model that saw no image. Where a server does not say what it is, its log-probabilities for the same prompt with two
-different images tell.
+A frontend or a proxy that does not know `features` ignores the field, and the response is HTTP 200: the
+completion of a model that saw no image. Where a server does not say what it is, its log-probabilities for the
+same prompt with two different images tell.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ Score = Callable[[GenerateRequest], Awaitable[np.ndarray]]
 
 
 async def reads_features(request: GenerateRequest, items: Sequence[PlacedItem], score: Score) -> bool:
-    """Whether log-probabilities depend on the pixels of the first of `items`, which are the features of the request.
+    """Whether log-probabilities depend on the pixels of the first of `items`, which are the features of the
+    request.
 
-    The prompt up to that item (with the text behind the last one) is scored with the item, with an item of other
-    pixels, and with the first one again: what two equal requests differ by is the noise of the server.
+    The prompt up to that item (with the text behind the last one) is scored with the item, with an item of
+    other pixels, and with the first one again: what two equal requests differ by is the noise of the server.
     """
     (item, placeholder), *others = items
     # Nothing behind the item where others follow: their tokens without their features could crash the server.
@@ -73,7 +74,8 @@ def _changed(item: MediaItem, name: str) -> np.ndarray | PackedArray:
 
 
 def _flipped(array: np.ndarray, nbytes: int) -> np.ndarray:
-    """A copy in which the highest bit of each number of `nbytes` bytes differs: other brightness, or the other sign."""
+    """A copy in which the highest bit of each number of `nbytes` bytes differs: other brightness, or the
+    other sign."""
     copy = np.ascontiguousarray(array).copy()
     copy.reshape(-1).view(np.uint8)[nbytes - 1 :: nbytes] ^= 0x80
     return copy

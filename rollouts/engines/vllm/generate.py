@@ -19,7 +19,8 @@ from rollouts.engines.token_checks import float32_array
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-#: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token ("each").
+#: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token
+#: ("each").
 Chunks = Literal["first", "each"] | None
 
 
@@ -36,7 +37,8 @@ def request_body(
 ) -> Body:
     """The body of a request. `media` is `MediaPayload.body_field`: one member of the object, or empty.
 
-    `cuts_likeliest`: the server puts the sampled token before the likeliest ones and cuts the list, up to vLLM 0.32.
+    `cuts_likeliest`: the server puts the sampled token before the likeliest ones and cuts the list, up to
+    vLLM 0.32.
 
     Raises `InvalidRequestError` for sampling options that JSON cannot represent.
     """
@@ -80,8 +82,8 @@ def _sampling(request: GenerateRequest, chunks: Chunks, cuts_likeliest: bool) ->
     if request.scores_prompt:
         fields["prompt_logprobs"] = request.prompt_top_logprobs  # 0: of the tokens of the prompt only
     if chunks == "first":
-        # Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the
-        # prompt and its media have reached the engine, and all other tokens.
+        # Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows
+        # that the prompt and its media have reached the engine, and all other tokens.
         fields["stream_interval"] = 1_000_000
     return fields
 
@@ -102,7 +104,8 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class PromptExpansion:
-    """A server's expansion of logical ids: the prompt that it ran, and (offset, length) of each item by modality."""
+    """A server's expansion of logical ids: the prompt that it ran, and (offset, length) of each item by
+    modality."""
 
     prompt_ids: list[int]
     placeholders: Mapping[str, list[tuple[int, int]]]
@@ -131,7 +134,8 @@ class Generation:
     def add_response(self, text: bytes) -> list[TokenDelta]:
         """Add a response or a chunk and return its tokens.
 
-        Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for an error in a streamed response.
+        Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for an error in a streamed
+        response.
         """
         try:
             payload = json.loads(text)
@@ -166,7 +170,8 @@ class Generation:
                 choice.routed_experts = []  # those of a part of the tokens
 
     def completions(self, prompt_tokens: int, fallback_version: str) -> list[Completion]:
-        """The samples by index, checked. `fallback_version` labels tokens without a weight version of the server."""
+        """The samples by index, checked. `fallback_version` labels tokens without a weight version of the
+        server."""
         sampled = sum(len(choice.token_ids) for choice in self._choices)
         for name, count in (("prompt_tokens", prompt_tokens), ("completion_tokens", sampled)):
             if self._usage.get(name, count) not in (None, count):
@@ -190,7 +195,8 @@ class Generation:
         return values
 
     def prompt_top_logprobs(self, prompt_tokens: int, k: int) -> TopLogprobs:
-        """The k likeliest tokens in the place of each, the first row without any. Raises `MissingLogProbsError`."""
+        """The k likeliest tokens in the place of each, the first row without any. Raises
+        `MissingLogProbsError`."""
         if not self.has_prompt_logprobs(prompt_tokens):
             raise MissingLogProbsError(self._name, f"the response has no likeliest tokens for {prompt_tokens} tokens")
         failure = f"the {k} likeliest tokens in the place of each of the prompt cannot be read"
@@ -202,10 +208,12 @@ class Generation:
         return TopLogprobs.joined([TopLogprobs.unpredicted(1, k), self._likeliest(rows, k, "the prompt")])
 
     def _likeliest(self, rows: Sequence[Sequence[tuple[Any, Any, Any]]], k: int, what: str) -> TopLogprobs:
-        """The k likeliest of each row of (rank or None, id, log-probability), which are k or more in any order.
+        """The k likeliest of each row of (rank or None, id, log-probability), which are k or more in any
+        order.
 
-        A server counts ranks from 1. The tokens beside the k likeliest, as the sampled one, have a larger rank or None.
-        Where no token has a rank, a row needs one token beside them, which shows that none of the likeliest is missing.
+        A server counts ranks from 1. The tokens beside the k likeliest, as the sampled one, have a larger
+        rank or None. Where no token has a rank, a row needs one token beside them, which shows that none of
+        the likeliest is missing.
         """
         lengths = {len(row) for row in rows}
         if rows and min(lengths) < k:
@@ -227,7 +235,8 @@ class Generation:
         return TopLogprobs(ids, values)
 
     def prompt_expansion(self) -> PromptExpansion:
-        """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if missing."""
+        """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if
+        missing."""
         if self._prompt_ids is None:
             raise self._malformed("the response lacks `prompt_token_ids`, which are needed to check its expansion")
         with reading(self._name, "`mm_placeholders` cannot be read"):
@@ -312,7 +321,8 @@ class Generation:
         )
 
     def _stop_token(self, reason: FinishReason, stop: Any, ids: Sequence[int]) -> int | None:
-        """The stop token, which is the last id; a server does not name it if it is the model's own end token."""
+        """The stop token, which is the last id; a server does not name it if it is the model's own end
+        token."""
         if reason is not FinishReason.STOP or isinstance(stop, str):
             return None
         if not ids or (stop is not None and stop != ids[-1]):

@@ -1,7 +1,7 @@
 """Selects how the media of a request are sent: as processed features, or as source files.
 
-A request uses one mode for all its media. Objections to a mode are collected item by item before anything is sent; an
-error recommends the other mode only if there are no objections to that one.
+A request uses one mode for all its media. Objections to a mode are collected item by item before anything is
+sent; an error recommends the other mode only if there are no objections to that one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _RENDERER_OF_MODEL = "load the renderer from the directory of the model that is 
 
 
 class Objection(NamedTuple):
-    """Why one mode cannot send an item, and a cure other than the other mode; None if there is no other cure."""
+    """Why one mode cannot send an item, and a cure other than the other mode; None if there is no other
+    cure."""
 
     item: MediaItem
     reason: str
@@ -43,8 +44,8 @@ class Objection(NamedTuple):
 def select_mode(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> SelectedMode:
     """The mode that sends every item of the request; "auto" prefers features.
 
-    The placement of the media must have been checked. Raises `CapabilityError` or `InvalidRequestError` with the
-    reasons if the mode does not work. The error says whether the other mode would.
+    The placement of the media must have been checked. Raises `CapabilityError` or `InvalidRequestError` with
+    the reasons if the mode does not work. The error says whether the other mode would.
     """
     against_features = features_objections(request, capabilities)
     if mode != "content_parts" and not against_features:
@@ -174,7 +175,8 @@ def _unknown_sound(item: MediaItem, capabilities: ServerCapabilities) -> Objecti
 
 
 def _unfit_pixels(item: MediaItem, wanted: PixelDtype) -> tuple[str, str] | None:
-    """Name and dtype of pixels that differ from the server's dtype, or None; the server would not report an error."""
+    """Name and dtype of pixels that differ from the server's dtype, or None; the server would not report an
+    error."""
     for name, tensor in item.tensors.items():
         if not name.startswith("pixel_values") or isinstance(tensor, ServerNumbers) or raw_pixels(item, name):
             continue
@@ -193,7 +195,8 @@ def _against_content(
     capabilities: ServerCapabilities,
     sampled_marker: int | None,
 ) -> Objection | None:
-    """The objection to sending a source file. `sampled_marker`: position of the modality's first marker in text."""
+    """The objection to sending a source file. `sampled_marker`: position of the modality's first marker in
+    text."""
     if item.modality == "audio" and (refusal := _against_sounds(item, capabilities)) is not None:
         return refusal
     if item.modality not in request.placeholder_token_ids:

@@ -24,8 +24,8 @@ from rollouts.errors import MalformedResultError
 class MediaPayload:
     """The media of one request, ready to be sent. This class is that of a prompt without media.
 
-    `names` are their names in the server's cache, with their bytes. `returns_prompt`: the server must return the prompt
-    that it ran, for `check`. `sends_all`: the server takes no names without data.
+    `names` are their names in the server's cache, with their bytes. `returns_prompt`: the server must return
+    the prompt that it ran, for `check`. `sends_all`: the server takes no names without data.
     """
 
     names: Mapping[str, int] = {}
@@ -37,7 +37,8 @@ class MediaPayload:
         self.prompt_ids: Sequence[int] = request.prompt_ids
 
     def body_field(self, included: Collection[str]) -> Body:
-        """The field of the request body that describes the media, with the data of the names in `included`."""
+        """The field of the request body that describes the media, with the data of the names in
+        `included`."""
         return []
 
     def is_cache_miss(self, status: int, body: str) -> bool:
@@ -98,10 +99,10 @@ class FeaturesPayload(MediaPayload):
 class ContentPartsPayload(MediaPayload):
     """Logical ids and source files; the server decodes and processes the files and expands the ids.
 
-    A server that has a name in its cache does not look at the data. So the name of an item names the pixels that the
-    server makes of what is sent: with `jpeg_as_file` they depend on the source and on the server, otherwise on the
-    decoders of this process too, as `mm_hash` does. `or_features`: features would also work, so that an error may
-    recommend them.
+    A server that has a name in its cache does not look at the data. So the name of an item names the pixels
+    that the server makes of what is sent: with `jpeg_as_file` they depend on the source and on the server,
+    otherwise on the decoders of this process too, as `mm_hash` does. `or_features`: features would also work,
+    so that an error may recommend them.
     """
 
     returns_prompt = True
@@ -178,7 +179,8 @@ class ContentPartsPayload(MediaPayload):
 def _agree(
     received: Mapping[str, Sequence[tuple[int, int]]], expected: Mapping[str, Sequence[PlaceholderRange]]
 ) -> bool:
-    """Whether each range of the server, (offset, length), contains all feature tokens of our item with the same index.
+    """Whether each range of the server, (offset, length), contains all feature tokens of our item with the
+    same index.
 
     A server may include the tokens around the features in its range or not; the ids are compared separately.
     """

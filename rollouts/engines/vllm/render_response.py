@@ -1,4 +1,5 @@
-"""The response of `/render`: token ids, and for each image, video or sound its placeholder and perhaps its tensors."""
+"""The response of `/render`: token ids, and for each image, video or sound its placeholder and perhaps its
+tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from rollouts.errors import MalformedResultError
 
 
 class RenderedMedia(NamedTuple):
-    """An image or video in a rendered prompt. `encoded` is its `kwargs_data`, None where the server left it out."""
+    """An image or video in a rendered prompt. `encoded` is its `kwargs_data`, None where the server left it
+    out."""
 
     modality: str
     name: str
@@ -45,7 +47,7 @@ def parse_render_response(body: bytes, name: str) -> RenderResponse:
 
 
 def _media(features: Any, name: str) -> list[RenderedMedia]:
-    with reading(name, f"/render answered with features of another shape: {features!r:.200}"):
+    with reading(name, "/render answered with features of another shape"):
         names, ranges, data = features["mm_hashes"], features["mm_placeholders"], features.get("kwargs_data") or {}
         media = []
         for modality in names.keys() | ranges.keys():

@@ -37,10 +37,10 @@ _CONTROL = re.compile(r"<[^\s<>]{1,60}>|\[/?[A-Z_]{2,60}\]")
 class ServerIdentity(NamedTuple):
     """Properties of a server that rendering depends on.
 
-    `fingerprint` is a digest of everything known that decides the tensors of a modality: version, model, and the
-    tensors of a small probe, on which size limits have no effect. `marker_id` is the token that stands for features of
-    an image or of a sound, None where the server takes no images. `control_texts` are the control tokens that its
-    template prints around a message.
+    `fingerprint` is a digest of everything known that decides the tensors of a modality: version, model, and
+    the tensors of a small probe, on which size limits have no effect. `marker_id` is the token that stands
+    for features of an image or of a sound, None where the server takes no images. `control_texts` are the
+    control tokens that its template prints around a message.
     """
 
     model: str
@@ -85,7 +85,8 @@ class RenderServer:
         return identity
 
     async def identity_for_sounds(self, server: ServerIdentity, request_name: str) -> ServerIdentity:
-        """The identity of a server for sounds, by a probe sound. Raises `CapabilityError` where it takes none."""
+        """The identity of a server for sounds, by a probe sound. Raises `CapabilityError` where it takes
+        none."""
         if server not in self._hearing:
             self._hearing = {server: await self._probe_sounds(server)}
         known = self._hearing[server]
@@ -107,9 +108,11 @@ class RenderServer:
         tensors: bool,
         options: Mapping[str, Any] | None = None,
     ) -> RenderResponse:
-        """Render messages whose media are `media_part`s; one without a file in `files` must be in the server's cache.
+        """Render messages whose media are `media_part`s; one without a file in `files` must be in the
+        server's cache.
 
-        `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises `EngineError`.
+        `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises
+        `EngineError`.
         """
         body = {"model": model, "messages": messages, **(options or {})}
         if not tensors:

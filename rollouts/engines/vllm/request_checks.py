@@ -85,7 +85,8 @@ def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Ite
 def check_request(request: GenerateRequest, capabilities: ServerCapabilities, *, vocab_size: int | None) -> None:
     """Raise if the server would refuse the request, crash, or misinterpret it.
 
-    `media_payload` checks what is sent of media. `vocab_size` None: the server refuses ids past its vocabulary.
+    `media_payload` checks what is sent of media. `vocab_size` None: the server refuses ids past its
+    vocabulary.
 
     Raises `ContextLengthError`, `InvalidRequestError`.
     """
@@ -97,8 +98,8 @@ def check_request(request: GenerateRequest, capabilities: ServerCapabilities, *,
 
 
 class CacheSalts:
-    """One salt per model (or adapter) and weight version. A session keeps the salt of its first request to a model, so
-    that all of its turns share the prefix cache even if the weights change between them."""
+    """One salt per model (or adapter) and weight version. A session keeps the salt of its first request to a
+    model, so that all of its turns share the prefix cache even if the weights change between them."""
 
     def __init__(self) -> None:
         self._by_session: OrderedDict[tuple[str, str], str] = OrderedDict()

@@ -56,7 +56,8 @@ _REFUSED: Mapping[str, str] = {
 
 
 def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
-    """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked types."""
+    """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked
+    types."""
     sampling = request.sampling
     if sampling.temperature == 0 and sampling.n > 1:
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"

@@ -30,7 +30,8 @@ class MediaReservation:
 
 @dataclass(frozen=True, slots=True)
 class MediaCacheCounts:
-    """How many items, of how many bytes, reservations included (their data are sent) and omitted (a name is sent).
+    """How many items, of how many bytes, reservations included (their data are sent) and omitted (a name is
+    sent).
 
     The data of an item whose request was sent again are counted again.
     """
@@ -50,11 +51,12 @@ class MediaCacheCounts:
 
 
 class ServerMediaCache:
-    """A model of a server's media cache: names, bounded by the bytes of their items, least recently used first out.
+    """A model of a server's media cache: names, bounded by the bytes of their items, least recently used
+    first out.
 
-    If several requests need a new item at the same time, one includes its data; the others wait until the server has
-    it. `max_bytes` is below the 4 GiB that a server's media cache has by default: an item is evicted here before the
-    server evicts it.
+    If several requests need a new item at the same time, one includes its data; the others wait until the
+    server has it. `max_bytes` is below the 4 GiB that a server's media cache has by default: an item is
+    evicted here before the server evicts it.
     """
 
     def __init__(self, max_bytes: int = 2 * 2**30) -> None:
@@ -67,14 +69,16 @@ class ServerMediaCache:
     async def reserve(self, names: Mapping[str, int], *, include_all: bool = False) -> MediaReservation:
         """Decide which items of `names` (name -> bytes) a request includes, once none of them is being sent.
 
-        `include_all`: include every item, without waiting. Each reservation must end with `commit`, `release` or
-        `evict`. Raises `EngineError` on another event loop than that of the reservations before, while it is open.
+        `include_all`: include every item, without waiting. Each reservation must end with `commit`, `release`
+        or `evict`. Raises `EngineError` on another event loop than that of the reservations before, while it
+        is open.
         """
         if self._loop.enter("media"):
             self._pending.clear()  # what a closed loop was sending never ends
         while True:
             waiting = [] if include_all else [self._pending[name] for name in names if name in self._pending]
-            # All or nothing: two requests that each included an item for which the other waits would deadlock.
+            # All or nothing: two requests that each included an item for which the other waits would
+            # deadlock.
             if not waiting:
                 included = frozenset(name for name in names if include_all or self._held.get(name) is None)
                 reservation = MediaReservation(names, included, self._epoch)
@@ -93,7 +97,8 @@ class ServerMediaCache:
                 self._held.put(name, reservation.names[name], reservation.names[name])
 
     def release(self, reservation: MediaReservation) -> None:
-        """End a reservation whose request may not have reached the server: a waiting request includes the items."""
+        """End a reservation whose request may not have reached the server: a waiting request includes the
+        items."""
         self._end(reservation)
 
     def evict(self, reservation: MediaReservation) -> None:
@@ -103,7 +108,8 @@ class ServerMediaCache:
         self._end(reservation)
 
     def clear(self) -> None:
-        """Remove all items, because the server may have lost them; a `commit` of a pending request adds none."""
+        """Remove all items, because the server may have lost them; a `commit` of a pending request adds
+        none."""
         self._epoch += 1
         self._held.clear()
 

@@ -56,11 +56,12 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageChunk:
-    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]), a data URL, or a URL or path.
+    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]), a data URL, or a
+    URL or path.
 
-    The `MediaPolicy` must allow a URL or path; this process fetches it, never the server. `expected_tokens`, if given,
-    is the number of tokens that the image must take. Tokens around it (`<|vision_start|>`) belong into the neighbouring
-    chunks.
+    The `MediaPolicy` must allow a URL or path; this process fetches it, never the server. `expected_tokens`,
+    if given, is the number of tokens that the image must take. Tokens around it (`<|vision_start|>`) belong
+    into the neighbouring chunks.
     """
 
     image: Any
@@ -79,7 +80,8 @@ def chunk_ids(chunk: TokenChunk, index: int) -> list[int]:
     return [int(token) for token in ids]
 
 
-# Attempts for a medium whose rendering is interrupted by a change of server; more changes mean that it keeps crashing.
+# Attempts for a medium whose rendering is interrupted by a change of server; more changes mean that it keeps
+# crashing.
 _MAX_ATTEMPTS = 4
 
 
@@ -120,16 +122,18 @@ class ServerRenderer(ClosedAtEnd):
         async with ServerRenderer.connect("http://127.0.0.1:8000") as renderer:
             rendered = await renderer.render(messages, add_generation_prompt=True)
 
-    This process reads images and sounds, under `policy`, and sends files: the server never opens a URL or a path. The
-    server processes each once, for all conversations that contain it; `store` keeps the items. Their `mm_hash` is our
-    digest of the source and a fingerprint of the server. A sound is mixed and resampled by the server.
+    This process reads images and sounds, under `policy`, and sends files: the server never opens a URL or a
+    path. The server processes each once, for all conversations that contain it; `store` keeps the items.
+    Their `mm_hash` is our digest of the source and a fingerprint of the server. A sound is mixed and
+    resampled by the server.
 
-    A server with uint8 pixels does not tell how its model converts them to floats. A trainer needs that, sampling does
-    not: pass it as `scale` (`PixelScale` with the numbers of preprocessor_config.json), which is set on the items.
+    A server with uint8 pixels does not tell how its model converts them to floats. A trainer needs that,
+    sampling does not: pass it as `scale` (`PixelScale` with the numbers of preprocessor_config.json), which
+    is set on the items.
 
-    The server tokenizes text as its tokenizer does: text of a user that equals a control token becomes that token.
-    Text with a control token that the template prints around messages is refused; other control tokens are not known
-    here. A renderer loaded from the model's directory (`load_renderer`) does not have this gap.
+    The server tokenizes text as its tokenizer does: text of a user that equals a control token becomes that
+    token. Text with a control token that the template prints around messages is refused; other control tokens
+    are not known here. A renderer loaded from the model's directory (`load_renderer`) does not have this gap.
     """
 
     def __init__(
@@ -159,7 +163,8 @@ class ServerRenderer(ClosedAtEnd):
         limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A renderer with a connection of its own, which `close` closes; `options` are those of the constructor."""
+        """A renderer with a connection of its own, which `close` closes; `options` are those of the
+        constructor."""
         connection = ServerConnection(
             base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=lambda: renderer.forget()
         )
@@ -182,11 +187,12 @@ class ServerRenderer(ClosedAtEnd):
     ) -> RenderedTokens:
         """Render a conversation with the server's template.
 
-        The server does not attribute tokens to messages: the result has one span without an owner (message -1, neither
-        sampled nor content), so that masks by role are all False. Roles and tool names of the messages are set.
+        The server does not attribute tokens to messages: the result has one span without an owner (message
+        -1, neither sampled nor content), so that masks by role are all False. Roles and tool names of the
+        messages are set.
 
-        Raises `MessageError` and `MediaError` with the message and part, and `EngineError` (`CapabilityError` where the
-        server does not render).
+        Raises `MessageError` and `MediaError` with the message and part, and `EngineError` (`CapabilityError`
+        where the server does not render).
         """
         checked = check_messages(messages)
         check_tools(tools)
@@ -281,7 +287,8 @@ class ServerRenderer(ClosedAtEnd):
         name: str,
         options: Mapping[str, Any],
     ) -> RenderResponse:
-        """Render the whole conversation. Media are sent by name, because the server has just rendered them alone."""
+        """Render the whole conversation. Media are sent by name, because the server has just rendered them
+        alone."""
         send = partial(self._server.render, messages, model=server.model, name=name, tensors=False, options=options)
         if media and self._cache_holds_media:
             try:
@@ -324,7 +331,8 @@ class ServerRenderer(ClosedAtEnd):
     async def _process(
         self, source: MediaSource, modality: Modality, mm_hash: str, server: ServerIdentity, probed: ServerIdentity
     ) -> MediaItem | None:
-        """Let the server process an image or a sound, and store the item; None where it was replaced meanwhile."""
+        """Let the server process an image or a sound, and store the item; None where it was replaced
+        meanwhile."""
         request_name, cache_name = _request_name(source, modality), media_name(source)
         file = await asyncio.to_thread(_file_of, source, modality, self.policy)
         # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
@@ -377,7 +385,8 @@ class ServerRenderer(ClosedAtEnd):
 
 
 def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) -> None:
-    """Raise where text that no model sampled contains a control token: the server would tokenize it as one."""
+    """Raise where text that no model sampled contains a control token: the server would tokenize it as
+    one."""
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             continue
@@ -454,7 +463,8 @@ def _result(
     markers: Mapping[Modality, int | None] = MappingProxyType({}),
     **known: Any,
 ) -> RenderedTokens:
-    """A rendering without attribution; `multi_modal_data` is None for a model without pictures that got no sound."""
+    """A rendering without attribution; `multi_modal_data` is None for a model without pictures that got no
+    sound."""
     all_markers = {"image": server.marker_id, **markers}
     return RenderedTokens(
         token_ids,

@@ -12,7 +12,8 @@ from renderers.media.item import MediaItem, PackedArray, PixelScale
 from renderers.vision.patches import ScaledPixels, StillPatches, bfloat16_to_float32
 from rollouts.values import Bfloat16Array
 
-#: The dtype of pixels that a server expects: uint8 where it normalises on its device, else the model's own dtype.
+#: The dtype of pixels that a server expects: uint8 where it normalises on its device, else the model's own
+#: dtype.
 PixelDtype = Literal["uint8", "float32", "bfloat16", "float16"]
 #: Bytes of an element, by torch's name of the dtype.
 ITEM_BYTES: Mapping[str, int] = {
@@ -27,8 +28,8 @@ ITEM_BYTES: Mapping[str, int] = {
     "bfloat16": 2,
 }
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-#: Tensors that vLLM's models read on the host, such as the sizes that decide how features are split. They stay there,
-#: so that they are not copied to the device and back; all other tensors are needed on the device.
+#: Tensors that vLLM's models read on the host, such as the sizes that decide how features are split. They
+#: stay there, so that they are not copied to the device and back; all other tensors are needed on the device.
 KEPT_ON_CPU = frozenset(
     {
         "image_grid_thw",
@@ -50,8 +51,9 @@ KEPT_ON_CPU = frozenset(
 class ServerTensor:
     """A tensor exactly as a server sent it: `raw` is uint8 (nbytes,), little-endian, in row-major order.
 
-    `dtype` is torch's name; `keep_on_cpu` and `dim` (the axis along which flat tensors are joined) are options of its
-    field. A `PackedArray`: `unpack` returns a read-only numpy array of the same shape; bfloat16 becomes float32.
+    `dtype` is torch's name; `keep_on_cpu` and `dim` (the axis along which flat tensors are joined) are
+    options of its field. A `PackedArray`: `unpack` returns a read-only numpy array of the same shape;
+    bfloat16 becomes float32.
     """
 
     dtype: str
@@ -77,7 +79,8 @@ class ServerTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerNumbers:
-    """A number, or nested lists of numbers, that a server sent instead of a tensor; `packed` is their msgpack."""
+    """A number, or nested lists of numbers, that a server sent instead of a tensor; `packed` is their
+    msgpack."""
 
     packed: bytes
     values: np.ndarray
