@@ -56,8 +56,8 @@ def compare(
 ) -> None:
     """Compare runs with the first one: differences by task with 95 % intervals and paired tests.
 
-    What differs between the runs apart from their rewards is printed first. Without --json nothing is written;
-    `rollouts report` writes the same as a page.
+    What differs between the runs apart from their rewards is printed first. Without --json nothing is
+    written; `rollouts report` writes the same as a page.
     """
     from rollouts.evaluation.comparing import compare_runs
 
@@ -92,7 +92,8 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def _print_table(table: Table, console: Console, *, names: int, dropped: Sequence[str] = ()) -> None:
-    """Print a table: a column of texts, and others of numbers; the first `names` have headings or texts that wrap.
+    """Print a table: a column of texts, and others of numbers; the first `names` have headings or texts that
+    wrap.
 
     The columns of the headings `dropped` are left out where the terminal is too narrow, in that order.
     """

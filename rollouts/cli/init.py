@@ -193,8 +193,8 @@ def init(
 ) -> None:
     """Write a project: an environment with images, its test, tasks, and the configuration of a run.
 
-    Without --model, it has a program that writes a tiny model with random weights, and needs no GPU and no download.
-    No file is replaced.
+    Without --model, it has a program that writes a tiny model with random weights, and needs no GPU and no
+    download. No file is replaced.
     """
     if base_url is not None and model is None:
         exit_with_error("--base-url needs --model, the directory or repository of the model that the server serves")

@@ -41,8 +41,8 @@ def report(
 ) -> None:
     """Write a report of a run: curves, mismatch, staleness, errors, best and worst episodes.
 
-    The run may still be going, or may have been interrupted or killed. The viewer of its episodes is written beside
-    the report, which links to it. Of several runs, the report is their comparison.
+    The run may still be going, or may have been interrupted or killed. The viewer of its episodes is written
+    beside the report, which links to it. Of several runs, the report is their comparison.
     """
     from rollouts.cli.render.conversation_file import read_tools
     from rollouts.report import write_comparison, write_report

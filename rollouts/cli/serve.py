@@ -47,8 +47,8 @@ def serve(
 ) -> None:
     """Serve OpenAI's chat completions in front of an engine, and record them as trajectories.
 
-    Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host, and then
-    every request needs the key of --api-key-file.
+    Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host,
+    and then every request needs the key of --api-key-file.
     """
     from rollouts.serve.app import create_app
     from rollouts.serve.errors import SessionNotDeliveredError

@@ -38,10 +38,11 @@ def view(
     serve: Annotated[bool, typer.Option("--serve", help="Serve the page on 127.0.0.1, and follow the file.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="With --serve; 0: any free one.")] = 0,
 ) -> None:
-    """Look at episodes in a browser: messages with media, tokens with log-probabilities, branches, prompts, drift.
+    """Look at episodes in a browser: messages with media, tokens with log-probabilities, branches, prompts,
+    drift.
 
-    Writes one HTML file that needs nothing else. With --serve, starts at once however large the file is, and shows
-    the episodes that are written while it runs.
+    Writes one HTML file that needs nothing else. With --serve, starts at once however large the file is, and
+    shows the episodes that are written while it runs.
     """
     if tools is not None and model is None:
         exit_with_error("--tools is used by the full render only: pass --model, too")

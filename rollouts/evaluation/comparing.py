@@ -47,18 +47,19 @@ def compare_runs(
         reward = comparison.against_baseline[0].differences.total_reward
         print(reward.difference.value, reward.difference.low, reward.difference.high, reward.p_value)
 
-    - `runs`: output directories of `rollouts eval`, `rollouts run` or `rollouts demo`. "DIRECTORY@VERSION" stands for
-      the groups whose oldest weights have that version: two of them compare two steps of one training run.
-    - `threshold`, `failed`: as for `evaluate`; by default those of the first run that has a results.json, else 1.0 and
-      "zero". All runs are counted in the same way.
-    - `k`: those of pass@k; by default the powers of 2 up to the number of samples, and it itself, of the run with the
-      fewest.
-    - `unpaired`: compare the means over all tasks of each run, although they share tasks. Two versions of one run that
-      share no task are always compared so.
+    - `runs`: output directories of `rollouts eval`, `rollouts run` or `rollouts demo`. "DIRECTORY@VERSION"
+      stands for the groups whose oldest weights have that version: two of them compare two steps of one
+      training run.
+    - `threshold`, `failed`: as for `evaluate`; by default those of the first run that has a results.json,
+      else 1.0 and "zero". All runs are counted in the same way.
+    - `k`: those of pass@k; by default the powers of 2 up to the number of samples, and it itself, of the run
+      with the fewest.
+    - `unpaired`: compare the means over all tasks of each run, although they share tasks. Two versions of one
+      run that share no task are always compared so.
 
-    The number of samples of a task may differ from run to run. Raises `CommandFileError` for a directory that is no
-    run, or has a damaged file; `ArgumentError` for other values and a run that is given twice; `RolloutsError` for runs
-    without a common task.
+    The number of samples of a task may differ from run to run. Raises `CommandFileError` for a directory that
+    is no run, or has a damaged file; `ArgumentError` for other values and a run that is given twice;
+    `RolloutsError` for runs without a common task.
     """
     stored = [StoredRun.of(run) for run in runs]
     _check_runs(stored)

@@ -19,8 +19,8 @@ T = TypeVar("T")
 class ByFigure(BaseModel, Generic[T]):
     """A value for each figure of runs; None where there is no task to have it from.
 
-    `environment_reward` and `group_reward` are None, too, where no run has group rewards: the total reward is then that
-    of the environment. `reward_parts` has the named rewards, without their weights.
+    `environment_reward` and `group_reward` are None, too, where no run has group rewards: the total reward is
+    then that of the environment. `reward_parts` has the named rewards, without their weights.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -46,7 +46,8 @@ class ComparedRun(BaseModel):
     - `name`: how the comparison names it; different for each run.
     - `directory`, `weight_version`: as they were given; the version is None where all groups are meant.
     - `complete`: whether all tasks were run; None where nothing says so.
-    - `tasks`, `episodes`, `failed`: their numbers; `samples`: the smallest and the largest number of a task's episodes.
+    - `tasks`, `episodes`, `failed`: their numbers; `samples`: the smallest and the largest number of a task's
+      episodes.
     - `notes`: what a reader has to know of it before using the numbers, a line each.
     """
 
@@ -78,13 +79,18 @@ class RunDifference(BaseModel):
     """A run against the baseline: everything is the run's minus the baseline's.
 
     - `name`: that of the run.
-    - `paired`: whether the differences are those of shared tasks; else the means over the tasks of each are compared.
+    - `paired`: whether the differences are those of shared tasks; else the means over the tasks of each are
+      compared.
     - `shared_tasks`, `only_in_baseline`, `only_in_run`: numbers of tasks, by their ids.
-    - `notes`: what differs between the two apart from their rewards, and what of that is not known, a line each.
+    - `notes`: what differs between the two apart from their rewards, and what of that is not known, a line
+      each.
     - `differences`: with 95 % intervals clustered by task, and p-values.
-    - `increased`, `decreased`, `equal`: of the shared tasks, how many have a larger, a smaller, the same total reward.
-    - `most_increased`, `most_decreased`: up to 10 tasks each, the largest change first, then the largest reward.
-    - `quantiles`: the differences of the tasks' total rewards in ascending order, at most 101 at equal distances.
+    - `increased`, `decreased`, `equal`: of the shared tasks, how many have a larger, a smaller, the same
+      total reward.
+    - `most_increased`, `most_decreased`: up to 10 tasks each, the largest change first, then the largest
+      reward.
+    - `quantiles`: the differences of the tasks' total rewards in ascending order, at most 101 at equal
+      distances.
 
     The last three are empty or 0 without shared tasks.
     """
@@ -110,7 +116,8 @@ class Comparison(BaseModel):
     """Runs beside each other; `model_dump_json` gives the JSON form, `model_validate_json` reads it.
 
     - `version`: of this form.
-    - `threshold`: an episode succeeds if its total reward is at least this; `failed_episodes`: how they count.
+    - `threshold`: an episode succeeds if its total reward is at least this; `failed_episodes`: how they
+      count.
     - `runs`: the first is the baseline. `against_baseline`: one for each other run, in their order.
     """
 

@@ -32,18 +32,20 @@ class ErrorCount(BaseModel):
 class EvaluationResults(BaseModel):
     """What is known after an evaluation; `results.json` has these fields.
 
-    Every `Estimate` has a `value`, its `standard_error`, and the ends `low` and `high` of its 95 % interval, all
-    clustered by task (`rollouts.evaluation.statistics`), and the number of `tasks` that it is of. None where there is
-    no task to estimate from.
+    Every `Estimate` has a `value`, its `standard_error`, and the ends `low` and `high` of its 95 % interval,
+    all clustered by task (`rollouts.evaluation.statistics`), and the number of `tasks` that it is of. None
+    where there is no task to estimate from.
 
     - `version`: of this form.
     - `complete`: whether every task was evaluated.
     - `tasks`, `samples`, `episodes`: tasks with results, episodes that each has, and all episodes.
-    - `failed`, `failed_episodes`: the episodes that ended with an error, and how they count ("zero" or "exclude").
+    - `failed`, `failed_episodes`: the episodes that ended with an error, and how they count ("zero" or
+      "exclude").
     - `threshold`: an episode succeeds if its total reward is at least this.
     - `total_reward`, `environment_reward`, `group_reward`: means; the first is the sum of the others.
     - `reward_parts`: the mean of each named reward, without its weight.
-    - `pass_at_k`, `pass_hat_k`: by k, the probability that at least one of k samples succeeds, and that all do.
+    - `pass_at_k`, `pass_hat_k`: by k, the probability that at least one of k samples succeeds, and that all
+      do.
     - `truncated`: the share of episodes that a limit ended.
     - `turns`, `length_stops`: all turns, and those that were cut before the model had ended them.
     - `tokens`, `sampled_tokens`, `images`, `sounds`: totals, as in `metrics.jsonl`.
@@ -80,7 +82,8 @@ class EvaluationResults(BaseModel):
     warnings: list[str] = Field(default_factory=list)
 
     def estimates(self) -> Iterator[tuple[str, Estimate]]:
-        """The estimates with their names, in the order of a table; those without a task, and of no news, are left out.
+        """The estimates with their names, in the order of a table; those without a task, and of no news, are
+        left out.
 
         pass^1 is pass@1; without group rewards, the environment reward is the total reward.
         """

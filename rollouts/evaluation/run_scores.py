@@ -99,8 +99,8 @@ def read_settings(stored: StoredRun) -> RunSettings:
 class RunScores:
     """What a run's groups say. `versions` has the number of groups of each oldest version of the weights.
 
-    `data`: a digest of the data of each task of `scores`, uint64; 0 where they are not known. `problems`: a line for
-    each thing that could not be read.
+    `data`: a digest of the data of each task of `scores`, uint64; 0 where they are not known. `problems`: a
+    line for each thing that could not be read.
     """
 
     scores: TaskScores

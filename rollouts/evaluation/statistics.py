@@ -1,11 +1,12 @@
 """Estimates of an evaluation with their uncertainty, and the comparison of two evaluations.
 
-Episodes of one task resemble each other, so that counting each as independent evidence gives intervals that are too
-narrow. Every estimate here is therefore the mean over tasks of one value a task (the mean reward of its episodes, its
-share of successes...), and its standard error is that of the differences between tasks: it is clustered by task. Where
-all tasks have as many episodes, this equals the cluster-robust standard error of the mean over episodes with the
-correction G / (G - 1) for G clusters (E. Miller, "Adding Error Bars to Evals", arXiv:2411.00640, section on clustered
-questions; Cameron and Miller, "A Practitioner's Guide to Cluster-Robust Inference", 2015, section VI).
+Episodes of one task resemble each other, so that counting each as independent evidence gives intervals that
+are too narrow. Every estimate here is therefore the mean over tasks of one value a task (the mean reward of
+its episodes, its share of successes...), and its standard error is that of the differences between tasks: it
+is clustered by task. Where all tasks have as many episodes, this equals the cluster-robust standard error of
+the mean over episodes with the correction G / (G - 1) for G clusters (E. Miller, "Adding Error Bars to
+Evals", arXiv:2411.00640, section on clustered questions; Cameron and Miller, "A Practitioner's Guide to
+Cluster-Robust Inference", 2015, section VI).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _ROUNDING: Final = 1e-12
 class Estimate:
     """A mean over tasks, its standard error, and the ends of its 95 % interval.
 
-    `tasks` is the number of tasks that it is of. The last three are None for a single task, of which nothing is known
-    about the differences between tasks; the ends are None, too, where no task differs from another and nothing else
-    bounds the mean.
+    `tasks` is the number of tasks that it is of. The last three are None for a single task, of which nothing
+    is known about the differences between tasks; the ends are None, too, where no task differs from another
+    and nothing else bounds the mean.
     """
 
     value: float
@@ -46,9 +47,10 @@ class Estimate:
 class Difference:
     """How much larger the values of one run are than those of another.
 
-    `difference` is the mean of second minus first: over the same tasks (`paired_difference`), or that of the runs'
-    means (`unpaired_difference`), whose `tasks` are those of both. `p_value` is the probability of a difference at
-    least as large, in either direction, if the runs did not differ; None where there are too few tasks to tell.
+    `difference` is the mean of second minus first: over the same tasks (`paired_difference`), or that of the
+    runs' means (`unpaired_difference`), whose `tasks` are those of both. `p_value` is the probability of a
+    difference at least as large, in either direction, if the runs did not differ; None where there are too
+    few tasks to tell.
     """
 
     difference: Estimate
@@ -61,9 +63,10 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     >>> pass_at_k(4, 1, 2)
     0.5
 
-    The unbiased estimate from `successes` of `samples`: 1 - C(n - c, k) / C(n, k) (Chen et al., "Evaluating Large
-    Language Models Trained on Code", arXiv:2107.03374, equation 1). Computed in integers, so that it is exact up to the
-    rounding of the result. Raises `ArgumentError` unless 0 <= successes <= samples and 1 <= k <= samples.
+    The unbiased estimate from `successes` of `samples`: 1 - C(n - c, k) / C(n, k) (Chen et al., "Evaluating
+    Large Language Models Trained on Code", arXiv:2107.03374, equation 1). Computed in integers, so that it is
+    exact up to the rounding of the result. Raises `ArgumentError` unless 0 <= successes <= samples and 1 <= k
+    <= samples.
     """
     _check_counts(samples, successes, k)
     drawn = math.comb(samples, k)
@@ -76,8 +79,8 @@ def pass_hat_k(samples: int, successes: int, k: int) -> float:
     >>> pass_hat_k(4, 3, 2)
     0.5
 
-    The unbiased estimate from `successes` of `samples`: C(c, k) / C(n, k) (Yao et al., "tau-bench", arXiv:2406.12045,
-    section 3). Raises as `pass_at_k` does.
+    The unbiased estimate from `successes` of `samples`: C(c, k) / C(n, k) (Yao et al., "tau-bench",
+    arXiv:2406.12045, section 3). Raises as `pass_at_k` does.
     """
     _check_counts(samples, successes, k)
     return math.comb(successes, k) / math.comb(samples, k)
@@ -92,10 +95,11 @@ def _check_counts(samples: int, successes: int, k: int) -> None:
 
 
 def mean_of_tasks(values: np.ndarray) -> Estimate:
-    """The mean of finite `values`, float64 (tasks,), with Student's t interval for tasks - 1 degrees of freedom.
+    """The mean of finite `values`, float64 (tasks,), with Student's t interval for tasks - 1 degrees of
+    freedom.
 
-    Equal values have no interval: it would have no width, as if the next task were known to have the same value. Raises
-    `ArgumentError` without values.
+    Equal values have no interval: it would have no width, as if the next task were known to have the same
+    value. Raises `ArgumentError` without values.
     """
     if not len(values) or not np.isfinite(values).all():
         raise ArgumentError("values", values, "pass a finite value for each of at least one task")
@@ -111,14 +115,15 @@ def mean_of_tasks(values: np.ndarray) -> Estimate:
 
 
 def rate_of_tasks(values: np.ndarray) -> Estimate:
-    """The mean of `values` from 0 to 1, float64 (tasks,), each the share or the probability of something in one task.
+    """The mean of `values` from 0 to 1, float64 (tasks,), each the share or the probability of something in
+    one task.
 
-    The interval is Wilson's with Student's t in place of the normal quantile, for as many independent trials as would
-    have the standard error of the clustered mean (Korn and Graubard, "Confidence intervals for proportions with small
-    expected number of positive counts estimated from survey data", 1998; Franco et al., "Comparative study of
-    confidence intervals for proportions in complex sample surveys", 2019). It lies in 0 to 1. Where no task differs
-    from another, the trials are the tasks: that all succeed does not say that the next one will. Raises
-    `ArgumentError` without values.
+    The interval is Wilson's with Student's t in place of the normal quantile, for as many independent trials
+    as would have the standard error of the clustered mean (Korn and Graubard, "Confidence intervals for
+    proportions with small expected number of positive counts estimated from survey data", 1998; Franco et
+    al., "Comparative study of confidence intervals for proportions in complex sample surveys", 2019). It lies
+    in 0 to 1. Where no task differs from another, the trials are the tasks: that all succeed does not say
+    that the next one will. Raises `ArgumentError` without values.
     """
     mean = mean_of_tasks(values)
     if mean.standard_error is None:
@@ -138,7 +143,8 @@ def reward_of_tasks(values: np.ndarray) -> Estimate:
     """The mean of `values`, float64 (tasks,), each the mean reward of one task.
 
     Where all lie in 0 to 1 (but for rounding), as those of most scoring functions do, it has the interval of
-    `rate_of_tasks`, which lies there too; else that of `mean_of_tasks`. Raises `ArgumentError` without values.
+    `rate_of_tasks`, which lies there too; else that of `mean_of_tasks`. Raises `ArgumentError` without
+    values.
     """
     return rate_of_tasks(values) if _is_bounded(values) else mean_of_tasks(values)
 
@@ -148,21 +154,22 @@ def _is_bounded(values: np.ndarray) -> bool:
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
-    """Compare the values of two runs on the same tasks: `second` minus `first`, float64 (tasks,) each, in one order.
+    """Compare the values of two runs on the same tasks: `second` minus `first`, float64 (tasks,) each, in one
+    order.
 
-    The p-value is that of the paired permutation test: under the hypothesis that the runs do not differ, the sign of
-    each task's difference is chance (`scipy.stats.permutation_test` with "samples": exact for few tasks, else from
-    9,999 permutations with a fixed seed; for more than 500 tasks that differ, that of the paired t-test). Of n tasks it
-    is at least 2 ** (1 - n).
+    The p-value is that of the paired permutation test: under the hypothesis that the runs do not differ, the
+    sign of each task's difference is chance (`scipy.stats.permutation_test` with "samples": exact for few
+    tasks, else from 9,999 permutations with a fixed seed; for more than 500 tasks that differ, that of the
+    paired t-test). Of n tasks it is at least 2 ** (1 - n).
 
-    The interval is that of `mean_of_tasks` of the differences, within -1 to 1 where all values lie in 0 to 1. Where
-    those are only 0 and 1, or no difference differs from another, it is Newcombe's hybrid score interval for pairs, of
-    the intervals of `rate_of_tasks` and the correlation of the two runs between tasks, less his continuity correction
-    (method 10 of R. G. Newcombe, "Improved confidence intervals for the difference between binomial proportions based
-    on paired data", 1998). It has a width also where all tasks agree. Its correction is for outcomes that are one
-    success or failure a task: for graded rewards, whose runs often correlate more than it allows, the interval would be
-    several times as wide as the differences vary. Raises `ArgumentError` for rows of different lengths or without
-    values.
+    The interval is that of `mean_of_tasks` of the differences, within -1 to 1 where all values lie in 0 to 1.
+    Where those are only 0 and 1, or no difference differs from another, it is Newcombe's hybrid score
+    interval for pairs, of the intervals of `rate_of_tasks` and the correlation of the two runs between tasks,
+    less his continuity correction (method 10 of R. G. Newcombe, "Improved confidence intervals for the
+    difference between binomial proportions based on paired data", 1998). It has a width also where all tasks
+    agree. Its correction is for outcomes that are one success or failure a task: for graded rewards, whose
+    runs often correlate more than it allows, the interval would be several times as wide as the differences
+    vary. Raises `ArgumentError` for rows of different lengths or without values.
     """
     if len(first) != len(second):
         raise ArgumentError("second", len(second), f"pass a value for each of the {len(first)} tasks of first")
@@ -183,14 +190,15 @@ def changes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def unpaired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
-    """Compare the values of two runs on different tasks: the mean of `second` minus that of `first`, float64 (tasks,).
+    """Compare the values of two runs on different tasks: the mean of `second` minus that of `first`, float64
+    (tasks,).
 
-    The interval and the p-value are those of Welch's t-test (B. L. Welch, "The generalization of 'Student's' problem
-    when several different population variances are involved", 1947): the variances of the two means are added, and are
-    those between the tasks of each run; None where no two tasks of a run differ. Where all values lie in 0 to 1, the
-    interval is Newcombe's hybrid score interval of those of `rate_of_tasks`, which lies in -1 to 1 and has a width
-    (method 10 of "Interval estimation for the difference between independent proportions: comparison of eleven
-    methods", 1998). Raises `ArgumentError` without values.
+    The interval and the p-value are those of Welch's t-test (B. L. Welch, "The generalization of 'Student's'
+    problem when several different population variances are involved", 1947): the variances of the two means
+    are added, and are those between the tasks of each run; None where no two tasks of a run differ. Where all
+    values lie in 0 to 1, the interval is Newcombe's hybrid score interval of those of `rate_of_tasks`, which
+    lies in -1 to 1 and has a width (method 10 of "Interval estimation for the difference between independent
+    proportions: comparison of eleven methods", 1998). Raises `ArgumentError` without values.
     """
     first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
     runs = [mean_of_tasks(values) for values in (first, second)]

@@ -116,13 +116,14 @@ async def evaluate(
             results = await evaluate(runner, tasks)
         print(results.pass_at_k[1].value, results.pass_at_k[1].low, results.pass_at_k[1].high)
 
-    The runner's `group_size` is the number of samples of each task; its engine may be a `ChatEndpoint`, with None for
-    the renderer. No episode is kept: a listener of the runner, or iterating over `runner.stream` and adding each group
-    to a `Tally`, sees them. `rollouts eval` stores them.
+    The runner's `group_size` is the number of samples of each task; its engine may be a `ChatEndpoint`, with
+    None for the renderer. No episode is kept: a listener of the runner, or iterating over `runner.stream` and
+    adding each group to a `Tally`, sees them. `rollouts eval` stores them.
 
     - `threshold`: the total reward from which on an episode succeeds.
     - `failed`: "zero": a failed episode has the reward 0, and is no success; "exclude": it does not count.
-    - `k`: those of pass@k and pass^k, at most `group_size`; by default the powers of 2 up to it, and it itself.
+    - `k`: those of pass@k and pass^k, at most `group_size`; by default the powers of 2 up to it, and it
+      itself.
 
     Raises `ArgumentError`, before any episode, and what `runner.stream` raises.
     """

@@ -48,17 +48,20 @@ class ErrorCounts:
 class TaskScores:
     """Adds up the groups of a run by their tasks. It keeps a few numbers for each task, and no episode.
 
-    A failed episode, or one with a reward that is not finite or 1e150 or more, never succeeds; it has rewards of 0 with
-    "zero", and is left out with "exclude". A task with several groups, as of a training run, has the episodes of all.
+    A failed episode, or one with a reward that is not finite or 1e150 or more, never succeeds; it has rewards
+    of 0 with "zero", and is left out with "exclude". A task with several groups, as of a training run, has
+    the episodes of all.
 
     Columns have a value for each task, at its number in `places`:
 
-    - `rewards`, `parts`: by name, the mean over the task's episodes that count, float64; NaN where there is none. The
-      names of `rewards` are "total", "environment" and "group". Columns are complete after `complete`.
-    - `episodes`, `counts`, `successes`, `truncated`: its episodes, those that count, that succeed, that a limit ended.
+    - `rewards`, `parts`: by name, the mean over the task's episodes that count, float64; NaN where there is
+      none. The names of `rewards` are "total", "environment" and "group". Columns are complete after
+      `complete`.
+    - `episodes`, `counts`, `successes`, `truncated`: its episodes, those that count, that succeed, that a
+      limit ended.
 
-    `lowest` and `highest` are those of the total rewards of episodes that count, `unusable` the episodes that did not
-    fail and have a reward that cannot be used.
+    `lowest` and `highest` are those of the total rewards of episodes that count, `unusable` the episodes that
+    did not fail and have a reward that cannot be used.
     """
 
     def __init__(self, threshold: float, failed: FailedEpisodes) -> None:

@@ -37,8 +37,8 @@ class Change(NamedTuple):
 class EngineFile:
     """A configuration of which engine and renderer are used, and its file. Paths are relative to `directory`.
 
-    `changes` are the values that options gave. `prefix` is the table that has the tables of `config`, in errors: those
-    of the teacher are `teacher.engine`...
+    `changes` are the values that options gave. `prefix` is the table that has the tables of `config`, in
+    errors: those of the teacher are `teacher.engine`...
     """
 
     path: Path
@@ -152,7 +152,8 @@ def _key_and_reason(details: Any, model: type[BaseModel]) -> tuple[KeyPath, str]
 def _place(
     location: Sequence[str | int], model: type[BaseModel]
 ) -> tuple[KeyPath, Mapping[str, Any], Sequence[type[BaseModel]]]:
-    """The key of pydantic's location, the keys of the table that holds it, and the models that its value may have.
+    """The key of pydantic's location, the keys of the table that holds it, and the models that its value may
+    have.
 
     Pydantic's location also has the `kind` of each table.
     """

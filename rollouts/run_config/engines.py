@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 def engine_factory(file: EngineFile, renderer: Any) -> Callable[[], Engine | ChatEngine]:
     """Check the engine of a configuration; return the function that makes it.
 
-    Neither opens a connection; the function loads a local model. Both raise `RunConfigError`, the function also
-    `MissingExtraError`.
+    Neither opens a connection; the function loads a local model. Both raise `RunConfigError`, the function
+    also `MissingExtraError`.
     """
     section = file.config.engine
     if isinstance(section, LocalEngineSection):
@@ -180,8 +180,8 @@ def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[
 async def connect(file: EngineFile, engine: Engine | ChatEngine) -> None:
     """Start the servers that the run is to start, and ask every server what it is.
 
-    A server that cannot be used is then an error before the run begins. In a fleet, one server that can be used is
-    enough: the others serve as soon as their checks pass. Raises `RunConfigError`.
+    A server that cannot be used is then an error before the run begins. In a fleet, one server that can be
+    used is enough: the others serve as soon as their checks pass. Raises `RunConfigError`.
     """
     section = file.config.engine
     if isinstance(section, VLLMEngineSection | SGLangEngineSection):
@@ -226,7 +226,8 @@ def _naming_server(
     path: KeyPath,
     key_of_address: str = "base_url",
 ) -> Iterator[None]:
-    """Turn an error of a server inside the block into one that names the key with its address, command or API key.
+    """Turn an error of a server inside the block into one that names the key with its address, command or API
+    key.
 
     `path` is the table of the server.
     """

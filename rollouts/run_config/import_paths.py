@@ -19,7 +19,8 @@ from rollouts.values import call_error
 
 
 def imported_files(file: ConfigFile) -> dict[str, str]:
-    """By import path, the SHA-256 digest of the module's file; not of modules in another directory than the file's.
+    """By import path, the SHA-256 digest of the module's file; not of modules in another directory than the
+    file's.
 
     The objects are imported already.
     """
@@ -47,11 +48,11 @@ def _texts(value: Any) -> Iterator[str]:
 def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
     """The object of an import path. Modules in the directory of the file can be imported, before all others.
 
-    A path with a file of Python in place of the module, "rewards.py:score", is relative to that directory, and the
-    modules beside it can be imported.
+    A path with a file of Python in place of the module, "rewards.py:score", is relative to that directory,
+    and the modules beside it can be imported.
 
-    Raises `RunConfigError`, which names `key`, for a module that does not exist or cannot be imported, and for a name
-    that it does not have.
+    Raises `RunConfigError`, which names `key`, for a module that does not exist or cannot be imported, and
+    for a name that it does not have.
     """
     module_name, _, name = import_path.rpartition(":")
     directory = file.directory
@@ -85,7 +86,8 @@ def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
 def imported_function(
     file: ConfigFile, key: KeyPath, import_path: str, parameters: Sequence[str] | None = None
 ) -> Callable[..., Any]:
-    """As `imported_object`, for a class or a function, which can be called with `parameters` where they are known.
+    """As `imported_object`, for a class or a function, which can be called with `parameters` where they are
+    known.
 
     Raises `RunConfigError` for anything else.
     """

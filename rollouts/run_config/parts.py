@@ -43,8 +43,8 @@ from rollouts.task import MakeEnvironment, Task
 def make_renderer(file: EngineFile, *, offline: bool) -> TemplateRenderer | None:
     """Load the renderer of a configuration; None for a chat endpoint, which renders messages itself.
 
-    `renderer.model` is a directory if there is one of that name, else a repository of Hugging Face. `offline`: its
-    files must be in the local cache, and no connection is opened. Raises `RunConfigError`.
+    `renderer.model` is a directory if there is one of that name, else a repository of Hugging Face.
+    `offline`: its files must be in the local cache, and no connection is opened. Raises `RunConfigError`.
     """
     section = file.config.renderer
     if section is None:
@@ -266,7 +266,8 @@ _FACTORIES: Mapping[type, Callable[[ConfigFile, Any], MakeEnvironment]] = {
 
 
 def load_verifiers(file: ConfigFile) -> tuple[Any, TaskSource]:
-    """The environment of a configuration, and its tasks, of which the first is loaded. Its table is of that kind.
+    """The environment of a configuration, and its tasks, of which the first is loaded. Its table is of that
+    kind.
 
     Raises `RunConfigError`, and `ImportError` without verifiers 0.4.
     """

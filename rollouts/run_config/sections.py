@@ -1,8 +1,8 @@
 """The tables of a configuration file of `rollouts run`, `eval` and `serve`, as pydantic models.
 
-What a value may be stands here, in the types of the keys and in the validators, and is checked here alone. Types are
-strict: a number in quotes is no number. A path is relative to the directory of the configuration file. `kind` chooses
-the model of a table, and so the keys that it may have.
+What a value may be stands here, in the types of the keys and in the validators, and is checked here alone.
+Types are strict: a number in quotes is no number. A path is relative to the directory of the configuration
+file. `kind` chooses the model of a table, and so the keys that it may have.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Section(BaseModel):
 class FileTasks(Section):
     """Rows of a file. A row is the `data` of its task.
 
-    The value of `id_key` in a row, a text or an integer, is the id of the task; without `id_key` it is the number of
-    the row, from 0. The value of `seed_key`, an integer, is the seed of its environments.
+    The value of `id_key` in a row, a text or an integer, is the id of the task; without `id_key` it is the
+    number of the row, from 0. The value of `seed_key`, an integer, is the seed of its environments.
     """
 
     path: PathText
@@ -107,7 +107,8 @@ TasksSection: TypeAlias = Annotated[
 
 
 class ImportedEnvironment(Section):
-    """A class or function that is called with a `Task` and `arguments` for each episode, and returns an environment.
+    """A class or function that is called with a `Task` and `arguments` for each episode, and returns an
+    environment.
 
     `threaded`: the methods of the environment block, and run on threads.
     """
@@ -168,8 +169,8 @@ class GymnasiumSection(Section):
 class VerifiersSection(Section):
     """An environment of verifiers 0.4 (`VerifiersWorkers`), whose harnesses and scoring run in this process.
 
-    `id` is that of the taskset, as for `vf-eval`: a package, or a module beside the file. `arguments` are the other
-    values of verifiers' table `[env]`, such as `agent.runtime.type = "subprocess"`.
+    `id` is that of the taskset, as for `vf-eval`: a package, or a module beside the file. `arguments` are the
+    other values of verifiers' table `[env]`, such as `agent.runtime.type = "subprocess"`.
     """
 
     kind: Literal["verifiers"]
@@ -186,8 +187,8 @@ EnvironmentSection: TypeAlias = Annotated[
 class ServerSection(Section):
     """A server at `base_url`. With `start`, the command of the server, the run starts it and ends it.
 
-    `environment` is added to the environment of that command, and `log` is the file for what it prints. It must be
-    ready after `start_seconds`.
+    `environment` is added to the environment of that command, and `log` is the file for what it prints. It
+    must be ready after `start_seconds`.
     """
 
     base_url: Address
@@ -225,8 +226,8 @@ class SGLangEngineSection(ServerSection):
 class FleetEngineSection(VLLMOptions):
     """Several servers of one kind (`EngineFleet`), named by one of two keys.
 
-    `urls`: their addresses. `servers`: a table for each, which may have the command that starts it. Servers of SGLang
-    take neither `model` nor `media`.
+    `urls`: their addresses. `servers`: a table for each, which may have the command that starts it. Servers
+    of SGLang take neither `model` nor `media`.
     """
 
     kind: Literal["fleet"]
@@ -268,10 +269,11 @@ class MediaSection(Section):
 class EndpointEngineSection(Section):
     """A server with OpenAI's chat completions (`ChatEndpoint`); such a run has no renderer.
 
-    `api_key_env` is the name of the environment variable that holds the key; without it, https://api.openai.com gets
-    that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field`, `omit` and `tool_images` are for servers
-    that do not know all fields of a request, or take images in messages of the user alone. `return_token_ids`: token
-    ids and log-probabilities of conversations without media, which vLLM returns, so that episodes can be trained on.
+    `api_key_env` is the name of the environment variable that holds the key; without it,
+    https://api.openai.com gets that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field`,
+    `omit` and `tool_images` are for servers that do not know all fields of a request, or take images in
+    messages of the user alone. `return_token_ids`: token ids and log-probabilities of conversations without
+    media, which vLLM returns, so that episodes can be trained on.
     """
 
     kind: Literal["openai"]
@@ -312,9 +314,11 @@ EngineSection: TypeAlias = Annotated[
 
 
 class RendererSection(Section):
-    """`model` is a model directory, or the name of a Hugging Face repository, of which `revision` is a revision.
+    """`model` is a model directory, or the name of a Hugging Face repository, of which `revision` is a
+    revision.
 
-    `chat_template` is a path, and replaces the model's own template; `chat_template_kwargs` are template variables.
+    `chat_template` is a path, and replaces the model's own template; `chat_template_kwargs` are template
+    variables.
     """
 
     model: PathText
@@ -334,8 +338,9 @@ class RendererSection(Section):
 class TeacherSection(Section):
     """A model that scores every episode when it has ended (`rollouts.training.score`).
 
-    `engine` and `renderer` are tables as those of the run. The renderer, by default that of a local directory, is
-    compared with the run's: vocabulary, chat template, processors. `top_k` and `adapter` are those of `score`.
+    `engine` and `renderer` are tables as those of the run. The renderer, by default that of a local
+    directory, is compared with the run's: vocabulary, chat template, processors. `top_k` and `adapter` are
+    those of `score`.
     """
 
     engine: Annotated[
@@ -405,11 +410,12 @@ ModeSection: TypeAlias = Annotated[
 
 
 class RaySection(Section):
-    """`rollouts run --ray`: the episodes run in `workers` actors of a Ray cluster (extra `ray`; `RayWorkers`).
+    """`rollouts run --ray`: the episodes run in `workers` actors of a Ray cluster (extra `ray`;
+    `RayWorkers`).
 
-    By default the workers together run as many episodes at a time as the file says. `cpus`, `gpus` and `resources` are
-    what an actor reserves on its node. `address` is that of the cluster, by default the one of RAY_ADDRESS, which
-    `ray job submit` sets; without either, a cluster of this machine alone is started.
+    By default the workers together run as many episodes at a time as the file says. `cpus`, `gpus` and
+    `resources` are what an actor reserves on its node. `address` is that of the cluster, by default the one
+    of RAY_ADDRESS, which `ray job submit` sets; without either, a cluster of this machine alone is started.
     """
 
     workers: Count = 1
@@ -437,8 +443,8 @@ class WandbSection(Section):
 class OutputSection(Section):
     """The directory for the journal, the trajectories, the metrics, the summary and the report.
 
-    `report`: whether a report is written at the end. `tensorboard`: whether the metrics are also written into the
-    directory's folder `tensorboard` (extra `tensorboard`); `wandb`: to where of Weights & Biases.
+    `report`: whether a report is written at the end. `tensorboard`: whether the metrics are also written into
+    the directory's folder `tensorboard` (extra `tensorboard`); `wandb`: to where of Weights & Biases.
     """
 
     directory: PathText
@@ -450,8 +456,8 @@ class OutputSection(Section):
 class EvaluationSection(Section):
     """How `rollouts eval` counts (`rollouts.evaluation.Tally`).
 
-    An episode succeeds if its total reward is at least `threshold`. `failed` says how failed episodes count; `k` are
-    those of pass@k and pass^k, by default the powers of 2 up to `group_size`, and `group_size`.
+    An episode succeeds if its total reward is at least `threshold`. `failed` says how failed episodes count;
+    `k` are those of pass@k and pass^k, by default the powers of 2 up to `group_size`, and `group_size`.
     """
 
     threshold: Finite = 1.0
@@ -501,8 +507,8 @@ class RunConfig(EngineConfig):
     """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time.
 
     `skip_group(group)` returns True, or a reason, to leave a group out. The run ends where the first
-    `stop_after_failed_groups` groups have failed in one way; with 0 it goes on. Without a mode no group is left out for
-    its age: the run does not change the weights, but another process may.
+    `stop_after_failed_groups` groups have failed in one way; with 0 it goes on. Without a mode no group is
+    left out for its age: the run does not change the weights, but another process may.
     """
 
     tasks: TasksSection

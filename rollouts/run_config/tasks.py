@@ -95,8 +95,8 @@ class FileTaskSource:
     def check(self, count: int | None = None) -> None:
         """Read the first `count` rows, or all: a run ends at a wrong one, perhaps after hours.
 
-        Of a Parquet file only the columns of `id_key` and `seed_key` are read; what others hold is no error. Raises
-        `TaskFileError` for the first row that cannot be read or has the id of an earlier one.
+        Of a Parquet file only the columns of `id_key` and `seed_key` are read; what others hold is no error.
+        Raises `TaskFileError` for the first row that cannot be read or has the id of an earlier one.
         """
         keys = [key for key in (self._section.id_key, self._section.seed_key) if key is not None]
         if isinstance(self._section, ParquetTasks) and not keys:

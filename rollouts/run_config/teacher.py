@@ -32,8 +32,9 @@ class Teacher:
     async def check(self, engine: Engine, sampler: Engine | ChatEngine | None) -> None:
         """Raise `RunConfigError` unless the engine, which is connected, can score what the run may sample.
 
-        A short row is scored, because servers do not report how many of the likeliest tokens they give. Of the longest
-        row are known the limits, the context of `sampler` (None: of other processes), and the tokens of all turns.
+        A short row is scored, because servers do not report how many of the likeliest tokens they give. Of
+        the longest row are known the limits, the context of `sampler` (None: of other processes), and the
+        tokens of all turns.
         """
         row = self.renderer.tokenizer.encode_run("Which of the two?").ids
         tried: list[tuple[str, dict[str, Any], str]] = [

@@ -18,8 +18,9 @@ from typing import Any, Final, NoReturn, TypeVar
 def defer_interrupts() -> Iterator[None]:
     """Handle a SIGINT that arrives in the block after it; in other threads than the main one, do nothing.
 
-    Two things need it. A `KeyboardInterrupt` inside the import of a C++ extension module (torch, scipy) can abort the
-    process. And a process whose start is interrupted waits for its first message without a parent that knows of it.
+    Two things need it. A `KeyboardInterrupt` inside the import of a C++ extension module (torch, scipy) can
+    abort the process. And a process whose start is interrupted waits for its first message without a parent
+    that knows of it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -43,10 +44,10 @@ _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str) -> T:
     """Run a coroutine as `asyncio.run` does. Called in the main thread.
 
-    The first SIGINT, SIGTERM (of a scheduler or container) or SIGHUP (of a terminal that is closed; not after `nohup`)
-    cancels it; when it has ended, `KeyboardInterrupt` is raised. A process that still runs `seconds` after the signal,
-    or receives a second SIGINT or SIGTERM, prints `message` to standard error and exits with code 130, whatever its
-    threads and its event loop are doing: files must be readable at every moment.
+    The first SIGINT, SIGTERM (of a scheduler or container) or SIGHUP (of a terminal that is closed; not after
+    `nohup`) cancels it; when it has ended, `KeyboardInterrupt` is raised. A process that still runs `seconds`
+    after the signal, or receives a second SIGINT or SIGTERM, prints `message` to standard error and exits
+    with code 130, whatever its threads and its event loop are doing: files must be readable at every moment.
     """
     signals = [*_STOPS]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

@@ -34,8 +34,8 @@ class Column:
 def print_table(columns: Sequence[Column], rows: Iterable[Row], console: Console | None = None) -> None:
     """Print rows with one cell per column to standard output. Cells are not read as markup.
 
-    In a pipe each row is one line with all columns. Where a terminal is too narrow for all columns, a line below the
-    table names those that are left out.
+    In a pipe each row is one line with all columns. Where a terminal is too narrow for all columns, a line
+    below the table names those that are left out.
     """
     console = console or Console()
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]

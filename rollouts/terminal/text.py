@@ -1,6 +1,7 @@
 """Lines of text for standard output and standard error.
 
-The text may quote a file or a server: it is never read as markup, and control characters never reach the terminal.
+The text may quote a file or a server: it is never read as markup, and control characters never reach the
+terminal.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def _printable_character(character: str) -> str:
 class PrintableFormatter(logging.Formatter):
     """Formats a record, traceback included, with control and invisible characters as visible symbols.
 
-    A text longer than 20,000 characters is cut in its middle: the beginning has the message, the end the last line of
-    the traceback.
+    A text longer than 20,000 characters is cut in its middle: the beginning has the message, the end the last
+    line of the traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:

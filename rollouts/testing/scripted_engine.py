@@ -46,21 +46,22 @@ class ScriptedEngine(Engine):
 
         engine = ScriptedEngine(["left", "right", TimeoutError("down")], renderer=renderer)
 
-    The script is a list, of which each completion takes the next entry, or one function that is called for every
-    completion. An entry is one of:
+    The script is a list, of which each completion takes the next entry, or one function that is called for
+    every completion. An entry is one of:
 
-    - text, which needs `renderer`: its ids (the text may contain control tokens), then the renderer's first stop token
-      unless the text ends with one;
+    - text, which needs `renderer`: its ids (the text may contain control tokens), then the renderer's first
+      stop token unless the text ends with one;
     - token ids, returned unchanged;
     - a `ScriptedCompletion`, for other log-probabilities and finish reasons, or a `Completion`;
     - an exception, which is raised;
     - a `GenerateResult`, which is returned unchanged, valid or not;
     - a function of the request, `async` or not, that returns one of these.
 
-    As with a real engine, a completion is cut off after `sampling.max_tokens` tokens; it ends with `FinishReason.STOP`
-    where its last token is a stop token and with `LENGTH` elsewhere. Every log-probability is -0.5 unless the script
-    gives another. `requests` holds the requests in order of arrival, `updates` the arguments of `update_weights`, and
-    `closed` whether `close` was called. Raises `EngineError` when the script has no entry left.
+    As with a real engine, a completion is cut off after `sampling.max_tokens` tokens; it ends with
+    `FinishReason.STOP` where its last token is a stop token and with `LENGTH` elsewhere. Every
+    log-probability is -0.5 unless the script gives another. `requests` holds the requests in order of
+    arrival, `updates` the arguments of `update_weights`, and `closed` whether `close` was called. Raises
+    `EngineError` when the script has no entry left.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class ScriptedEngine(Engine):
         return self._weight_version
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """Label completions with `version` from now on, and append the call to `updates`. `weights` may be anything.
+        """Label completions with `version` from now on, and append the call to `updates`. `weights` may be
+        anything.
 
         Raises `ArgumentError` and `EngineClosedError`.
         """

@@ -22,8 +22,8 @@ class Conversation(NamedTuple):
 def read_conversation(path: Path, *, row: int | None = None) -> Conversation:
     """Read a JSON list of messages, or an object with `messages` and optionally `tools`.
 
-    In a .jsonl file, and in any file if `row` is given, each line is a conversation, and `row` (from 0; 0 if None)
-    selects one. Messages are not checked. Raises `CommandFileError`.
+    In a .jsonl file, and in any file if `row` is given, each line is a conversation, and `row` (from 0; 0 if
+    None) selects one. Messages are not checked. Raises `CommandFileError`.
     """
     whole_file = row is None and path.suffix.lower() not in (".jsonl", ".ndjson")
     line = None if whole_file else (row or 0) + 1

@@ -15,8 +15,8 @@ from renderers.rendered import TokenSpan
 class TokenCell:
     """Tokens `start:start + len(token_ids)` that are shown as one `text`.
 
-    Usually a single token; several if only together they decode to a character, or if they are the placeholder of a
-    medium.
+    Usually a single token; several if only together they decode to a character, or if they are the
+    placeholder of a medium.
     """
 
     start: int
@@ -59,9 +59,11 @@ def _cell(span: TokenSpan, start: int, ids: Sequence[int], text: str, *, is_medi
 def _decodable_tokens(
     renderer: TemplateRenderer, ids: Sequence[int], before: Sequence[int]
 ) -> tuple[Sequence[int], str]:
-    """The smallest number of first tokens that decode to whole characters, and their text after the tokens `before`.
+    """The smallest number of first tokens that decode to whole characters, and their text after the tokens
+    `before`.
 
-    The text of a token may depend on the token before it: some tokenizers drop the space at the beginning of a text.
+    The text of a token may depend on the token before it: some tokenizers drop the space at the beginning of
+    a text.
     """
     decode = renderer.tokenizer.decode
     text_before = decode(before)
@@ -74,10 +76,11 @@ def _decodable_tokens(
 
 
 def tokens_as_json(rendered: RenderedTokens, cells: Iterable[TokenCell]) -> dict[str, Any]:
-    """Plain data: `token_ids` with their columns, `pieces` with their text, `messages` with their token counts.
+    """Plain data: `token_ids` with their columns, `pieces` with their text, `messages` with their token
+    counts.
 
-    A piece covers tokens `start:end`: usually one token, several if only together they decode to a character, or if
-    they are the placeholder of a medium.
+    A piece covers tokens `start:end`: usually one token, several if only together they decode to a character,
+    or if they are the placeholder of a medium.
     """
     counts = zip(
         rendered.message_roles,

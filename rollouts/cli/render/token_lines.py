@@ -1,7 +1,7 @@
 """Prints tokens on a terminal or in a pipe.
 
-Each line belongs to one message and one kind; the margin names both, so a text cannot look like a text of another
-kind. On a terminal colours separate tokens; elsewhere a `¦` does.
+Each line belongs to one message and one kind; the margin names both, so a text cannot look like a text of
+another kind. On a terminal colours separate tokens; elsewhere a `¦` does.
 
     0 user      · <|im_start|>¦user¦⏎
                 ○ Hi

@@ -48,9 +48,9 @@ MakeWorkers: TypeAlias = Callable[[], AbstractAsyncContextManager[Workers]]
 class Execution:
     """The run of this process: all tasks, or the first `limit`.
 
-    `make_workers` returns the context of the workers that run its episodes; None: they run in this process. With
-    `rerun_failed`, groups of earlier processes that have failed episodes are run again. `metrics` and `journal` are
-    there once the run has begun, so that it can be continued.
+    `make_workers` returns the context of the workers that run its episodes; None: they run in this process.
+    With `rerun_failed`, groups of earlier processes that have failed episodes are run again. `metrics` and
+    `journal` are there once the run has begun, so that it can be continued.
     """
 
     parts: RunParts
@@ -66,7 +66,8 @@ class Execution:
     def run(self) -> None:
         """Run, and write every group as it finishes. Called once, in the main thread.
 
-        Raises `RunConfigError` if the engine cannot be used, `JournalError`, and `KeyboardInterrupt` after Ctrl-C.
+        Raises `RunConfigError` if the engine cannot be used, `JournalError`, and `KeyboardInterrupt` after
+        Ctrl-C.
         """
         engine = self.parts.make_engine() if self.make_workers is None else None
         message = f"interrupted, and stopped at once; to continue: {self.resume_command}"

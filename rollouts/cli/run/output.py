@@ -42,8 +42,8 @@ def prepare_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
 def check_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
     """The output directory, which is not made here.
 
-    Without `resume` it must be new or empty; with it, new, empty or that of a run, whose files are no symbolic links:
-    the run would write to where they point. Raises `RunConfigError`.
+    Without `resume` it must be new or empty; with it, new, empty or that of a run, whose files are no
+    symbolic links: the run would write to where they point. Raises `RunConfigError`.
     """
     output = OutputDirectory(file.resolve(file.config.output.directory))
     existing = next(path for path in (output.path, *output.path.parents) if os.path.lexists(path))

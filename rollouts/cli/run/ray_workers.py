@@ -24,8 +24,8 @@ from rollouts.workers.protocol import Workers
 class ConfiguredParts:
     """What a worker makes of a configuration file, in its own process.
 
-    `path` is the file as the worker finds it, and `changes` what options change in it. `configuration` is the digest of
-    what worker and run must have alike.
+    `path` is the file as the worker finds it, and `changes` what options change in it. `configuration` is the
+    digest of what worker and run must have alike.
     """
 
     def __init__(self, path: str, configuration: str, changes: Sequence[Change] = ()) -> None:

@@ -117,8 +117,8 @@ class RunParts:
     def description(self) -> dict[str, Any]:
         """What is run and how, for comparing its results with others.
 
-        The configuration, with the places of the servers; the digests of the chat template, of the file of tasks and of
-        the modules that are imported from files; the version of this package.
+        The configuration, with the places of the servers; the digests of the chat template, of the file of
+        tasks and of the modules that are imported from files; the version of this package.
         """
         source = "" if self.renderer is None else self.renderer.template.source
         values = self.journal_configuration()
@@ -138,8 +138,8 @@ class RunParts:
     def journal_configuration(self) -> dict[str, Any]:
         """The values of the configuration that must not change while the run continues, as plain data.
 
-        The content of a file of tasks is one of them where the ids of its tasks are their row numbers: in a file that
-        has changed, a number may be that of another task.
+        The content of a file of tasks is one of them where the ids of its tasks are their row numbers: in a
+        file that has changed, a number may be that of another task.
         """
         values = self.file.config.model_dump(exclude=_CHANGEABLE)
         engine = _without_places(values["engine"])

@@ -1,9 +1,9 @@
 """The groups that earlier processes of a run have written.
 
 A group with a record in `trajectories.mmr` counts as written. A process that is killed leaves at most its
-last group without a line in `metrics.jsonl`, a power cut several: they are computed from the records. A
-line without a record, which only a defective disk or another program leaves, is removed, and the task is
-run again.
+last group without a line in `metrics.jsonl`, a power cut several: they are computed from the records. A line
+without a record, which only a defective disk or another program leaves, is removed, and the task is run
+again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class StoredGroups:
 
 
 def remove_failed_groups(output: OutputDirectory) -> frozenset[str]:
-    """Remove the groups with failed episodes from `trajectories.mmr`, so that they count as lost; returns their tasks.
+    """Remove the groups with failed episodes from `trajectories.mmr`, so that they count as lost; returns
+    their tasks.
 
     The file is replaced by one without them when that is complete. Raises `CommandFileError`.
     """

@@ -29,13 +29,13 @@ def summarise(
 ) -> dict[str, Any]:
     """Figures over all groups of the output directory.
 
-    `complete`: every task of the source, up to the limit, has been run. `process_seconds`, the wall time of the
-    command, and `metrics` are those of this process; the other figures are of earlier ones too. `episode_seconds` and
-    `engine_seconds` are sums over the episodes, which run side by side. Rewards are means over all episodes, failed
-    ones included, and null without episodes; rewards that are not finite (sums that overflow) are counted in
-    `rewards_not_finite` and in no mean. `errors` has the most frequent kinds of errors, with the number of episodes and
-    the first text of each, shortened to 1,000 characters. A run with a teacher also has `teacher_kl_mean`, over the
-    scored episodes.
+    `complete`: every task of the source, up to the limit, has been run. `process_seconds`, the wall time of
+    the command, and `metrics` are those of this process; the other figures are of earlier ones too.
+    `episode_seconds` and `engine_seconds` are sums over the episodes, which run side by side. Rewards are
+    means over all episodes, failed ones included, and null without episodes; rewards that are not finite
+    (sums that overflow) are counted in `rewards_not_finite` and in no mean. `errors` has the most frequent
+    kinds of errors, with the number of episodes and the first text of each, shortened to 1,000 characters. A
+    run with a teacher also has `teacher_kl_mean`, over the scored episodes.
     """
     groups = attempts = 0
     totals = dict.fromkeys(_TOTALS, 0)

@@ -230,7 +230,7 @@ def test_files_that_cannot_be_used_are_named_with_line_and_cure(tmp_path: Path) 
     assert caught.value.line == 2
     old = write_run(tmp_path / "old", {"1": [1], "2": [0]})
     (old / "results.json").write_text(json.dumps({"version": 0}), "utf-8")
-    with pytest.raises(CommandFileError, match=r"results.json: its version is 0.*--resume"):
+    with pytest.raises(CommandFileError, match=r"results.json: no results of an evaluation .*--resume"):
         compare_runs([run, old])
     without = write_run(tmp_path / "without", {})
     with pytest.raises(CommandFileError, match=r"it has no finished group; compare it when"):
