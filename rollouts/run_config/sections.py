@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rollouts.engines.http.address import parse_address
+from rollouts.errors import short_repr
 
 
 def _import_path(text: str) -> str:
@@ -36,11 +37,22 @@ def checked_address(url: str) -> str:
     return url
 
 
+def _plain(value: Any) -> Any:
+    """A value that can be recorded: TOML has no integers of more than 64 bits, and neither has the journal."""
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _plain(each)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{short_repr(value)} is out of range; write an integer from -(2**63) to below 2**63")
+    return value
+
+
 #: "package.module:name", where modules in the directory of the configuration file can be imported; or "file.py:name".
 ImportPath: TypeAlias = Annotated[str, AfterValidator(_import_path)]
 VariableName: TypeAlias = Annotated[str, AfterValidator(_variable_name)]
 #: Of a server of vLLM or SGLang.
 Address: TypeAlias = Annotated[str, AfterValidator(checked_address)]
+#: Of a table whose keys are those of a function, a server or a template.
+Plain: TypeAlias = Annotated[Any, AfterValidator(_plain)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 #: No name of a file has a null character.
 PathText: TypeAlias = Annotated[str, Field(pattern=r"^[^\x00]+$")]
@@ -92,7 +104,7 @@ class ImportedTasks(Section):
 
     kind: Literal["import"]
     source: ImportPath
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Plain] = Field(default_factory=dict)
 
 
 class TasksOfVerifiers(Section):
@@ -115,7 +127,7 @@ class ImportedEnvironment(Section):
 
     kind: Literal["import"]
     factory: ImportPath
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Plain] = Field(default_factory=dict)
     threaded: bool = False
 
 
@@ -157,7 +169,7 @@ class GymnasiumSection(Section):
 
     kind: Literal["gymnasium"]
     id: Text
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Plain] = Field(default_factory=dict)
     instructions: str = ""
     action_names: list[Text] = Field(default_factory=list)
     parse_action: ImportPath | None = None
@@ -175,7 +187,7 @@ class VerifiersSection(Section):
 
     kind: Literal["verifiers"]
     id: Text
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Plain] = Field(default_factory=dict)
 
 
 EnvironmentSection: TypeAlias = Annotated[
@@ -324,7 +336,7 @@ class RendererSection(Section):
     model: PathText
     revision: Text | None = None
     chat_template: PathText | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, Plain] = Field(default_factory=dict)
     media: MediaSection = MediaSection()
 
     @field_validator("chat_template_kwargs")
@@ -360,7 +372,7 @@ class SamplingSection(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     top_logprobs: CountOrZero = 0
-    extra: dict[str, Any] = Field(default_factory=dict)
+    extra: dict[str, Plain] = Field(default_factory=dict)
 
 
 class LimitsSection(Section):

@@ -1,9 +1,8 @@
 """The groups that earlier processes of a run have written.
 
-A group with a record in `trajectories.mmr` counts as written. A process that is killed leaves at most its
-last group without a line in `metrics.jsonl`, a power cut several: they are computed from the records. A line
-without a record, which only a defective disk or another program leaves, is removed, and the task is run
-again.
+A group with a record in `trajectories.mmr` counts as written. A process that is killed leaves at most its last group
+without a line in `metrics.jsonl`, a power cut several: they are computed from the records. A line without a record,
+which only a defective disk or another program leaves, is removed, and the task is run again.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from transport.records.rewriting import writer_beside
 class StoredGroups:
     """The tasks of both files. Of a record only the position is kept. An incomplete last line is cut off.
 
-    Raises `CommandFileError` for a damaged line of `metrics.jsonl`, and where `trajectories.mmr` has no
-    usable header.
+    Raises `CommandFileError` for a damaged line of `metrics.jsonl`, and where `trajectories.mmr` has no usable header.
     """
 
     def __init__(self, output: OutputDirectory) -> None:
@@ -58,8 +56,7 @@ class StoredGroups:
 
 
 def remove_failed_groups(output: OutputDirectory) -> frozenset[str]:
-    """Remove the groups with failed episodes from `trajectories.mmr`, so that they count as lost; returns
-    their tasks.
+    """Remove the groups with failed episodes from `trajectories.mmr`, so that they count as lost; returns their tasks.
 
     The file is replaced by one without them when that is complete. Raises `CommandFileError`.
     """

@@ -77,6 +77,12 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
     "table for an array": ("[limits]", '[group_rewards]\nname = "a"\n[limits]', "group_rewards", "valid list"),
     "number too small": ("group_size = 2", "group_size = 0", "group_size", "0: Input should be greater than or equal"),
     "number too large": ("seed = 3", f"seed = {2**63}", "seed", "Input should be less than"),
+    "integer of more than 64 bits": (
+        "tries = 2",
+        "tries = [99999999999999999999]",
+        "environment.arguments.tries",
+        "99999999999999999999 is out of range",
+    ),
     "null in a path": ('"out"', '"a\\u0000b"', "output.directory", "should match pattern"),
     "no import path": ("guess_env:Guess", "guess_env.Guess", "environment.factory", "module:name"),
     "missing key": ("max_tokens = 16\n", "", "sampling.max_tokens", "Field required"),
