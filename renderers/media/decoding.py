@@ -55,34 +55,27 @@ PILLOW_ERRORS = (
 _MODE_OF_CHANNELS = {count: mode for mode, count in _CHANNELS.items()}
 
 
-def raw_size(data: bytes | memoryview, *, digest: str | None = None) -> tuple[str, int, int]:
-    """(mode, width, height) of raw source bytes, checked against their length; `digest` is for errors."""
+def raw_planes(data: bytes | memoryview, *, digest: str | None = None) -> np.ndarray:
+    """uint8 (channels, height, width), a read-only view of raw source bytes, of mode L, RGB or RGBA.
+
+    Raises `MediaDecodeError` for bytes of another length; `digest` is for it.
+    """
     if len(data) < _HEADER.size:
         raise MediaError("raw pixels end inside their header", digest=digest)
     _, mode_field, width, height = _HEADER.unpack_from(data)
-    mode = mode_field.rstrip(b"\0").decode("ascii", "replace")
+    mode, held = mode_field.rstrip(b"\0").decode("ascii", "replace"), len(data) - _HEADER.size
     expected = _CHANNELS.get(mode, 0) * width * height
-    if not expected or len(data) - _HEADER.size != expected:
-        raise MediaError(
-            f"raw pixels of mode {mode!r} and size {width}x{height} hold {len(data) - _HEADER.size} bytes, not "
-            f"{expected}",
-            digest=digest,
-        )
-    return mode, width, height
-
-
-def raw_planes(data: bytes | memoryview) -> np.ndarray:
-    """uint8 (channels, height, width), a read-only view of raw source bytes."""
-    mode, width, height = raw_size(data)
+    if not expected or held != expected:
+        reason = f"raw pixels of mode {mode!r} and size {width}x{height} hold {held} bytes, not {expected}"
+        raise MediaError(reason, digest=digest)
     planes = np.frombuffer(data, np.uint8, offset=_HEADER.size).reshape(_CHANNELS[mode], height, width)
     planes.setflags(write=False)
     return planes
 
 
 def raw_to_image(data: bytes | memoryview) -> Image.Image:
-    mode, _, _ = raw_size(data)
     bands = [plane_image(plane) for plane in raw_planes(data)]
-    return bands[0] if len(bands) == 1 else Image.merge(mode, bands)
+    return bands[0] if len(bands) == 1 else Image.merge(_MODE_OF_CHANNELS[len(bands)], bands)
 
 
 def plane_image(plane: np.ndarray) -> Image.Image:
@@ -168,26 +161,21 @@ def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
     return b"".join((header, np.ascontiguousarray(frames).data.cast("B")))
 
 
-def raw_video_size(data: bytes | memoryview, *, digest: str | None = None) -> tuple[int, int, int, float | None]:
-    """(frames, width, height, fps) of raw source bytes, checked against their length; `digest` is for errors."""
+def raw_video_frames(data: bytes | memoryview, *, digest: str | None = None) -> tuple[np.ndarray, float | None]:
+    """Frames (time, height, width, 3), a read-only view of the bytes, and frames per second (None: unknown).
+
+    Raises `MediaDecodeError` for bytes of another length; `digest` is for it.
+    """
     if len(data) < _VIDEO_HEADER.size:
         raise MediaError("raw video ends inside its header", digest=digest)
     _, count, width, height, fps = _VIDEO_HEADER.unpack_from(data)
     held, expected = len(data) - _VIDEO_HEADER.size, count * width * height * 3
     if not expected or held != expected or not (fps == 0 or 1e-6 <= fps <= 1e6):
-        raise MediaError(
-            f"raw video of {count} frames of {width}x{height}, {fps:g} a second, holds {held} bytes, not {expected}",
-            digest=digest,
-        )
-    return count, width, height, fps or None
-
-
-def raw_video_frames(data: bytes | memoryview, *, digest: str | None = None) -> tuple[np.ndarray, float | None]:
-    """Frames (time, height, width, 3), a read-only view of the bytes, and frames per second (None: unknown)."""
-    count, width, height, fps = raw_video_size(data, digest=digest)
+        of_size = f"raw video of {count} frames of {width}x{height}, {fps:g} a second,"
+        raise MediaError(f"{of_size} holds {held} bytes, not {expected}", digest=digest)
     frames = np.frombuffer(data, dtype=np.uint8, offset=_VIDEO_HEADER.size).reshape(count, height, width, 3)
     frames.flags.writeable = False
-    return frames, fps
+    return frames, fps or None
 
 
 # The formats that are decoded. Not EPS: Pillow runs Ghostscript, an interpreter, on those.
@@ -221,7 +209,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     seconds. Raises `MediaLimitError`, `MediaError`.
     """
     if source.raw_modality == "image":
-        _check_raw(source, policy)
+        _raw_planes_within(policy, source)
         return to_rgb(raw_to_image(source.data))
     deadline = Deadline(policy.timeout)
     with decode_errors(source, policy, deadline):
@@ -349,16 +337,16 @@ def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:
 
 def decode_planes(source: MediaSource, policy: MediaPolicy) -> np.ndarray:
     """The pixels of `decode_image` as uint8 (3, height, width), read-only; raw RGB pixels are not copied."""
-    if source.raw_modality == "image" and _check_raw(source, policy) == "RGB":
-        return raw_planes(source.data)
+    if source.raw_modality == "image" and len(planes := _raw_planes_within(policy, source)) == 3:
+        return planes
     return image_planes(decode_image(source, policy))
 
 
-def _check_raw(source: MediaSource, policy: MediaPolicy) -> str:
-    """Check that raw pixels are complete and within the limits; their mode."""
-    mode, width, height = raw_size(source.data, digest=source.digest)
-    policy.check_size(width, height, digest=source.digest)
-    return mode
+def _raw_planes_within(policy: MediaPolicy, source: MediaSource) -> np.ndarray:
+    """Raw pixels, which are complete and within the limits."""
+    planes = raw_planes(source.data, digest=source.digest)
+    policy.check_size(planes.shape[2], planes.shape[1], digest=source.digest)
+    return planes
 
 
 def decoder_versions() -> dict[str, str | None]:

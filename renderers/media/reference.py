@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from renderers.errors import MediaError, MediaLimitError, MediaPolicyError, short_repr
-from renderers.media.decoding import array_to_raw, decode_image, frames_to_raw, image_to_raw, raw_video_size
+from renderers.media.decoding import array_to_raw, decode_image, frames_to_raw, image_to_raw, raw_video_frames
 from renderers.media.item import MediaSource, raw_modality
 from renderers.media.paths import path_of_url, read_path
 from renderers.media.policy import MediaPolicy
@@ -202,7 +202,7 @@ def _check(source: MediaSource, part: Mapping[str, Any], rate: Any, policy: Medi
         samples, sampling_rate = raw_samples(source)
         policy.check_audio(len(samples) / sampling_rate, samples.shape[1], digest=source.digest)
     elif raw == "video" == modality:
-        count, width, height, _ = raw_video_size(source.data)
+        count, height, width, _ = raw_video_frames(source.data)[0].shape
         policy.check_frames(count, width, height)
         policy.check_size(width, height)
     elif raw not in (None, modality):

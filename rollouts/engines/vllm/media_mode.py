@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from renderers import MediaItem, PlaceholderRange
-from renderers.media.decoding import raw_video_size
+from renderers.media.decoding import raw_video_frames
 from renderers.media.sniffing import sniff
 from renderers.messages import PLURALS
 from rollouts.engines.http.prompt_checks import feature_token, item_name, sampled_marker
@@ -233,7 +233,7 @@ def _against_content(
     if item.modality == "audio":
         return None
     if item.source.raw_modality == "video":
-        if (frames := raw_video_size(item.source.data)[0]) < MIN_VIDEO_FRAMES:
+        if (frames := len(raw_video_frames(item.source.data)[0])) < MIN_VIDEO_FRAMES:
             reason, cure = (
                 f"a server cannot decode a video of {frames} frame",
                 "pass the frame as an image, or more frames",
