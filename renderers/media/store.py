@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -44,7 +43,6 @@ _ReferenceKey = int | str | _DataURL
 
 class _Entry(NamedTuple):
     source: weakref.ref[MediaSource]
-    digest: str
     copy: bytes | None  # bytes other than the source's own object, kept alive so that no other object gets their id
 
 
@@ -53,43 +51,27 @@ class ReferenceCache:
 
     - `bytes` are found by identity: the very same object, while it is alive.
     - data URLs are found by value; the string is kept and compared, which is quicker than hashing it.
-    - `http:` and `https:` URLs are found by value and keep their source: a URL has the meaning of its first fetch until
-      it is evicted, whatever the server would answer by then.
+    - `http:` and `https:` URLs are found by value: a URL has the meaning of its first fetch for as long as that
+      source is in use or in a store, whatever the server would answer by then.
 
-    Other values (bytearray, arrays, PIL images, paths) can change and are never cached. Sources are
-    referenced weakly, except those of URLs: a source that the store evicts is not kept alive here. The caller
-    checks first whether the policy allows a reference. Safe for threads.
-
-    One half of `max_bytes` is for the references themselves, and for bytes that equal their source's but
-    are another object; the other half is for the sources of URLs. With `find` (digest -> source or None) a
-    URL whose source was evicted still has that source for as long as `find` finds it. `find` is a weak
-    reference, because a cycle would hold megabytes until garbage collection.
+    Other values (bytearray, arrays, PIL images, paths) can change and are never cached. Sources are referenced
+    weakly: one that the store evicts is not kept alive here. The caller checks first whether the policy allows
+    a reference. `max_bytes` bounds the references, and bytes that equal their source's but are another object.
+    Safe for threads.
     """
 
-    def __init__(
-        self, max_bytes: int, find: weakref.ReferenceType[Callable[[str], MediaSource | None]] | None = None
-    ) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._find = find
-        self._entries: ByteLRU[_ReferenceKey, _Entry] = ByteLRU(max_bytes // 2)
-        self._url_sources: ByteLRU[str, MediaSource] = ByteLRU(max_bytes // 2)  # by digest
+        self._entries: ByteLRU[_ReferenceKey, _Entry] = ByteLRU(max_bytes)
         self._lock = ProcessLock()
 
     def get(self, value: object) -> MediaSource | None:
         """The source that was loaded from `value`, or None."""
         key = _key(value)
-        if key is None:
-            return None
-        entry = self._entries.get(key)
-        if entry is None:
+        entry = None if key is None else self._entries.get(key)
+        if key is None or entry is None:
             return None
         source = entry.source()
-        if _is_web_url(key):
-            find = None if self._find is None else self._find()
-            if source is None and find is not None:
-                source = find(entry.digest)
-            if source is not None:
-                self._add_url_source(source)
         # An entry may outlive its bytes, and other bytes may have got the same id. The entry is valid if the
         # source or the entry itself holds the very object.
         if source is not None and (type(value) is not bytes or source.data is value or entry.copy is value):
@@ -107,35 +89,26 @@ class ReferenceCache:
         key = _key(value)
         if key is None:
             return source
-        cached = self.get(key) if _is_web_url(key) else None
-        if cached is not None:
-            return cached
         copy = value if type(value) is bytes and source.data is not value else None
         text = key.text if isinstance(key, _DataURL) else None
         nbytes = _REFERENCE_BYTES + sum(sys.getsizeof(held) for held in (key, copy, text) if held is not None)
-        if nbytes > self.max_bytes // 2:
+        if nbytes > self.max_bytes:
             return source
         with self._lock:
-            if _is_web_url(key):
-                entry = self._entries.get(key)
-                cached = None if entry is None else entry.source()
-                if cached is not None:  # another thread has fetched it meanwhile
-                    return cached
-                self._add_url_source(source)
-            self._entries.put(key, _Entry(weakref.ref(source), source.digest, copy), nbytes)
+            entry = self._entries.get(key) if type(key) is str else None
+            # Another thread may have fetched it meanwhile.
+            if entry is not None and (fetched := entry.source()) is not None:
+                return fetched
+            self._entries.put(key, _Entry(weakref.ref(source), copy), nbytes)
         return source
 
     @property
     def nbytes(self) -> int:
         """Bytes in use, as counted against `max_bytes`."""
-        return self._entries.nbytes + self._url_sources.nbytes
+        return self._entries.nbytes
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def _add_url_source(self, source: MediaSource) -> None:
-        if self._url_sources.get(source.digest) is None:
-            self._url_sources.put(source.digest, source, source.nbytes + _REFERENCE_BYTES)
 
 
 def _key(value: Any) -> _ReferenceKey | None:
@@ -143,13 +116,11 @@ def _key(value: Any) -> _ReferenceKey | None:
     kind = type(value)
     if kind is bytes:
         return id(value)
-    if _is_web_url(value):
-        return value  # type: ignore[no-any-return]
-    return _DataURL(value) if kind is str and value[:5].lower() == "data:" else None
-
-
-def _is_web_url(key: object) -> bool:
-    return type(key) is str and key[:8].lower().startswith(("http://", "https://"))
+    if kind is not str:
+        return None
+    if value[:8].lower().startswith(("http://", "https://")):
+        return str(value)
+    return _DataURL(value) if value[:5].lower() == "data:" else None
 
 
 # The bytes of an entry besides arrays and source bytes: a million thumbnails then count as more than nothing.
@@ -168,7 +139,7 @@ class MediaStore:
 
     def __init__(self, max_bytes: int = 256 * 2**20) -> None:
         self.max_bytes = max_bytes
-        self.references = ReferenceCache(max_bytes // 4, find=weakref.WeakMethod(self.source))
+        self.references = ReferenceCache(max_bytes // 4)
         # The source of an item counts as used after the item, so it is evicted later: an item in the store
         # always has an entry for its source, under which the source's bytes are counted.
         self._entries: ByteLRU[_Key, MediaItem | MediaSource] = ByteLRU(max_bytes)
