@@ -36,7 +36,22 @@ def type_name(value: object) -> str:
     return next((base.__name__ for base in (str, list, dict) if isinstance(value, base)), type(value).__name__)
 
 
-class RendererError(Exception):
+class Copyable:
+    """A root of errors: pickle and copy make them of `args` and the fields, not by calling their constructors."""
+
+    args: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self).__new__, (type(self),), (self.args, self.__dict__)
+
+    def __setstate__(self, state: Any) -> None:
+        self.args, fields = state
+        self.__dict__.update(fields)
+        if "__notes__" in fields:  # a copy has a list of its own
+            self.__notes__ = list(fields["__notes__"])
+
+
+class RendererError(Copyable, Exception):
     """Root of every error that `renderers` raises on purpose.
 
     Its text can be printed, logged and stored, whatever it quotes: half a surrogate pair is escaped.
@@ -46,15 +61,6 @@ class RendererError(Exception):
 
     def __str__(self) -> str:
         return super().__str__().encode("utf-8", "backslashreplace").decode("utf-8")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
-        return type(self).__new__, (type(self),), (self.args, self.__dict__)
-
-    def __setstate__(self, state: Any) -> None:
-        args, fields = state
-        super().__init__(*args)
-        self.__dict__.update(fields)
 
 
 class ConfigError(RendererError, ValueError):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from renderers.errors import Copyable
+
 
 def is_unicode(text: str) -> bool:
     """Whether UTF-8 can encode the text. It cannot encode half of a surrogate pair."""
@@ -65,22 +67,11 @@ def validation_errors(error: Any) -> list[Any]:
     return errors
 
 
-class RolloutsError(Exception):
+class RolloutsError(Copyable, Exception):
     """Root of every error that `rollouts` raises on purpose.
 
     Cure: what the text says; where one class has errors of one cure, its docstring has it.
     """
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
-        return type(self).__new__, (type(self),), (self.args, self.__dict__)
-
-    def __setstate__(self, state: Any) -> None:
-        args, fields = state
-        super().__init__(*args)
-        self.__dict__.update(fields)
-        if "__notes__" in fields:  # a copy has a list of its own
-            self.__notes__ = list(fields["__notes__"])
 
 
 class ArgumentError(RolloutsError, ValueError):

@@ -14,7 +14,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.AbsentSource": "rollouts.trajectory.packed_episodes",
         "rollouts.Bfloat16Array": "rollouts.values",
         "rollouts.ComparedTokens": "rollouts.training.mismatch.compared",
-        "rollouts.EpisodeFailure": "rollouts.workers.episode_worker",
+        "rollouts.EpisodeFailure": "rollouts.episodes.errors",
         "rollouts.EpisodeJob": "rollouts.workers.episode_worker",
         "rollouts.EpisodeLimits": "rollouts.episodes.limits",
         "rollouts.EpisodeOutcome": "rollouts.workers.episode_worker",

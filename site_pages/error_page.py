@@ -43,7 +43,7 @@ def when_and_cure(error_class: type[Exception]) -> tuple[str, str]:
 
 def _entry(error_class: type[Exception], classes: Sequence[type[Exception]]) -> str:
     when, cure = when_and_cure(error_class)
-    bases = ", ".join(_base(each, classes) for each in error_class.__bases__)
+    bases = ", ".join(_base(each, classes) for each in error_class.__bases__ if issubclass(each, Exception))
     doctor = " [`rollouts doctor`](commands.md#rollouts-doctor) checks the server."
     more = doctor if issubclass(error_class, EngineError) and "rollouts doctor" not in cure else ""
     return (
@@ -53,5 +53,5 @@ def _entry(error_class: type[Exception], classes: Sequence[type[Exception]]) -> 
     )
 
 
-def _base(base: type[BaseException], classes: Sequence[type[Exception]]) -> str:
+def _base(base: type[Exception], classes: Sequence[type[Exception]]) -> str:
     return f"[`{base.__name__}`](#{base.__name__})" if base in classes else f"`{base.__name__}`"

@@ -6,9 +6,11 @@ The text of each has the wrong value, its place and the cure.
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+
+from renderers.errors import Copyable
 
 _MAX_CHARACTERS: Final = 80
 _MAX_BITS: Final = 256
@@ -27,20 +29,11 @@ def quoted(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-class TransportError(Exception):
+class TransportError(Copyable, Exception):
     """Root of every error that `transport` raises on purpose.
 
     Cure: what the text says; where one class has errors of one cure, its docstring has it.
     """
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
-        return type(self).__new__, (type(self),), (self.args, self.__dict__)
-
-    def __setstate__(self, state: Any) -> None:
-        args, fields = state
-        super().__init__(*args)
-        self.__dict__.update(fields)
 
 
 class EncodeError(TransportError):

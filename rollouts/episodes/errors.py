@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
 from renderers import Message
@@ -22,6 +23,7 @@ from rollouts.errors import (
     short_repr,
 )
 from rollouts.trajectory.tree import Trajectory
+from transport import wire_type
 
 #: Kinds of errors that another attempt may not have (`RetryPolicy`).
 ErrorKind: TypeAlias = Literal["engine", "media", "environment"]
@@ -111,24 +113,31 @@ class RendererFailedError(RolloutsError):
         super().__init__(f"{renderer}.{method} raised {describe_exception(error)}")
 
 
-class RemoteFailureError(RolloutsError):
-    """The exception with which an episode ended in another process. It is not sent itself: it may be of any class.
+@wire_type("rollouts.EpisodeFailure")
+@dataclass(frozen=True, slots=True)
+class EpisodeFailure:
+    """Why an attempt failed: the class of the exception, its text, its kind for `RetryPolicy`, and a traceback.
 
-    `error_type` is the name of its class, `kind` its kind (None: another attempt would have it, too), `is_outage`
-    whether the engine could not be reached, `trace` the traceback of code of the user; empty where there is none.
+    `kind` None: another attempt would have it, too. `trace` is empty for exceptions that no code of a user raised.
+    `is_outage`: the engine could not be reached.
+    """
+
+    error_type: str
+    reason: str
+    kind: ErrorKind | None
+    trace: str = ""
+    is_outage: bool = False
+
+
+class RemoteFailureError(RolloutsError):
+    """The exception with which an episode ended in another process, as `failure` describes it: it may be of any class.
 
     Cure: that of the exception which it names; the log of the other process has the traceback.
     """
 
-    def __init__(
-        self, error_type: str, reason: str, kind: ErrorKind | None, trace: str = "", *, is_outage: bool = False
-    ) -> None:
-        self.error_type = error_type
-        self.reason = reason
-        self.kind = kind
-        self.trace = trace
-        self.is_outage = is_outage
-        super().__init__(reason)
+    def __init__(self, failure: EpisodeFailure) -> None:
+        self.failure = failure
+        super().__init__(failure.reason)
 
 
 def raise_naming_origin(error: MediaError | MessageError, origin: str, messages: Sequence[Message]) -> NoReturn:
@@ -201,7 +210,7 @@ def wrap_exceptions(
 def error_kind(error: BaseException) -> ErrorKind | None:
     """The kind of the error of an episode; None for one that another attempt would have, too."""
     if isinstance(error, RemoteFailureError):
-        return error.kind
+        return error.failure.kind
     if isinstance(error, EnvironmentFailedError):
         # An environment may call engines: the policy's for a sub-agent, or that of a judge.
         cause = _raised_by_environment(error)
@@ -220,7 +229,7 @@ def error_kind(error: BaseException) -> ErrorKind | None:
 def is_outage(error: BaseException) -> bool:
     """Whether an episode failed because its engine cannot be reached at all, as while a server is started again."""
     if isinstance(error, RemoteFailureError):
-        return error.is_outage
+        return error.failure.is_outage
     if isinstance(error, EnvironmentFailedError):
         cause = _raised_by_environment(error)
         return cause is not None and is_outage(cause)

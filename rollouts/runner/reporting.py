@@ -123,13 +123,14 @@ class Reporter:
             trace = trace.tb_next
         place = None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         kind: tuple[object, ...] = (type(error), type(cause), place)
+        remote = ""
         if isinstance(error, RemoteFailureError):
-            places = [line for line in error.trace.splitlines() if line.lstrip().startswith("File ")]
-            kind = (error.error_type, error.kind, *places[-1:])
+            failure = error.failure
+            places = [line for line in failure.trace.splitlines() if line.lstrip().startswith("File ")]
+            kind, remote = (failure.error_type, failure.kind, *places[-1:]), failure.trace and f"\n{failure.trace}"
         if kind in self._logged:
             return
         self._logged.add(kind)
-        remote = f"\n{error.trace}" if isinstance(error, RemoteFailureError) and error.trace else ""
         log.warning(
             "episode %s failed: %s (further failures of this kind are in the episodes' `error` and not logged)%s",
             episode.episode_id,

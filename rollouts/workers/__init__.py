@@ -11,7 +11,7 @@ runner has `Workers`, which give it `EpisodeJob`s and return trajectories:
 to another one.
 """
 
-from rollouts.workers.episode_worker import EpisodeFailure, EpisodeJob, EpisodeOutcome, EpisodeWorker
+from rollouts.workers.episode_worker import EpisodeJob, EpisodeOutcome, EpisodeWorker
 from rollouts.workers.protocol import (
     JobObserver,
     Progress,
@@ -24,7 +24,6 @@ from rollouts.workers.protocol import (
 from rollouts.workers.worker_pool import RemoteWorker, WorkerPool
 
 __all__ = [
-    "EpisodeFailure",
     "EpisodeJob",
     "EpisodeOutcome",
     "EpisodeWorker",

@@ -17,7 +17,7 @@ from rollouts.episodes.episode import check_renderer, record_episode
 from rollouts.episodes.errors import (
     EnvironmentFailedError,
     EpisodeError,
-    ErrorKind,
+    EpisodeFailure,
     RemoteFailureError,
     RendererFailedError,
     error_kind,
@@ -67,21 +67,6 @@ class EpisodeJob:
 MOST_TRACE: Final = 16_000
 
 
-@wire_type("rollouts.EpisodeFailure")
-@dataclass(frozen=True, slots=True)
-class EpisodeFailure:
-    """Why an attempt failed: the class of the exception, its text, its kind for `RetryPolicy`, and a traceback.
-
-    `trace` is empty for exceptions that no code of a user raised. `is_outage`: the engine could not be reached.
-    """
-
-    error_type: str
-    reason: str
-    kind: ErrorKind | None
-    trace: str = ""
-    is_outage: bool = False
-
-
 @wire_type("rollouts.EpisodeOutcome")
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeOutcome:
@@ -101,13 +86,9 @@ class EpisodeOutcome:
 
     def result(self) -> Trajectory:
         """The trajectory. Raises `EpisodeError`, with a `RemoteFailureError` as its cause, if the attempt failed."""
-        failure = self.failure
-        if failure is None:
+        if self.failure is None:
             return self.episode
-        cause = RemoteFailureError(
-            failure.error_type, failure.reason, failure.kind, failure.trace, is_outage=failure.is_outage
-        )
-        raise EpisodeError(failure.reason, self.episode) from cause
+        raise EpisodeError(self.failure.reason, self.episode) from RemoteFailureError(self.failure)
 
 
 def _trace(error: BaseException) -> str:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from renderers.parsing.json_text import InvalidJsonError, end_of_json, parse_json
-from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
-from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
+from renderers.parsing.syntaxes.syntax import Attempt, CallText, JsonStrings
 from renderers.parsing.tool_schemas import ToolSchemas
-from renderers.parsing.values import JSON_STRING, DelimiterSearch, Value
+from renderers.parsing.values import DelimiterSearch
 
 _FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n```\s*", re.DOTALL)
 _FUNCTOOLS = re.compile(r"functools(?=\[\s*\{)")
@@ -23,7 +22,7 @@ _KIMI_PREFIXES = ("functions.", "functions_", "functions", "")
 
 
 @dataclass(frozen=True, slots=True)
-class JsonCalls(ToolCallSyntax):
+class JsonCalls(JsonStrings):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; other families use other markers.
 
     A turn that is `functools[{...}]` is read, too, if `unmarked_starts` has "functools" (Phi-4-mini).
@@ -31,9 +30,6 @@ class JsonCalls(ToolCallSyntax):
 
     start_markers: tuple[str, ...] = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
-
-    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
-        return (JSON_STRING,)
 
     def attempts(self, block: CallText) -> list[Attempt]:
         if not block.body[0]:
@@ -47,7 +43,7 @@ class JsonCalls(ToolCallSyntax):
 
 
 @dataclass(frozen=True, slots=True)
-class DeepSeekCalls(ToolCallSyntax):
+class DeepSeekCalls(JsonStrings):
     """DeepSeek V3, R1 and V3.1: a section of calls, each between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`.
 
     `fenced` (V3, R1): `function<｜tool▁sep｜>name`, then a line "```json", the arguments and a line "```";
@@ -59,9 +55,6 @@ class DeepSeekCalls(ToolCallSyntax):
     end_markers: tuple[str, ...] = ("<｜tool▁calls▁end｜>",)
     inner_markers: tuple[str, ...] = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
     bare_calls: tuple[str, ...] = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
-
-    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
-        return (JSON_STRING,)
 
     def attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
@@ -81,7 +74,7 @@ class DeepSeekCalls(ToolCallSyntax):
 
 
 @dataclass(frozen=True, slots=True)
-class KimiCalls(ToolCallSyntax):
+class KimiCalls(JsonStrings):
     """Kimi K2: a section of calls, each named by its id.
 
     `<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`
@@ -94,9 +87,6 @@ class KimiCalls(ToolCallSyntax):
     end_markers: tuple[str, ...] = ("<|tool_calls_section_end|>",)
     inner_markers: tuple[str, ...] = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
     bare_calls: tuple[str, ...] = ("<|tool_call_begin|>", "<|tool_call_end|>")
-
-    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
-        return (JSON_STRING,)
 
     def attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
@@ -127,7 +117,7 @@ def _named_by(call_id: str, tools: ToolSchemas) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class MistralCalls(ToolCallSyntax):
+class MistralCalls(JsonStrings):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
     In the second form `[CALL_ID]` and an id may precede `[ARGS]`. Only the end of the turn closes the last
@@ -136,9 +126,6 @@ class MistralCalls(ToolCallSyntax):
 
     start_markers: tuple[str, ...] = ("[TOOL_CALLS]",)
     inner_markers: tuple[str, ...] = ("[ARGS]", "[CALL_ID]")
-
-    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
-        return (JSON_STRING,)
 
     def attempts(self, block: CallText) -> Iterator[Attempt]:
         opening = block.encoding[self.start_markers[0]]

@@ -11,7 +11,7 @@ from renderers.parsing.literals import PYTHON, Language, LiteralReader
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.json_calls import json_calls, object_attempt, skip
-from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
+from renderers.parsing.syntaxes.syntax import Attempt, CallText, JsonStrings, ToolCallSyntax
 from renderers.parsing.values import JSON_STRING, PYTHON_STRINGS, DelimiterSearch, Value
 
 _LOOKS_LIKE_CALL = re.compile(r'\s*\{\s*"(?:name|type|function)"\s*:')
@@ -63,7 +63,7 @@ def _with_text_behind(calls: list[Attempt], start: int, end: int) -> list[Attemp
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaCalls(ToolCallSyntax):
+class LlamaCalls(JsonStrings):
     """`{"name": "get_weather", "parameters": {...}}` as the whole turn, or several of them separated by `;`.
 
     Llama 3. `<|python_tag|>` is followed by the same objects or by `name.call(key="value")`. JSON without a name and
@@ -73,9 +73,6 @@ class LlamaCalls(ToolCallSyntax):
 
     start_markers: tuple[str, ...] = ("<|python_tag|>",)
     unmarked_starts: str | tuple[str, ...] = "{"
-
-    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
-        return (JSON_STRING,)
 
     def attempts(self, block: CallText) -> list[Attempt]:
         parts = self._parts(block)

@@ -12,7 +12,7 @@ from renderers.parsing.json_text import MAX_DEPTH, InvalidJsonError, is_deeper_t
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.tool_schemas import ToolSchemas
-from renderers.parsing.values import DelimiterSearch, Value, readings
+from renderers.parsing.values import JSON_STRING, DelimiterSearch, Value, readings
 
 _NOT_IN_A_NAME = re.compile(r"[<>(){}\[\]\"\r\n]")
 
@@ -194,3 +194,11 @@ class ToolCallSyntax(ABC):
         Must not raise: text that is not a call is an attempt with a status (`block.failed`). The block may be any text
         that a model samples, cut off anywhere.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStrings(ToolCallSyntax):
+    """A syntax whose values are JSON, or have its strings: no marker inside a string ends a call."""
+
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        return (JSON_STRING,)

@@ -15,10 +15,18 @@ from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import ChatEngine, Engine, InFlight
 from rollouts.environments.verifiers.client import EngineClient, Rollout
 from rollouts.environments.verifiers.episodes import EpisodeRun, VerifiersTasks
-from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, ErrorKind, ends_task, error_kind, is_outage
+from rollouts.episodes.errors import (
+    EnvironmentFailedError,
+    EpisodeError,
+    EpisodeFailure,
+    ErrorKind,
+    ends_task,
+    error_kind,
+    is_outage,
+)
 from rollouts.errors import as_unicode
 from rollouts.trajectory.tree import Trajectory
-from rollouts.workers.episode_worker import MOST_TRACE, EpisodeFailure, EpisodeJob, EpisodeOutcome
+from rollouts.workers.episode_worker import MOST_TRACE, EpisodeJob, EpisodeOutcome
 from rollouts.workers.protocol import JobObserver
 from rollouts.workers.worker_pool import WorkerPool
 
