@@ -88,11 +88,10 @@ def write_run(directory: Path, config: str = CONFIG, *, model: bool = True) -> P
     return path
 
 
-def changed(old: str, new: str) -> tuple[str, int]:
-    """The configuration with `new` in place of `old`, and the number of the last line of `new`, from 1."""
+def changed(old: str, new: str) -> str:
+    """The configuration with `new` in place of `old`."""
     assert CONFIG.count(old) == 1, old
-    before, _, after = CONFIG.partition(old)
-    return before + new + after, (before + new).count("\n") + 1
+    return CONFIG.replace(old, new)
 
 
 def run(*arguments: object) -> Result:

@@ -221,7 +221,7 @@ def problems_of(directory: Path, model: Path, config: str, changes: list[Change]
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_used_is_named_with_its_key_and_what_is_allowed(tmp_path: Path, model: Path, name: str) -> None:
     old, new, key, reason = REFUSED[name]
-    problems = problems_of(tmp_path, model, changed(old, new)[0], [])
+    problems = problems_of(tmp_path, model, changed(old, new), [])
     (problem,) = [one for one in problems if one.key == key]
     assert reason in problem.reason
     assert str(problem).startswith(f"{tmp_path / 'run.toml'}: {key}: ")
@@ -240,7 +240,7 @@ def test_a_sampling_option_that_the_engine_refuses_is_an_error_before_the_run(
 
 def test_every_wrong_value_is_reported_at_once_with_the_option_that_gave_it(tmp_path: Path, model: Path) -> None:
     changes = [Change(("group_size",), 0, "--samples"), Change(("limits", "max_turns"), "x", "--set")]
-    problems = problems_of(tmp_path, model, changed("seed = 3", "seed = -1")[0], changes)
+    problems = problems_of(tmp_path, model, changed("seed = 3", "seed = -1"), changes)
     origins = {problem.key: problem.origin for problem in problems}
     assert origins == {"seed": str(tmp_path / "run.toml"), "group_size": "--samples", "limits.max_turns": "--set"}
 

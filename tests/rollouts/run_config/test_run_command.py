@@ -63,9 +63,7 @@ VLLM = 'kind = "vllm"\nbase_url = "http://127.0.0.1:9"\napi_key_env = "KEY_OF_TH
 
 
 def write_image_run(directory: Path, name: str) -> Path:
-    config = changed('kind = "scripted"\ncompletions = ["4", "7"]', VLLM)[0].replace(
-        "guess_env:Guess", f"look_env:{name}"
-    )
+    config = changed('kind = "scripted"\ncompletions = ["4", "7"]', VLLM).replace("guess_env:Guess", f"look_env:{name}")
     path = write_run(directory, config)
     (directory / "look_env.py").write_text(IMAGE_ENVIRONMENT)
     return path
@@ -167,7 +165,7 @@ def test_a_server_that_does_not_respond_is_an_error_before_the_run(
 ) -> None:
     monkeypatch.setenv("KEY_OF_THE_TEST", "sk-secret")
     monkeypatch.setattr(HttpLimits, "retry_delay", lambda *_: 0.0)
-    text, _ = changed('kind = "scripted"\ncompletions = ["4", "7"]', VLLM)
+    text = changed('kind = "scripted"\ncompletions = ["4", "7"]', VLLM)
     result = run(write_run(tmp_path, text))
     assert result.exit_code == 2
     assert "run.toml: engine.base_url: " in result.stderr
