@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,6 +47,18 @@ def test_a_writer_that_was_moved_goes_on_and_leaves_what_is_at_its_old_name_alon
         out.append(2)
     assert list(read_records(moved)) == [1, 2]
     assert path.read_bytes() == other
+
+
+def test_a_flush_waits_for_the_file_and_once_for_the_directory_that_lists_a_new_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []  # whether it was a directory: no power can be cut in a test
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    for _ in range(2):
+        with RecordWriter(path) as out:
+            out.flush()
+            out.flush()
+    assert synced == [False, True, False, False, False]
 
 
 SIGBUS = """

@@ -64,6 +64,7 @@ class RecordWriter:
             self._unchecked = index.blobs  # stored before this writer; not yet checked
             self._incomplete = source.size > index.end  # whether the file may end in an incomplete record
             self._largest_size = source.size  # of the file, after an interrupted write
+            self._is_listed = index.end > 0  # whether the directory is known to have the file after a power cut
             if index.end == 0:
                 self._write([file_header()], 0)
             self._write_holder(file_header(os.getpid(), socket.gethostname()))
@@ -136,11 +137,14 @@ class RecordWriter:
         """Wait until all records are on the disk, so that they survive a crash of the machine."""
         self._check_open()
         os.fsync(self._file.fileno())
+        if not self._is_listed:
+            self._sync_directory()
 
     def link(self, path: str | os.PathLike[str]) -> None:
         """Wait as `flush`, and give the file a second name, which is new: this never replaces a file."""
         self.flush()
         os.link(self.path, path)
+        self._sync_directory()
 
     def replace(self, path: str | os.PathLike[str]) -> None:
         """Wait as `flush`, and let the file take the place of the one at `path`, with its mode; go on with it there."""
@@ -148,11 +152,7 @@ class RecordWriter:
         self.flush()
         os.replace(self.path, path)
         self.path = os.path.abspath(path)
-        directory = os.open(os.path.dirname(self.path), os.O_RDONLY)
-        try:
-            os.fsync(directory)  # otherwise a power cut could bring the replaced file back
-        finally:
-            os.close(directory)
+        self._sync_directory()  # otherwise a power cut could bring the replaced file back
 
     def close(self) -> None:
         """Close the file and release its lock. Closing twice is allowed."""
@@ -188,6 +188,14 @@ class RecordWriter:
                 yield
             finally:
                 self._appending = False
+
+    def _sync_directory(self) -> None:
+        directory = os.open(os.path.dirname(self.path), os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        self._is_listed = True
 
     def _check_open(self) -> None:
         if self._file.closed:

@@ -223,6 +223,25 @@ async def test_a_file_that_grows_is_written_anew_without_what_was_delivered(
     await journal.close()
 
 
+async def test_a_disk_that_is_full_while_the_file_is_written_anew_costs_nothing_that_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_file, "_SLACK_BYTES", 0)
+    journal = Journal.open(tmp_path / "j")
+    await journal.resume(CONFIGURATION)
+    await record(journal, range(2))
+    with monkeypatch.context() as full:
+        full.setattr(RecordWriter, "flush", lambda writer: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+        with pytest.raises(JournalError, match="it cannot be written: No space left on device"):
+            await journal.delivered("task-0")
+    assert [path.name for path in (tmp_path / "j").iterdir()] == [JOURNAL_FILE]
+    assert encode(await journal.group("task-1")) == encode(group(1, [episode(1, 0), episode(1, 1)], (1, 1)))
+    await journal.close()
+    journal = Journal.open(tmp_path / "j")
+    assert await journal.resume(CONFIGURATION) == ResumedRun(undelivered=("task-1",))
+    await journal.close()
+
+
 @pytest.mark.parametrize("fsync", [False, True])
 async def test_with_fsync_groups_and_deliveries_wait_for_the_disk_and_single_episodes_do_not(
     tmp_path: Path, fsync: bool, monkeypatch: pytest.MonkeyPatch

@@ -158,7 +158,7 @@ def test_a_file_that_is_cut_off_is_named_and_its_episodes_are_errors(renderer, t
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert store.problems()[0].startswith("the file is no longer followed")
-        with pytest.raises(RolloutsError, match="has 1 episodes"):
+        with pytest.raises(RolloutsError, match="does not have it"):
             store.episode(1)
     finally:
         store.close()
