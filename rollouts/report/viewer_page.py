@@ -16,7 +16,7 @@ from rollouts.report.figures import Collected, EpisodeFigures
 from rollouts.report.run_files import RunFiles
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view import write_html
-from rollouts.view.trainer_logprobs import TrainerTokens
+from rollouts.view.trainer_logprobs import TrainerLogprobs
 
 #: Bounds of the page, about 25 MB.
 MAX_EPISODES: Final = 500
@@ -63,8 +63,11 @@ def write_viewer_page(
 
     total = len(collected.episodes)
     title = f"{collected.title}: {len(chosen)} of {total} episodes" if len(chosen) < total else collected.title
-    compared = compared_tokens(files, {episode.episode_id for episode in chosen})
-    write_html(trajectories(), path, renderer=renderer, tools=tools, compared=compared, title=title, allow_unused=True)
+    compared = TrainerLogprobs({episode.episode_id for episode in chosen})
+    for step in files.mismatches([]):  # `collect` has named what cannot be read
+        compared.add(step)
+    trainer = compared if compared.unused else None
+    write_html(trajectories(), path, renderer=renderer, tools=tools, compared=trainer, title=title)
     return ViewerPage(path.name, places)
 
 
@@ -82,27 +85,3 @@ def choose_episodes(episodes: Sequence[EpisodeFigures], linked: Sequence[Episode
             break
         chosen[episode.number] = episode
     return [chosen[number] for number in sorted(chosen)]
-
-
-def compared_tokens(files: RunFiles, episode_ids: set[str]) -> TrainerTokens | None:
-    """The trainer's log-probabilities of these episodes in `mismatch.mmr`; None where there are none."""
-    names: list[str] = []
-    samples: list[np.ndarray] = []
-    positions: list[np.ndarray] = []
-    trainer: list[np.ndarray] = []
-    for step in files.mismatches([]):  # `collect` has named what cannot be read
-        kept = [index for index, name in enumerate(step.names) if name.rpartition("/")[0] in episode_ids]
-        if not kept:
-            continue
-        number = np.full(len(step.names), -1, np.int32)
-        number[kept] = np.arange(len(names), len(names) + len(kept))
-        names += [step.names[index] for index in kept]
-        tokens = number[step.sample] >= 0
-        samples.append(number[step.sample][tokens])
-        positions.append(step.position[tokens])
-        trainer.append(step.trainer[tokens])
-    if not names:
-        return None
-    return TrainerTokens(
-        tuple(names), np.concatenate(samples), np.concatenate(positions), np.concatenate(trainer).astype(np.float32)
-    )

@@ -21,7 +21,7 @@ from rollouts.files import errors_name, replaced_file
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.episode_data import encoded_json, episode_payload, summary
 from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
-from rollouts.view.trainer_logprobs import TrainerLogprobs, TrainerTokens
+from rollouts.view.trainer_logprobs import TrainerLogprobs
 
 if TYPE_CHECKING:
     from rollouts.training.mismatch.compared import ComparedTokens
@@ -110,11 +110,10 @@ def write_html(
     *,
     renderer: TemplateRenderer | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    compared: ComparedTokens | TrainerTokens | None = None,
+    compared: ComparedTokens | TrainerLogprobs | None = None,
     title: str = "",
     problems: Sequence[str] = (),
     image_side: int = DEFAULT_IMAGE_SIDE,
-    allow_unused: bool = False,
 ) -> int:
     """Write the episodes to one HTML file, which replaces a file of that name; return how many there are.
 
@@ -125,11 +124,15 @@ def write_html(
     their longer side. `problems` are lines that the page shows about the whole file. Memory holds one
     episode at a time, as far as `trajectories` does.
 
-    Raises `OSError`, and `RolloutsError` where `compared` has a sample that is no branch of these episodes,
-    unless `allow_unused`.
+    Raises `OSError`, and `RolloutsError` where the compared tokens of a batch are of a sample that is no
+    branch of these episodes.
     """
     path = Path(path)
-    trainer = None if compared is None else TrainerLogprobs(compared)
+    if compared is None or isinstance(compared, TrainerLogprobs):
+        trainer = compared
+    else:
+        trainer = TrainerLogprobs()
+        trainer.add(compared)
     rows: list[dict[str, Any]] = []
     with _scratch_file(path) as data:
         written: set[str] = set()
@@ -141,7 +144,7 @@ def write_html(
             payload = episode_payload(trajectory, number, renderer=renderer, tools=tools, trainer_logprobs=logprobs)
             with errors_name(path):
                 data.write(binary_block(f"episode-{number}", payload))
-        if trainer is not None and trainer.unused and not allow_unused:
+        if trainer is not None and trainer is not compared and trainer.unused:
             raise RolloutsError(
                 f"the compared tokens are of the sample {min(trainer.unused)!r}, which is no branch of the "
                 "given episodes; samples of `samples_from_trajectory` are named EPISODE/LEAF. Pass the "

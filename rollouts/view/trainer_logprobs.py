@@ -1,56 +1,52 @@
-"""The trainer's log-probabilities of an episode, of a comparison of tokens."""
+"""The trainer's log-probabilities of an episode, of comparisons of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollouts.observability.training_log import StepMismatch
 from rollouts.trajectory.tree import Trajectory
 
 if TYPE_CHECKING:
     from rollouts.training.mismatch.compared import ComparedTokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainerTokens:
-    """The n tokens of a comparison, as far as a page needs them; `ComparedTokens` has these columns, too.
+class TrainerLogprobs:
+    """The tokens of comparisons, found by the names that `samples_from_trajectory` gives to samples: EPISODE/LEAF.
 
-    `names` are those of samples; `sample` int32 (n,) is an index into them, `position` int32 (n,) a
-    position in the sample, `trainer` float32 (n,) the trainer's log-probability.
+    With `episodes` only theirs are kept. Of a sample that was compared several times the last comparison counts.
     """
 
-    names: tuple[str, ...]
-    sample: np.ndarray
-    position: np.ndarray
-    trainer: np.ndarray
-
-
-class TrainerLogprobs:
-    """The tokens of a comparison, found by the names that `samples_from_trajectory` gives to samples: EPISODE/LEAF."""
-
-    def __init__(self, compared: ComparedTokens | TrainerTokens) -> None:
-        self._compared = compared
-        self._sample_of = {name: index for index, name in enumerate(compared.names)}
+    def __init__(self, episodes: Collection[str] | None = None) -> None:
+        self._episodes = episodes
+        self._tokens: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # positions and log-probabilities
         #: The names that no episode has asked for.
-        self.unused = set(compared.names)
+        self.unused: set[str] = set()
+
+    def add(self, compared: ComparedTokens | StepMismatch) -> None:
+        order = np.argsort(compared.sample, kind="stable")
+        bounds = np.searchsorted(compared.sample[order], np.arange(len(compared.names) + 1))
+        for index, name in enumerate(compared.names):
+            if self._episodes is None or name.rpartition("/")[0] in self._episodes:
+                tokens = order[bounds[index] : bounds[index + 1]]
+                self._tokens[name] = compared.position[tokens], compared.trainer[tokens]
+                self.unused.add(name)
 
     def of(self, trajectory: Trajectory) -> Mapping[int, np.ndarray]:
         """float32 (tokens of the node,) by node, NaN where the trainer's log-probability is not known."""
         by_node: dict[int, np.ndarray] = {}
         for leaf in trajectory.leaves():
-            sample = self._sample_of.get(f"{trajectory.episode_id}/{leaf}")
-            if sample is None:
-                continue
-            self.unused.discard(self._compared.names[sample])
-            chosen = self._compared.sample == sample
-            self._add(by_node, trajectory, leaf, self._compared.position[chosen], self._compared.trainer[chosen])
+            name = f"{trajectory.episode_id}/{leaf}"
+            if name in self._tokens:
+                self.unused.discard(name)
+                self._add(by_node, trajectory, leaf, *self._tokens[name])
         return by_node
 
+    @staticmethod
     def _add(
-        self,
         by_node: dict[int, np.ndarray],
         trajectory: Trajectory,
         leaf: int,
