@@ -1,13 +1,15 @@
-"""Arrays and tensors inline in msgpack, as dicts inside its dicts and lists, for peers that read plain msgpack.
+"""Arrays and tensors inline in msgpack, as dicts inside its dicts and lists, for peers that read plain
+msgpack.
 
     {"__torch_tensor__": True, "dtype": "float32", "shape": [2, 3], "data": b"..."}
     {"__ndarray__": True, "dtype": "float32", "shape": [2, 3], "data": b"..."}
 
-`dtype` is numpy's name of the dtype ("float32", ">i2", "datetime64[ns]"), or torch's for those that numpy does not have
-("bfloat16"); `data` are the elements in C order. verifiers writes the first form for arrays and for tensors
-(https://github.com/PrimeIntellect-ai/verifiers, `verifiers/utils/serve_utils.py`); for a peer that reads only this
-form, pass arrays as `RawTensor(str(array.dtype), array.shape, array_bytes)`. A dict is such a payload if it has exactly
-these four keys, the tag is `True`, `dtype` a str, `shape` a list or tuple of ints and `data` bytes.
+`dtype` is numpy's name of the dtype ("float32", ">i2", "datetime64[ns]"), or torch's for those that numpy
+does not have ("bfloat16"); `data` are the elements in C order. verifiers writes the first form for arrays and
+for tensors (https://github.com/PrimeIntellect-ai/verifiers, `verifiers/utils/serve_utils.py`); for a peer
+that reads only this form, pass arrays as `RawTensor(str(array.dtype), array.shape, array_bytes)`. A dict is
+such a payload if it has exactly these four keys, the tag is `True`, `dtype` a str, `shape` a list or tuple of
+ints and `data` bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ ARRAY_TAG: Final = "__ndarray__"
 COLUMNS: Final = ("mm_hashes", "mm_placeholders", "mm_items")  # of multi-modal data
 _MAX_DEPTH: Final = 100
 
-# The forms of str(dtype): a name ("bool", "float32", "float128"), a time with a unit in brackets, or dtype.str itself.
+# The forms of str(dtype): a name ("bool", "float32", "float128"), a time with a unit in brackets, or
+# dtype.str itself.
 _NAMES: Final = re.compile(r"(?:bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)|complex(?:64|128|192|256))")
 _TIMES: Final = re.compile(r"(datetime|timedelta)64(\[\d{0,9}[a-zA-Zμ]{1,7}\])?")
 
@@ -46,8 +49,8 @@ _TIMES: Final = re.compile(r"(datetime|timedelta)64(\[\d{0,9}[a-zA-Zμ]{1,7}\])?
 def encode_tensor_payload(obj: Any) -> dict[str, object]:
     """A torch tensor or `RawTensor` as a `__torch_tensor__` payload, a numpy array as an `__ndarray__` one.
 
-    The elements are copied. Raises `EncodeError` for other values and for dtypes without a name (structured dtypes,
-    Python objects).
+    The elements are copied. Raises `EncodeError` for other values and for dtypes without a name (structured
+    dtypes, Python objects).
     """
     if is_tensor(obj):
         name, shape, data = tensor_parts(obj)
@@ -61,10 +64,10 @@ def encode_tensor_payload(obj: Any) -> dict[str, object]:
 def decode_tensor_payload(payload: Any, to_torch: bool = False) -> Any:
     """The array or tensor of a payload; any other value, such as one decoded already, is returned unchanged.
 
-    Both kinds of payload give a read-only array that shares the payload's bytes; a `__torch_tensor__` payload with a
-    dtype that numpy does not have gives a `RawTensor`. With `to_torch` a `__torch_tensor__` payload gives a tensor with
-    a copy of the data, or a `RawTensor` if torch is not installed. Raises `MalformedError` for a payload whose dtype is
-    unknown or whose data does not fit its shape.
+    Both kinds of payload give a read-only array that shares the payload's bytes; a `__torch_tensor__` payload
+    with a dtype that numpy does not have gives a `RawTensor`. With `to_torch` a `__torch_tensor__` payload
+    gives a tensor with a copy of the data, or a `RawTensor` if torch is not installed. Raises
+    `MalformedError` for a payload whose dtype is unknown or whose data does not fit its shape.
     """
     if not _is_payload(payload):
         return payload
@@ -82,12 +85,12 @@ def decode_tensor_payload(payload: Any, to_torch: bool = False) -> Any:
 
 
 def walk_encode_tensors(tree: Any) -> Any:
-    """`tree` with a payload for each array and tensor, ready for msgpack; `walk_decode_tensors` is the inverse.
+    """`tree` with a payload for each array and tensor, for msgpack; `walk_decode_tensors` is the inverse.
 
-    Dicts, lists and tuples are copied (msgpack makes lists of tuples). numpy's booleans, integers, floats of at most 64
-    bits, str and bytes become Python's, and `MultiModalData` a dict of its three columns. Raises `EncodeError` for
-    arrays as above, for other numpy scalars, for a dict that has the tag of a payload among its keys, and for trees
-    more than 100 deep, such as one that contains itself.
+    Dicts, lists and tuples are copied (msgpack makes lists of tuples). numpy's booleans, integers, floats of
+    at most 64 bits, str and bytes become Python's, and `MultiModalData` a dict of its three columns. Raises
+    `EncodeError` for arrays as above, for other numpy scalars, for a dict that has the tag of a payload among
+    its keys, and for trees more than 100 deep, such as one that contains itself.
     """
     return _encoded(tree, _MAX_DEPTH)
 
@@ -95,8 +98,8 @@ def walk_encode_tensors(tree: Any) -> Any:
 def walk_decode_tensors(tree: Any, *, to_torch: bool = False) -> Any:
     """`tree` with every payload decoded as by `decode_tensor_payload`.
 
-    Copies dicts, lists and tuples, and shares all other values with `tree`. Raises as `decode_tensor_payload` does, and
-    `MalformedError` for trees more than 100 deep.
+    Copies dicts, lists and tuples, and shares all other values with `tree`. Raises as `decode_tensor_payload`
+    does, and `MalformedError` for trees more than 100 deep.
     """
     return _decoded(tree, to_torch, _MAX_DEPTH)
 

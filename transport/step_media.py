@@ -1,13 +1,14 @@
 """Step lists that hold each medium once: repeated media are removed from them, and restored.
 
-In a step list each step holds all media of its prompt, so N steps hold N(N+1)/2 images, and each of them again on the
-response: in `step["tokens"]["multi_modal_data"]` and in `step["response"].message.tokens.multi_modal_data`. Steps and
-the containers on these paths are dicts or objects with attributes.
+In a step list each step holds all media of its prompt, so N steps hold N(N+1)/2 images, and each of them
+again on the response: in `step["tokens"]["multi_modal_data"]` and in
+`step["response"].message.tokens.multi_modal_data`. Steps and the containers on these paths are dicts or
+objects with attributes.
 
-A step follows an earlier step if its prompt begins with the prompt and completion of the earlier step, token by
-token. An item that both have at the same tokens is removed from the later step. All other items are kept: a step with
-a rewritten history, the first step of another agent and a sibling keep their media, even if another step has equal
-media.
+A step follows an earlier step if its prompt begins with the prompt and completion of the earlier step, token
+by token. An item that both have at the same tokens is removed from the later step. All other items are kept:
+a step with a rewritten history, the first step of another agent and a sibling keep their media, even if
+another step has equal media.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class _Row(NamedTuple):
 
 
 _Table: TypeAlias = dict[str, list[_Row]]  # by modality
-#: By modality and row: None for an item that was kept, else the step that has it (None: the step itself), the position
-#: in `_PATHS` of the place where it has it, and the row there.
+#: By modality and row: None for an item that was kept, else the step that has it (None: the step itself), the
+#: position in `_PATHS` of the place where it has it, and the row there.
 _References: TypeAlias = dict[str, list[list[int | None] | None]]
 
 
@@ -83,15 +84,15 @@ class _Step:
 def drop_intermediate_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
     """The steps, with each media item only at the step that introduced it.
 
-    Multi-modal data are `MultiModalData`, or a dict of `mm_hashes`, `mm_placeholders` and `mm_items`, each a dict from
-    modality to a list, the lists parallel; placeholders have `offset` and `length` in tokens of the prompt. An item is
-    removed from a step, in all three columns, if the step that it follows has an item with an equal hash and equal data
-    at the same tokens. It is removed from the response if the step's own `tokens` have it. Steps without token ids
-    follow no other step.
+    Multi-modal data are `MultiModalData`, or a dict of `mm_hashes`, `mm_placeholders` and `mm_items`, each a
+    dict from modality to a list, the lists parallel; placeholders have `offset` and `length` in tokens of the
+    prompt. An item is removed from a step, in all three columns, if the step that it follows has an item with
+    an equal hash and equal data at the same tokens. It is removed from the response if the step's own
+    `tokens` have it. Steps without token ids follow no other step.
 
-    The steps given are not changed; those that lose nothing are returned as they are. Shortened data are a dict of the
-    three columns with the additional key `multi_modal_lineage`. Pass the whole result, in this order, to
-    `restore_multi_modal_data`. Raises `TransportError`.
+    The steps given are not changed; those that lose nothing are returned as they are. Shortened data are a
+    dict of the three columns with the additional key `multi_modal_lineage`. Pass the whole result, in this
+    order, to `restore_multi_modal_data`. Raises `TransportError`.
     """
     read = [_Step.read(number, step) for number, step in enumerate(steps)]
     shortened = []
@@ -116,8 +117,8 @@ def drop_intermediate_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
 def restore_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
     """The steps that were passed to `drop_intermediate_multi_modal_data`, with all media in their order.
 
-    Removed items become the objects of the step that kept them, not copies. The steps given are not changed. Raises
-    `TransportError` if the list is not the returned list: steps were removed, reordered or edited.
+    Removed items become the objects of the step that kept them, not copies. The steps given are not changed.
+    Raises `TransportError` if the list is not the returned list: steps were removed, reordered or edited.
     """
     restored: list[Any] = []
     read: list[_Step] = []

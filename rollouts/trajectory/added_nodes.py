@@ -72,9 +72,10 @@ def prompt_node(
     num_path_messages: int | None,
     extras: Mapping[str, np.ndarray],
 ) -> TokenNode:
-    """The node of a prompt's tokens from `start` on: `ids`, read-only int32 (n,). `extras` have one row for each.
+    """The node of a prompt's tokens from `start` on: read-only int32 `ids` (n,).
 
-    `references` are all media of the prompt. For `messages` and `num_path_messages` see `_new_messages`.
+    `extras` have one row for each. `references` are all media of the prompt. For `messages` and
+    `num_path_messages` see `_new_messages`.
     """
     media = [one.shifted(-start) for one in references if one.placeholder.offset >= start] if references else []
     new_messages = _new_messages(prompt, start, messages, num_path_messages)
@@ -113,8 +114,8 @@ def _new_messages(
 ) -> Sequence[Message]:
     """The messages of a prompt that the path up to token `start` does not hold yet.
 
-    A message without tokens belongs to the message after it. Whether the path holds a message that begins before
-    `start` and ends after it depends on `num_path_messages`:
+    A message without tokens belongs to the message after it. Whether the path holds a message that begins
+    before `start` and ends after it depends on `num_path_messages`:
 
     - None: the path ends with a completion. It holds that message, and the new tokens close it.
     - More than the index of that message: the path ends with a prompt of so many messages, and holds it.
@@ -191,13 +192,13 @@ class ReportedExtras(NamedTuple):
 def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> ReportedExtras:
     """The arrays for the prompt's tokens from `start` on, and for the tokens of its completion.
 
-    `routed_experts` (n, layers, experts a token): a row names the experts of the pass that *predicted* its token, which
-    read the token before it. So a row depends only on the tokens before its token, every sampled token has a row as
-    soon as it is sampled, and the rows from a root to a leaf, without the first row, belong to the inputs of a forward
-    pass over all tokens but the last. The first token of a prompt is not predicted: its row is zeros.
-    `sampling_mask` int32 (n, longest): the ids that a token was sampled from, then -1. `top_ids` int32 (n, k) and
-    `top_logprobs` float32 (n, k): the arrays of `Completion.top_logprobs`. Raises `TrajectoryError` where counts do
-    not agree.
+    `routed_experts` (n, layers, experts a token): a row names the experts of the pass that *predicted* its
+    token, which read the token before it. So a row depends only on the tokens before its token, every sampled
+    token has a row as soon as it is sampled, and the rows from a root to a leaf, without the first row,
+    belong to the inputs of a forward pass over all tokens but the last. The first token of a prompt is not
+    predicted: its row is zeros. `sampling_mask` int32 (n, longest): the ids that a token was sampled from,
+    then -1. `top_ids` int32 (n, k) and `top_logprobs` float32 (n, k): the arrays of
+    `Completion.top_logprobs`. Raises `TrajectoryError` where counts do not agree.
     """
     end = prompt_tokens + len(completion.token_ids)
     error = _reported_error(completion, end)

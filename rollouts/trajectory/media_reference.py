@@ -16,7 +16,7 @@ from transport import wire_type
 @wire_type("rollouts.MediaReference")
 @dataclass(frozen=True, slots=True)
 class MediaReference:
-    """An image, a video or a sound: the hash of its pixels or features, its source, and the range of its tokens.
+    """An image, video or sound: the hash of its pixels or features, its source, the range of its tokens.
 
     `placeholder` counts tokens from the start of the node that holds the reference.
     """
@@ -34,7 +34,8 @@ class MediaReference:
     def derive(self, processors: Mapping[Modality, MediaProcessor]) -> MediaItem:
         """Compute the pixels or features again from the source, with a renderer's `processors`.
 
-        Raises `PixelMismatchError` unless they have the `mm_hash` of those that the sampler saw, and `RolloutsError`.
+        Raises `PixelMismatchError` unless they have the `mm_hash` of those that the sampler saw, and
+        `RolloutsError`.
         """
         item = processor_for(processors, self.modality).process(self.source)
         if item.mm_hash != self.mm_hash:
@@ -48,7 +49,8 @@ M = TypeVar("M", bound=MediaItem | MediaReference)
 class MediaOfParts(Generic[M]):
     """The media of a prompt in its order, taken for one media part after the other.
 
-    A template may print the images of a message before its videos, so that a part has the next medium of its own type.
+    A template may print the images of a message before its videos, so that a part has the next medium of its
+    own type.
     """
 
     def __init__(self, media: Iterable[M]) -> None:

@@ -6,8 +6,8 @@
     packed = decode_frames(message)
     samples_from_trajectory(packed.episodes[0], advantage=1.0, processors=packed.processors())
 
-`source` is the smallest form and the default: an encoded image is a tenth of its pixels. The receiver computes the
-pixels again with its own processors, and pixels with another `mm_hash` are an error.
+`source` is the smallest form and the default: an encoded image is a tenth of its pixels. The receiver
+computes the pixels again with its own processors, and pixels with another `mm_hash` are an error.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ class PackedEpisodes:
     items: dict[str, MediaSource] = field(default_factory=dict)
 
     def processors(self, own: Processors | None = None) -> Processors:
-        """The processors that turn the references of these episodes into items, for `samples_from_trajectory`.
+        """The processors that make items of the references of these episodes, for `samples_from_trajectory`.
 
-        With `source` they are `own`, the receiver's `renderer.processors`, if these compute the pixels that the sampler
-        saw; otherwise raises `PixelMismatchError`, which names both fingerprints. In the array forms they return the
-        pixels that were sent. With `none`, raises `RolloutsError` if the episodes have media.
+        With `source` they are `own`, the receiver's `renderer.processors`, if these compute the pixels that
+        the sampler saw; otherwise raises `PixelMismatchError`, which names both fingerprints. In the array
+        forms they return the pixels that were sent. With `none`, raises `RolloutsError` if the episodes have
+        media.
         """
         check_choice("pixels", self.pixels, PixelForm)
         if self.pixels == "none":
@@ -120,8 +121,8 @@ def pack_episodes(
 ) -> PackedEpisodes:
     """The episodes with their media in one form. The episodes themselves are not changed.
 
-    The array forms need the sender's `processors`; their caches usually still hold the pixels. Raises `RolloutsError`,
-    `PixelMismatchError` if `processors` compute other pixels than the sampler saw, and
+    The array forms need the sender's `processors`; their caches usually still hold the pixels. Raises
+    `RolloutsError`, `PixelMismatchError` if `processors` compute other pixels than the sampler saw, and
     `ArgumentError` for anything but a sequence of trajectories.
     """
     if not isinstance(episodes, Sequence) or not all(isinstance(one, Trajectory) for one in episodes):

@@ -29,11 +29,11 @@ _NUMPY_NAMES: Final = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD"
 def plain(value: Any) -> Any:
     """`value` as lists, dicts, text, numbers, booleans and None.
 
-    A key that is not text becomes text (a dict in which two keys would become equal becomes a list of pairs). A float
-    that is not finite becomes null, an array or tensor {"dtype", "shape", "data"} with its elements in C order in one
-    list, bytes {"base64"} (also the elements of dtypes that numpy lacks, except bfloat16), a complex number {"real",
-    "imag"}, a source {"digest"}, a dataclass a dict. Dates and times become text. Raises
-    `RolloutsError` for anything else.
+    A key that is not text becomes text (a dict in which two keys would become equal becomes a list of pairs).
+    A float that is not finite becomes null, an array or tensor {"dtype", "shape", "data"} with its elements
+    in C order in one list, bytes {"base64"} (also the elements of dtypes that numpy lacks, except bfloat16),
+    a complex number {"real", "imag"}, a source {"digest"}, a dataclass a dict. Dates and times become text.
+    Raises `RolloutsError` for anything else.
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)

@@ -20,9 +20,9 @@ def longest_prefixes(
 ) -> tuple[list[int], int]:
     """The deepest nodes whose whole path is a prefix of the prompt, and the length of their paths.
 
-    `prompt` is int32 (n,), `references` are its media. Where the path to `after` is such a prefix, only `after` and the
-    nodes below it are considered. The nodes are in order of creation; -1, which is before all roots, is the first of
-    those without tokens.
+    `prompt` is int32 (n,), `references` are its media. Where the path to `after` is such a prefix, only
+    `after` and the nodes below it are considered. The nodes are in order of creation; -1, which is before all
+    roots, is the first of those without tokens.
     """
     tokens = prompt.tobytes()  # compared as bytes, because numpy takes ten times as long for few tokens
     ends = {-1: 0}  # of the paths that are prefixes

@@ -17,10 +17,10 @@ from transport import wire_type
 @wire_type("rollouts.Provenance")
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """`model` and `engine` are names; `template` is the sha256 of the chat template's source, empty where there is
-    none; `processors` maps a modality to its processor's fingerprint, `packages` a distribution to its version.
-    `teacher_versions` are those of the weights that gave the scores in the nodes (`with_scores`), several where they
-    changed between the leaves.
+    """`model` and `engine` are names; `template` is the sha256 of the chat template's source, empty where
+    there is none; `processors` maps a modality to its processor's fingerprint, `packages` a distribution to
+    its version. `teacher_versions` are those of the weights that gave the scores in the nodes
+    (`with_scores`), several where they changed between the leaves.
     """
 
     model: str = ""

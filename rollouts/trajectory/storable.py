@@ -17,7 +17,7 @@ _IMMUTABLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 def plain_copy(value: Any) -> Any:
-    """Dicts, lists, tuples, sets, numpy arrays, tensors, buffers and wire types, nested in each other, are copied.
+    """Dicts, lists, tuples, sets, arrays, tensors, buffers and wire types, nested in each other, are copied.
 
     Anything else is shared. Raises `RecursionError` for a value that contains itself.
     """

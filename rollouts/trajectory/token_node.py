@@ -39,14 +39,15 @@ TOP_IDS, TOP_LOGPROBS = "top_ids", "top_logprobs"
 class TokenNode:
     """Tokens that were added together: the new tokens of a prompt, or a completion.
 
-    `token_ids` int32 (n,) and `sampled` bool (n,) are parallel. `logprobs` is float32 with one value per *sampled*
-    token, in order; `weight_spans` count sampled tokens likewise. `parent` is the index of the previous node, -1 at a
-    root. `content` is bool (n,), True on message bodies, or None if unknown. `messages` are the messages that begin in
-    this node, with `MediaSource`s for their media. `media` are in prompt order. `extras` are further arrays with one
-    row per token, by name (`routed_experts`, `sampling_mask`, `top_ids` and `top_logprobs`, `advantages`).
+    `token_ids` int32 (n,) and `sampled` bool (n,) are parallel. `logprobs` is float32 with one value per
+    *sampled* token, in order; `weight_spans` count sampled tokens likewise. `parent` is the index of the
+    previous node, -1 at a root. `content` is bool (n,), True on message bodies, or None if unknown.
+    `messages` are the messages that begin in this node, with `MediaSource`s for their media. `media` are in
+    prompt order. `extras` are further arrays with one row per token, by name (`routed_experts`,
+    `sampling_mask`, `top_ids` and `top_logprobs`, `advantages`).
 
-    Raises `TrajectoryError` for values of another type, shape or length, also when decoded. `Trajectory` and its
-    `add_turn` check that token ids and log-probabilities are in range.
+    Raises `TrajectoryError` for values of another type, shape or length, also when decoded. `Trajectory` and
+    its `add_turn` check that token ids and log-probabilities are in range.
     """
 
     parent: int
@@ -171,7 +172,8 @@ _HIGHEST_BYTES: Final = slice(3 if sys.byteorder == "little" else 0, None, 4)
 def token_array(values: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
     """Token ids as a new read-only int32 (n,). Raises `TrajectoryError` for values that are not token ids."""
     if type(values) is list:
-        # The prompt of a turn: packed in a seventh of numpy's time, and without giving up the interpreter's lock.
+        # The prompt of a turn: packed in a seventh of numpy's time, and without giving up the interpreter's
+        # lock.
         with suppress(struct.error):
             packed = struct.pack(f"{len(values)}i", *values)
             if packed[_HIGHEST_BYTES].isascii():  # none is negative: the first bit of its highest byte would be set

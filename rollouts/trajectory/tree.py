@@ -1,10 +1,11 @@
 """The record of an episode, exactly as the engine saw it: a tree of token nodes.
 
-A node holds the new tokens of a prompt, or a completion. The nodes from a root to a leaf, concatenated, are what the
-engine received and what it sampled. A turn attaches to the longest path that is a prefix of its prompt, token by token
-and medium by medium (two images of one size have the same placeholder tokens). Where no path ends at a completion that
-the prompt extends, the tree forks. So a shared prefix is stored once, and a medium is stored on the node that
-introduced it. Branches, compacted histories and sub-agents need no further rules.
+A node holds the new tokens of a prompt, or a completion. The nodes from a root to a leaf, concatenated, are
+what the engine received and what it sampled. A turn attaches to the longest path that is a prefix of its
+prompt, token by token and medium by medium (two images of one size have the same placeholder tokens). Where
+no path ends at a completion that the prompt extends, the tree forks. So a shared prefix is stored once, and a
+medium is stored on the node that introduced it. Branches, compacted histories and sub-agents need no further
+rules.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ _FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 class Trajectory:
     """One episode. It grows through `add_turn` until `finish`; `reward` is the sum over turns.
 
-    `metrics` are numbers of the whole episode, `error` says why it failed, `truncation_reason` which limit ended a
-    truncated one, empty where that is not known. `started_at` is in seconds since the
-    epoch, `seconds` is its duration, `provenance` the versions of what made it. Raises `TrajectoryError` for
-    values of another type, for a node before its parent, and for a turn without its node, also when decoded.
+    `metrics` are numbers of the whole episode, `error` says why it failed, `truncation_reason` which limit
+    ended a truncated one, empty where that is not known. `started_at` is in seconds since the epoch,
+    `seconds` is its duration, `provenance` the versions of what made it. Raises `TrajectoryError` for values
+    of another type, for a node before its parent, and for a turn without its node, also when decoded.
     """
 
     episode_id: str
@@ -131,7 +132,8 @@ class Trajectory:
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        # Short, because `asyncio.run` computes the repr of what its task returned: a list of trajectories, perhaps.
+        # Short, because `asyncio.run` computes the repr of what its task returned: a list of trajectories,
+        # perhaps.
         state = self.error or ("done" if self.done else "truncated" if self.truncated else "not done")
         return f"<Trajectory {self.episode_id:.80}: {len(self.turns)} turns, {state:.80}>"
 
@@ -151,17 +153,18 @@ class Trajectory:
     ) -> int:
         """Attach a prompt and its completion; return the index of the completion's node.
 
-        `message` is the parsed completion. `messages` are the messages that the prompt's message indices refer to; for
-        a bridge these are the new messages. `extras` are arrays with one row for each sampled token, in addition to
-        those of a completion that has experts, masks or likeliest tokens (`reported_extras`). Arrays and messages
-        are copied. `after` is the node of the completion that the prompt continues, where the caller knows it: of
-        several completions with the same tokens, the turn attaches to that one. It is of no effect where the path to
-        that node is not a prefix of the prompt, as after a bridge that was refused.
+        `message` is the parsed completion. `messages` are the messages that the prompt's message indices
+        refer to; for a bridge these are the new messages. `extras` are arrays with one row for each sampled
+        token, in addition to those of a completion that has experts, masks or likeliest tokens
+        (`reported_extras`). Arrays and messages are copied. `after` is the node of the completion that the
+        prompt continues, where the caller knows it: of several completions with the same tokens, the turn
+        attaches to that one. It is of no effect where the path to that node is not a prefix of the prompt, as
+        after a bridge that was refused.
 
-        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and `TrajectoryError` where
-        token ids are invalid, log-probabilities are missing, not finite or positive, lengths do not agree, ranges lie
-        outside, an extra is given twice, or something cannot be stored (the error names its place). After an error the
-        trajectory is unchanged.
+        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and
+        `TrajectoryError` where token ids are invalid, log-probabilities are missing, not finite or positive,
+        lengths do not agree, ranges lie outside, an extra is given twice, or something cannot be stored (the
+        error names its place). After an error the trajectory is unchanged.
         """
         nodes, turns = self._growing()
         if after is not None and not 0 <= after < len(nodes):
@@ -198,14 +201,14 @@ class Trajectory:
         agent: str = "",
         after: int | None = None,
     ) -> int:
-        """Attach a turn of which the messages are known and no tokens; return the index of the completion's node.
+        """Attach a turn of which messages are known and no tokens; return the index of the completion's node.
 
-        A chat endpoint gives such turns. Their nodes have no tokens: `has_tokens` is False, and no training sample is
-        made of them. `messages` are all of a conversation, or the new ones after the turn whose node is `after`; their
-        media are `MediaSource`s. Messages are copied.
+        A chat endpoint gives such turns. Their nodes have no tokens: `has_tokens` is False, and no training
+        sample is made of them. `messages` are all of a conversation, or the new ones after the turn whose
+        node is `after`; their media are `MediaSource`s. Messages are copied.
 
-        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and `TrajectoryError` for
-        what cannot be stored. After an error the trajectory is unchanged.
+        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and
+        `TrajectoryError` for what cannot be stored. After an error the trajectory is unchanged.
         """
         nodes, _ = self._growing()
         parent = -1 if after is None else after
@@ -252,11 +255,11 @@ class Trajectory:
             self.forks += 1
 
     def record_reward(self, reward: float, info: Mapping[str, Any], *, turn: int | None = None) -> None:
-        """Set the reward and the info of the turn with index `turn`, in place of earlier ones; `info` is copied.
+        """Set the reward and the info of the turn with index `turn`, in place of earlier ones.
 
-        Without `turn` they are those of the last turn. Raises `TrajectoryFinishedError`, and `TrajectoryError` if
-        there is no such turn, `reward` is not a finite number, or `info` is not a mapping that can be stored; the error
-        names the place in it.
+        `info` is copied. Without `turn` they are those of the last turn. Raises `TrajectoryFinishedError`,
+        and `TrajectoryError` if there is no such turn, `reward` is not a finite number, or `info` is not a
+        mapping that can be stored; the error names the place in it.
         """
         _, turns = self._growing()
         index = len(turns) - 1 if turn is None else whole_number(turn)
@@ -360,10 +363,10 @@ class Trajectory:
         return np.concatenate(columns)
 
     def top_logprobs(self, leaf: int) -> TopLogprobs | None:
-        """The likeliest tokens, root to `leaf`: one row for each token, without a prediction where none was recorded.
+        """The likeliest tokens, root to `leaf`, a row a token; without a prediction where none was recorded.
 
-        Those of prompts are not recorded. Where turns recorded different numbers of them, each row has the smallest
-        number: the k likeliest are the first k of more. None where no node of the path has any.
+        Those of prompts are not recorded. Where turns recorded different numbers of them, each row has the
+        smallest number: the k likeliest are the first k of more. None where no node of the path has any.
         """
         nodes = [self.nodes[index] for index in self.path(leaf)]
         k = min((node.extras[TOP_IDS].shape[1] for node in nodes if TOP_IDS in node.extras), default=None)
@@ -389,7 +392,8 @@ class Trajectory:
     def multi_modal_data(self, leaf: int, processors: Mapping[Modality, MediaProcessor]) -> MultiModalData:
         """The media of `media(leaf)` with their pixels, computed again by a renderer's `processors`.
 
-        Raises `PixelMismatchError` if the result differs from the pixels that the sampler saw, `RolloutsError`.
+        Raises `PixelMismatchError` if the result differs from the pixels that the sampler saw,
+        `RolloutsError`.
         """
         return MultiModalData.from_items(
             (reference.derive(processors), reference.placeholder) for reference in self.media(leaf)
@@ -428,9 +432,9 @@ class Trajectory:
     def media_counts(self) -> dict[str, int]:
         """The numbers `images` (videos too), `sounds`, `distinct_images` and `distinct_sounds`.
 
-        The first two count what the nodes show: a medium counts for each node that introduced it, so that one of a
-        prompt that was stored again after a fork counts again, as its tokens do. `distinct_` counts sources of
-        different bytes, once as an image and once as a video where they are shown as both.
+        The first two count what the nodes show: a medium counts for each node that introduced it, so that one
+        of a prompt that was stored again after a fork counts again, as its tokens do. `distinct_` counts
+        sources of different bytes, once as an image and once as a video where they are shown as both.
         """
         shown = [(reference.modality, reference.source.digest) for reference in self.all_media()]
         distinct = media_counts(modality for modality, _ in set(shown))
@@ -442,10 +446,11 @@ class Trajectory:
     def _longest_prefix(
         self, prompt: np.ndarray, references: Sequence[MediaReference], agent: str, after: int | None
     ) -> tuple[int, int]:
-        """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length.
+        """(node, tokens): the deepest node whose path is a prefix of the prompt, and that path's length.
 
-        Where the path to `after` is such a prefix, only `after` and the nodes below it are considered. Of completions
-        with the same tokens, it is the last one of `agent`, or the first one where none is the agent's.
+        Where the path to `after` is such a prefix, only `after` and the nodes below it are considered. Of
+        completions with the same tokens, it is the last one of `agent`, or the first one where none is the
+        agent's.
         """
         nodes, length = longest_prefixes(self.nodes, prompt, references, after)
         if len(nodes) == 1:
@@ -457,8 +462,8 @@ class Trajectory:
 def _range_error(nodes: Sequence[TokenNode]) -> str | None:
     """The first token id or log-probability that is out of range.
 
-    The arrays of all nodes are checked together: numpy takes as long for one short array as for forty. An array of
-    several nodes is taken once, so that no more memory is used than the arrays themselves use.
+    The arrays of all nodes are checked together: numpy takes as long for one short array as for forty. An
+    array of several nodes is taken once, so that no more memory is used than the arrays themselves use.
     """
     ids = {id(node.token_ids): node.token_ids for node in nodes}
     logprobs = {id(node.logprobs): node.logprobs for node in nodes}

@@ -18,8 +18,9 @@ from transport.errors import quoted
 class Turn:
     """One model call: the node of its completion, how it ended, and the reward and info from the environment.
 
-    `seconds` is how long the engine took. `agent` names which agent of the episode took the turn: "" is the one that
-    plays the episode's environment. Raises `TrajectoryError` for values of another type, also when decoded.
+    `seconds` is how long the engine took. `agent` names which agent of the episode took the turn: "" is the
+    one that plays the episode's environment. Raises `TrajectoryError` for values of another type, also when
+    decoded.
     """
 
     node: int

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
-# The forms of `dtype.str` for plain element types. np.dtype() accepts many more ("O", "f4,f4", "(9,9)f4"), which a
-# message must not use.
+# The forms of `dtype.str` for plain element types. np.dtype() accepts many more ("O", "f4,f4", "(9,9)f4"),
+# which a message must not use.
 _DTYPE = re.compile(r"[<>|](?:[biufcSUV][1-9]\d{0,8}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]{1,7}\])?)")
 
 # Most arrays are vectors of these dtypes; a message holds the position in this tuple. Only append.
 COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
 _COMMON_CODES = {dtype: code for code, dtype in enumerate(COMMON_DTYPES)}
-# Nearly every array of such a dtype has this dtype object; hashing a dtype takes ten times as long as its id().
+# Nearly every array of such a dtype has this dtype object; hashing a dtype takes ten times as long as its
+# id().
 _COMMON_IDS = {id(dtype): code for code, dtype in enumerate(COMMON_DTYPES)}
 
 TENSOR_ITEM_BYTES = {
@@ -44,10 +45,10 @@ TENSOR_ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawTensor:
-    """A decoded torch tensor on a machine without torch or without its dtype: torch's dtype name, shape, raw bytes.
+    """A decoded tensor on a machine without torch or without its dtype: torch's dtype name, shape, bytes.
 
-    `data` is a read-only uint8 array of `prod(shape) * item size` bytes, in C order. A `RawTensor` is encoded as the
-    tensor, so that a process which only forwards messages needs no torch.
+    `data` is a read-only uint8 array of `prod(shape) * item size` bytes, in C order. A `RawTensor` is encoded
+    as the tensor, so that a process which only forwards messages needs no torch.
     """
 
     dtype: str
@@ -77,8 +78,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     if dtype.hasobject:
         reason = f"dtype {dtype} holds Python objects"
         raise EncodeError("value", reason, "Convert it to a numeric dtype, or send a list with .tolist().")
-    # The name of every third-party element type (ml_dtypes.bfloat16) and of structured ones is '<V2': they would come
-    # back as plain bytes.
+    # The name of every third-party element type (ml_dtypes.bfloat16) and of structured ones is '<V2': they
+    # would come back as plain bytes.
     if not _DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
         cure = "Send array.view(numpy.uint8) beside its name, or one array per field."
         raise EncodeError("value", f"dtype {dtype} has no name on the wire", cure)
@@ -168,8 +169,8 @@ def build_array(name: object, shape: object, data: bytes | memoryview) -> npt.ND
 def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch.Tensor | RawTensor:
     """A tensor where torch is installed, else a `RawTensor`.
 
-    The tensor has a copy of the data: torch has no read-only tensors, and an in-place operation on a view would change
-    the received bytes or, on a mapped file, end the process.
+    The tensor has a copy of the data: torch has no read-only tensors, and an in-place operation on a view
+    would change the received bytes or, on a mapped file, end the process.
     """
     raw_tensor = build_raw_tensor(name, shape, data)
     try:

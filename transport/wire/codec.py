@@ -18,19 +18,21 @@ from transport.wire.wire_format import Buffer
 def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) -> list[Buffer]:
     """`obj` as a header frame and one frame per media source and per array or tensor of more than 1024 bytes.
 
-    Supported: None, bool, int, float, str, bytes, dates, times, datetimes, timedeltas, fixed time zones, list, tuple,
-    set and frozenset of plain values, dict with plain keys, numpy arrays and scalars of every dtype without Python
-    objects and fields, torch tensors, `MediaSource`, and dataclasses, named tuples and enums
-    registered with `wire_type`; nested up to 1000 deep, without cycles. bytearray and memoryview come back as bytes.
-    Exact types only: a subclass of str or dict is an `EncodeError`; it is not sent as a str or dict.
+    Supported: None, bool, int, float, str, bytes, dates, times, datetimes, timedeltas, fixed time zones,
+    list, tuple, set and frozenset of plain values, dict with plain keys, numpy arrays and scalars of every
+    dtype without Python objects and fields, torch tensors, `MediaSource`, and dataclasses, named tuples and
+    enums registered with `wire_type`; nested up to 1000 deep, without cycles. bytearray and memoryview come
+    back as bytes. Exact types only: a subclass of str or dict is an `EncodeError`; it is not sent as a str or
+    dict.
 
-    A frame of a C-contiguous array shares the array's memory, so send it before changing the array; other layouts are
-    copied once, and smaller arrays are copied into the header. A media source and an array object are sent once however
-    many references to them there are. A registered object with two references is one object after decoding, too.
+    A frame of a C-contiguous array shares the array's memory, so send it before changing the array; other
+    layouts are copied once, and smaller arrays are copied into the header. A media source and an array object
+    are sent once however many references to them there are. A registered object with two references is one
+    object after decoding, too.
 
-    `omit_media(source)` is called once per media source; the bytes of a source for which it returns True are left out,
-    and the receiver's `find_media` must supply them. Raises `EncodeError`, which gives the path of the part of `obj`
-    that cannot be encoded.
+    `omit_media(source)` is called once per media source; the bytes of a source for which it returns True are
+    left out, and the receiver's `find_media` must supply them. Raises `EncodeError`, which gives the path of
+    the part of `obj` that cannot be encoded.
     """
     header, frames = encode_message(obj, omit_media)
     return [header, *frames]
@@ -41,9 +43,9 @@ def decode_frames(
 ) -> Any:
     """The object that was passed to `encode_frames`.
 
-    Arrays are read-only views on the frames, which they keep alive; those from the header have a few bytes of their
-    own. Tensors are copied, because torch has no read-only tensors. Media sources are verified against their digests.
-    Raises `DecodeError` for any bytes that are not a valid message.
+    Arrays are read-only views on the frames, which they keep alive; those from the header have a few bytes of
+    their own. Tensors are copied, because torch has no read-only tensors. Media sources are verified against
+    their digests. Raises `DecodeError` for any bytes that are not a valid message.
     """
     return decode_message(frames, limits, find_media)
 
@@ -63,8 +65,8 @@ def decode(
 def check_encodable(value: object, name: str = "value") -> None:
     """Raise `EncodeError` unless `value` can be encoded, also as a part of a larger object.
 
-    For a value that is stored now and encoded later with other data: the error comes while the origin of the value is
-    known. The path in the error begins with `name`. Media sources and large arrays are not copied.
+    For a value that is stored now and encoded later with other data: the error comes while the origin of the
+    value is known. The path in the error begins with `name`. Media sources and large arrays are not copied.
     """
     if is_plain(value):
         return
@@ -75,7 +77,7 @@ def check_encodable(value: object, name: str = "value") -> None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether `value` consists of text, numbers, bytes, None, lists and dicts alone, and can be encoded in any object.
+    """Whether `value` has text, numbers, bytes, None, lists and dicts alone, and can be encoded anywhere.
 
     A value for which this is False may still be encodable.
     """

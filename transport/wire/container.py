@@ -4,8 +4,8 @@
     16           F frame lengths, unsigned 64-bit
     ...          frame 0, frame 1, ...: each at the next multiple of 64 bytes
 
-All integers are little-endian. The CRC-32 covers the lengths and frame 0. It does not cover the other frames: a file
-has a checksum per record, and media have their digests.
+All integers are little-endian. The CRC-32 covers the lengths and frame 0. It does not cover the other frames:
+a file has a checksum per record, and media have their digests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decoding frames. Every part of a message is checked before it is used, and no large buffer is copied.
 
-The header is parsed twice: first with msgpack's `skip`, which builds no objects and proves that the message holds as
-many bytes as its lengths announce; then to build the objects. A message of a few bytes can therefore not allocate a
-list of gigabytes.
+The header is parsed twice: first with msgpack's `skip`, which builds no objects and proves that the message
+holds as many bytes as its lengths announce; then to build the objects. A message of a few bytes can therefore
+not allocate a list of gigabytes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def decode_message(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, f
         raise MalformedError("the message has no frames")
     limits.check("max_header_bytes", views[0].nbytes)
     frames_left = iter(views[1:])
+    body, (types, media_rows) = _read_header(views[0])
+    limits.check("max_frames", len(views) + sum(omitted for _, omitted in media_rows))
+    media = [_medium(digest, omitted, frames_left, find_media) for digest, omitted in media_rows]
+    extension, end_list, check_ended = _hooks(_read_kinds(types, frames_left), media, limits)
+    unpacker = _unpacker(body, ext_hook=extension, list_hook=end_list, object_pairs_hook=build_dict)
     try:
-        body, (types, media_rows) = _read_header(views[0])
-        limits.check("max_frames", len(views) + sum(omitted for _, omitted in media_rows))
-        media = [_medium(digest, omitted, frames_left, find_media) for digest, omitted in media_rows]
-        extension, end_list, check_ended = _hooks(_read_kinds(types, frames_left), media, limits)
-        hooks = {"ext_hook": extension, "list_hook": end_list, "object_pairs_hook": build_dict}
-        obj = _unpacker(body, **hooks).unpack()
+        obj = unpacker.unpack()
     except _MSGPACK_ERRORS as error:
         raise MalformedError(f"message header is not valid: {error!r}") from error
     check_ended()
@@ -57,10 +57,7 @@ def decode_message(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, f
 
 def omitted_digests(header: memoryview) -> list[str]:
     """The digests of the media that a message omits, from its first frame alone; needs none of its types."""
-    try:
-        _, (_, media_rows) = _read_header(header)
-    except _MSGPACK_ERRORS as error:
-        raise MalformedError(f"message header is not valid: {error!r}") from error
+    _, (_, media_rows) = _read_header(header)
     return [digest for digest, omitted in media_rows if omitted]
 
 
@@ -107,18 +104,18 @@ def _read_header(header: memoryview) -> tuple[memoryview, list[list[list[Any]]]]
     """The bytes of the body, which are complete and the last of the header, and the type table and media table."""
     check_version("message", header[0] if header else 0, wire_format.FORMAT_VERSION)
     values = header[1:]
-    skipping = _unpacker(values)
-    for _ in range(3):
-        skipping.skip()
+    skipping, unpacker = _unpacker(values), _unpacker(values)
+    try:
+        for _ in range(3):
+            skipping.skip()
+        tables = [unpacker.unpack(), unpacker.unpack()]
+    except _MSGPACK_ERRORS as error:
+        raise MalformedError(f"message header breaks off or is not msgpack: {error!r}") from error
     if skipping.tell() != values.nbytes:
         raise MalformedError(f"message header has {values.nbytes - skipping.tell()} bytes after its object")
-    unpacker = _unpacker(values)
-    tables = []
-    for name, types in (("type table", _TYPE_ROW), ("media table", _MEDIA_ROW)):
-        table = unpacker.unpack()
+    for name, table, types in zip(("type table", "media table"), tables, (_TYPE_ROW, _MEDIA_ROW), strict=True):
         if type(table) is not list or any(type(row) is not list or [*map(type, row)] != types for row in table):
             raise MalformedError(f"{name} is not a list of rows of {', '.join(kind.__name__ for kind in types)}")
-        tables.append(table)
     return values[unpacker.tell() :], tables
 
 

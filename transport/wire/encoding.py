@@ -1,7 +1,8 @@
-"""Encoding an object as frames: a header with everything small, and one frame per large array and media source.
+"""Encoding an object as frames: a header with everything small, and one frame per large array and media
+source.
 
-msgpack's C packer walks the object. It calls `_Encoding.replace` for every value that it cannot pack, and packs what
-that returns in the place of the value: an extension value, or the list of the parts of an object.
+msgpack's C packer walks the object. It calls `_Encoding.replace` for every value that it cannot pack, and
+packs what that returns in the place of the value: an extension value, or the list of the parts of an object.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from transport.wire.unencodable import WRONG_KEY, located
 
 OmitMedia: TypeAlias = Callable[[MediaSource], bool]
 
-#: What a packer raises, beside `EncodeError` for values: text that is not Unicode, nesting, buffers with gaps.
+#: What a packer raises, beside `EncodeError` for values: text that is not Unicode, nesting, buffers with
+#: gaps.
 _PACKER_ERRORS: Final = (EncodeError, ValueError, OverflowError, BufferError, TypeError)
 
 
 def encode_message(obj: object, omit_media: OmitMedia) -> tuple[bytes, list[wire_format.Buffer]]:
-    """The first frame of `obj`, and its other frames. Raises `EncodeError` with the path of what has no wire format.
+    """The first frame of `obj`, and its other frames.
 
-    `omit_media` is called once per media source; the bytes of a source for which it returns True are left out.
+    Raises `EncodeError` with the path of what has no wire format. `omit_media` is called once per media
+    source; the bytes of a source for which it returns True are left out.
     """
     try:
         return _Encoding(omit_media).encode(obj)
@@ -75,7 +78,8 @@ _EMPTY_TUPLE_MARK: Final = msgpack.ExtType(wire_format.EMPTY_TUPLE, b"")
 class _Encoding:
     """The state of one message that is being encoded.
 
-    It holds no reference to itself or to its packer, so that the objects which it keeps alive are freed with it.
+    It holds no reference to itself or to its packer, so that the objects which it keeps alive are freed with
+    it.
     """
 
     def __init__(self, omit_media: OmitMedia) -> None:
@@ -168,10 +172,10 @@ class _Encoding:
         return row
 
     def check(self, body: bytes) -> None:
-        """Refuse a dict key that the receiver would refuse, and a user's extension value: it would be a reference.
+        """Refuse a dict key that the receiver would refuse, and an extension value of the user.
 
-        msgpack does not say whether the object that it hands back is a key or a value. Unpacking the body with a list,
-        which cannot be a key, in place of every extension value finds the keys.
+        msgpack does not say whether the object that it hands back is a key or a value. Unpacking the body
+        with a list, which cannot be a key, in place of every extension value finds the keys.
         """
         found: list[int] = []
 

@@ -12,17 +12,17 @@ from transport.errors import LimitError, quoted
 class DecodeLimits:
     """Limits that are checked before memory is allocated.
 
-    `max_frames` (omitted media count, too) and `max_total_bytes` limit the whole message. Its large arrays and media
-    are views on the received bytes and take no further memory, except in a compressed record file: there
-    `max_total_bytes` limits the sum of all decompressed bytes of one reader that are still in use.
+    `max_frames` (omitted media count, too) and `max_total_bytes` limit the whole message. Its large arrays
+    and media are views on the received bytes and take no further memory, except in a compressed record file:
+    there `max_total_bytes` limits the sum of all decompressed bytes of one reader that are still in use.
 
-    `max_header_bytes` limits the part that becomes Python objects, small arrays included; each byte of it can take
-    about 100 bytes of memory. `max_objects` limits the number of arrays, tuples, sets and registered objects; the
-    default values of a class take memory in addition (about 500 bytes for a `Trajectory` without any field). Lists,
-    dicts and objects nest at most 1024 deep, a fixed limit of msgpack.
+    `max_header_bytes` limits the part that becomes Python objects, small arrays included; each byte of it can
+    take about 100 bytes of memory. `max_objects` limits the number of arrays, tuples, sets and registered
+    objects; the default values of a class take memory in addition (about 500 bytes for a `Trajectory` without
+    any field). Lists, dicts and objects nest at most 1024 deep, a fixed limit of msgpack.
 
-    Raises `ValueError` for a limit that is not an integer of at least 0 (a NaN would be no limit, because no number is
-    greater than NaN).
+    Raises `ValueError` for a limit that is not an integer of at least 0 (a NaN would be no limit, because no
+    number is greater than NaN).
     """
 
     max_frames: int = 1 << 16

@@ -1,9 +1,10 @@
 """The types that may cross the wire, by name and version.
 
-A decoder constructs registered types and nothing else. A type is registered by `@wire_type` when its module is
-imported, and no module is imported because a message names it: the type name in a message is only a key of the tables
-that installed distributions give as their entry point `transport.wire_types` (type name -> module), so that programs
-need not import the types of a distribution. `renderers`, which does not import `transport`, has its table here.
+A decoder constructs registered types and nothing else. A type is registered by `@wire_type` when its module
+is imported, and no module is imported because a message names it: the type name in a message is only a key of
+the tables that installed distributions give as their entry point `transport.wire_types` (type name ->
+module), so that programs need not import the types of a distribution. `renderers`, which does not import
+`transport`, has its table here.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ DECLARED_IN: Final[Mapping[str, str]] = {
 
 C = TypeVar("C", bound=type)
 
-# What a constructor may raise to refuse the values it is given. A class's own error should derive from one of these.
+# What a constructor may raise to refuse the values it is given. A class's own error should derive from one of
+# these.
 _REFUSALS: Final = ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 
 
@@ -39,8 +41,8 @@ _REFUSALS: Final = ArithmeticError, AssertionError, AttributeError, LookupError,
 class WireType:
     """A registered class: a dataclass, a named tuple, or an enum with its `members`.
 
-    `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)`, in the
-    order of `fields`, equals passing each value by name, which takes twice the time.
+    `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)`,
+    in the order of `fields`, equals passing each value by name, which takes twice the time.
     """
 
     name: str
@@ -121,14 +123,14 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
         @dataclass(frozen=True, slots=True)
         class Node: ...
 
-    A dataclass or named tuple is decoded by field name: fields this process does not know are dropped, fields the peer
-    left out take their default, fields with `init=False` are not sent. Raise `version` when an older reader would
-    misunderstand what is sent; it then refuses with `DecodeError`. Field types are not checked: `__post_init__` runs
-    on decoded values, and its `ValueError` or `TypeError` becomes a `MalformedError`. An enum is sent as the name of
-    its member.
+    A dataclass or named tuple is decoded by field name: fields this process does not know are dropped, fields
+    the peer left out take their default, fields with `init=False` are not sent. Raise `version` when an older
+    reader would misunderstand what is sent; it then refuses with `DecodeError`. Field types are not checked:
+    `__post_init__` runs on decoded values, and its `ValueError` or `TypeError` becomes a `MalformedError`. An
+    enum is sent as the name of its member.
 
-    Raises `TransportError` if the name or the class is registered already, or the class is not a dataclass, named tuple
-    or enum (`enum.Flag` excluded).
+    Raises `TransportError` if the name or the class is registered already, or the class is not a dataclass,
+    named tuple or enum (`enum.Flag` excluded).
     """
 
     def register(cls: C) -> C:
@@ -155,10 +157,10 @@ def registration_of_class(cls: type) -> WireType | None:
 
 
 def registration_of_name(name: str, declared_in: str = "") -> WireType:
-    """The registration under a name from a message. A type of this distribution is imported when it is first needed.
+    """The registration under a name from a message.
 
-    `declared_in` is the module that the sender names; it is part of the error and never imported. Raises
-    `DecodeError`.
+    A type of this distribution is imported when it is first needed. `declared_in` is the module that the
+    sender names; it is part of the error and never imported. Raises `DecodeError`.
     """
     known = _by_name.get(name)
     if known is not None:

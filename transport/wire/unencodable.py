@@ -14,9 +14,10 @@ WRONG_KEY: Final = "dict with a key that is neither str nor an int of 64 bits", 
 
 
 def located(root: object, name: str, error: Exception, error_of: Callable[[object], Exception | None]) -> EncodeError:
-    """The error with the path of the first part of `root` that cannot be encoded; `name` stands for `root` in it.
+    """The error with the path of the first part of `root` that cannot be encoded.
 
-    `error` is that of the whole, and `error_of` encodes one value by itself.
+    `name` stands for `root` in the path. `error` is that of the whole, and `error_of` encodes one value by
+    itself.
     """
     visited: dict[int, object] = {}  # alive, because another part could get the id of one
     around: set[int] = set()
