@@ -115,8 +115,8 @@ class BaseRendererConfig(_ConfigBase):
         if variable not in self.model_fields_set:
             return self
         raise ValueError(
-            f"{variable}={getattr(self, variable)!r} implies thinking_retention={implied!r}, which contradicts "
-            f"thinking_retention={self.thinking_retention!r}; set one of them"
+            f"{variable}={getattr(self, variable)!r} implies thinking_retention={implied!r}, which "
+            f"contradicts thinking_retention={self.thinking_retention!r}; set one of them"
         )
 
     def _implied_retention(self) -> ThinkingRetention | None:

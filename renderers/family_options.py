@@ -35,8 +35,8 @@ def merge_chat_template_kwargs(config: BaseRendererConfig, variables: Mapping[st
     if wrong:
         names = "any variable of the template" if any_name else ", ".join(sorted(allowed)) or "none"
         raise ValueError(
-            f"Unsupported chat_template_kwargs for {config.name!r}: {wrong}; allowed: {names}. Other options are "
-            "fields of the configuration."
+            f"Unsupported chat_template_kwargs for {config.name!r}: {wrong}; allowed: {names}. Other "
+            "options are fields of the configuration."
         )
     fields_set = config.model_dump(exclude_unset=True)
     return type(config).model_validate({**fields_set, **variables, "name": config.name})
@@ -65,8 +65,8 @@ def options_of(config: BaseRendererConfig) -> RendererOptions:
         not config.use_system_prompt or config.knowledge_cutoff is not None
     ):
         raise ValueError(
-            "use_system_prompt=False and knowledge_cutoff change what the model's template prints; pass the changed "
-            "template as RendererOptions(chat_template=...)"
+            "use_system_prompt=False and knowledge_cutoff change what the model's template prints; pass the "
+            "changed template as RendererOptions(chat_template=...)"
         )
     variables = {
         name: value

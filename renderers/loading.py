@@ -165,8 +165,8 @@ def arguments_of_tokenizer(tokenizer: Any, settings: Settings, **others: Any) ->
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise LoadError(
-            f"{type(tokenizer).__name__} has no `tokenizers` backend; pass a fast tokenizer (use_fast=True), or a "
-            "directory with tokenizer.json to load_renderer"
+            f"{type(tokenizer).__name__} has no `tokenizers` backend; pass a fast tokenizer "
+            "(use_fast=True), or a directory with tokenizer.json to load_renderer"
         )
     model, cache_bytes = model_of_tokenizer(tokenizer), settings.options.cache_bytes
     template = getattr(tokenizer, "chat_template", None)

@@ -50,8 +50,8 @@ class ModelFiles(NamedTuple):
             cure = "export it or copy it there"
             if (directory / "tekken.json").is_file():
                 cure = (
-                    "its tekken.json is for mistral_common, which makes prompts by code of its own (Voxtral has no "
-                    "other form): let the inference server render (docs/vllm.md)"
+                    "its tekken.json is for mistral_common, which makes prompts by code of its own (Voxtral "
+                    "has no other form): let the inference server render (docs/vllm.md)"
                 )
             raise LoadError(f"{name_or_dir!s} holds no tokenizer.json: a renderer needs the fast tokenizer; {cure}")
         settings = {

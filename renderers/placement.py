@@ -44,8 +44,8 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
         if edges != sorted(edges):
             return Misplacement(
                 index,
-                f"has embed_runs {short_repr(placeholder.embed_runs)}, not ascending runs inside its placeholder of "
-                f"{placeholder.length} tokens",
+                f"has embed_runs {short_repr(placeholder.embed_runs)}, not ascending runs inside its "
+                f"placeholder of {placeholder.length} tokens",
             )
         previous_end = end
     return None

@@ -184,8 +184,8 @@ def _media_item(entry: Mapping[str, Any]) -> MediaItem:
     if isinstance(entry, MediaItem):
         return entry
     raise RendererError(
-        f"an entry of mm_items is a {type(entry).__name__}, not an item that a renderer made: its pixels, source "
-        "and placeholder tokens are unknown. Render the messages with this package."
+        f"an entry of mm_items is a {type(entry).__name__}, not an item that a renderer made: its pixels, "
+        "source and placeholder tokens are unknown. Render the messages with this package."
     )
 
 

@@ -388,8 +388,8 @@ class TemplateRenderer:
         modality = MEDIA_PART_TYPES[part["type"]]
         if self._media.reads_sound(modality):
             raise MessageError(
-                "a video with its sound (use_audio_in_video), which a server that loads media would not read; render "
-                "it with process_multimodal=True, or load a renderer without the option",
+                "a video with its sound (use_audio_in_video), which a server that loads media would not "
+                "read; render it with process_multimodal=True, or load a renderer without the option",
                 message_index=index,
                 part_index=part_index,
             )

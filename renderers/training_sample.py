@@ -180,8 +180,9 @@ def build_training_samples(
     with_loss = [sample for sample in samples if sample.loss_ranges]
     if not with_loss:
         raise RendererError(
-            "no token of this conversation carries loss: the template prints nothing to be trained of messages "
-            f"{sorted(plan.turns | plan.bodies)}; choose others, or load the renderer with a chat_template= that does"
+            "no token of this conversation carries loss: the template prints nothing to be trained of "
+            f"messages {sorted(plan.turns | plan.bodies)}; choose others, or load the renderer with a "
+            "chat_template= that does"
         )
     return with_loss
 
@@ -225,8 +226,8 @@ def _why_none_is_chosen(messages: Messages) -> str:
         turns = [index for index, role in enumerate(roles) if role == "assistant"]
         return f"the options (role_to_mask, message_loss_mask) exclude all assistant messages, {turns}; choose one"
     return (
-        f"it has no assistant message (its roles: {', '.join(dict.fromkeys(roles)) or 'none'}). Add the turn to be "
-        "trained, or name other roles in content_sft_roles"
+        f"it has no assistant message (its roles: {', '.join(dict.fromkeys(roles)) or 'none'}). Add the "
+        "turn to be trained, or name other roles in content_sft_roles"
     )
 
 

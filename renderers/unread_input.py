@@ -101,14 +101,14 @@ class UnreadInput:
         has_calls = self._format.tool_calls is not None or self._format.channels is not None
         if not is_printed:
             _log.warning(
-                "the chat template of %s does not print tools: the model is not told of them. Describe them in a "
-                "message, or load the renderer with a chat_template= that prints them",
+                "the chat template of %s does not print tools: the model is not told of them. Describe them "
+                "in a message, or load the renderer with a chat_template= that prints them",
                 self._model,
             )
         if not has_calls:
             _log.warning(
-                "the format of %s (%s) has no tool calls: calls in its completions stay text. Load the renderer with a "
-                "chat_template= or a format= that has them",
+                "the format of %s (%s) has no tool calls: calls in its completions stay text. Load the "
+                "renderer with a chat_template= or a format= that has them",
                 self._model,
                 self._format.name,
             )
@@ -255,7 +255,8 @@ class UnreadInput:
             return None
         return (
             f"the chat template of {self._model} reads content of a {message['role']} as "
-            f"{'a list of parts' if form == 'text' else 'a string'} and is given {form}: text is lost or printed as "
+            f"{'a list of parts' if form == 'text' else 'a string'} and is given {form}: text is lost or "
+            "printed as "
             'data. Convert it, or load the renderer with RendererOptions(content_form="auto")'
         )
 

@@ -145,8 +145,8 @@ def _reader(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Abs
     data = _without_tags(bytes(source.data))
     if holds_several(data, sniff(data) or ""):
         raise MediaError(
-            f"sound {source.digest[:12]} is several files joined into one, and the first alone would be read; join "
-            "their samples, or pass them as several sounds",
+            f"sound {source.digest[:12]} is several files joined into one, and the first alone would be "
+            "read; join their samples, or pass them as several sounds",
             digest=source.digest,
         )
     container = container_of(source, "sound")
@@ -195,8 +195,8 @@ def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_
     media_type = sniff(data) or "unknown data"
     if media_type not in _SNDFILE_TYPES:
         raise MediaError(
-            f"{source.nbytes} bytes ({source.digest[:12]}, {media_type}) are not a sound in a WAV, FLAC, OGG, MP3, "
-            "AIFF, AAC, MP4, WebM or MKV file; convert it to one of them",
+            f"{source.nbytes} bytes ({source.digest[:12]}, {media_type}) are not a sound in a WAV, FLAC, "
+            "OGG, MP3, AIFF, AAC, MP4, WebM or MKV file; convert it to one of them",
             digest=source.digest,
         )
     declared = declared_bytes(data, media_type)
@@ -229,8 +229,8 @@ def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_
                 raise corrupt(source, "sound", f"it ends early, after {count} of {length} samples")
             if is_guess and count == file.frames and stream.tell() < len(data) - _MAX_UNREAD:
                 raise MediaError(
-                    f"sound {source.digest[:12]} is an MP3 of variable bitrate without its length in a header, and "
-                    f"libsndfile reads only {count} samples of it; re-encode it",
+                    f"sound {source.digest[:12]} is an MP3 of variable bitrate without its length in a "
+                    f"header, and libsndfile reads only {count} samples of it; re-encode it",
                     digest=source.digest,
                 )
 

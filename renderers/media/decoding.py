@@ -138,8 +138,8 @@ def array_to_raw(array: np.ndarray) -> bytes:
     """Copy uint8 pixels of shape (height, width), (height, width, 1), (.., 3) or (.., 4)."""
     if array.dtype != np.uint8:
         raise MediaError(
-            f"an image array is uint8, not {array.dtype}: whether floats run from 0 to 1 or to 255 cannot be told. "
-            "Scale them yourself and cast to uint8"
+            f"an image array is uint8, not {array.dtype}: whether floats run from 0 to 1 or to 255 cannot "
+            "be told. Scale them yourself and cast to uint8"
         )
     if array.ndim == 2:
         array = array[:, :, None]
@@ -223,8 +223,8 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
                 raise MediaError(
-                    f"an animation of {count} frames{' or more' * (count > policy.max_frames)} where one image is "
-                    f"expected ({source.digest[:12]}); pass one frame, or the whole as a video",
+                    f"an animation of {count} frames{' or more' * (count > policy.max_frames)} where one "
+                    f"image is expected ({source.digest[:12]}); pass one frame, or the whole as a video",
                     digest=source.digest,
                 )
             upright_image = upright(image)

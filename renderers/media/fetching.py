@@ -248,16 +248,17 @@ def _fetch(url: str, policy: MediaPolicy) -> bytes:
     target = allowed_target(url, policy)
     if on_event_loop():
         raise MediaFetchError(
-            f"{target.redacted_url} would be fetched on the thread of a running event loop, which would stand still "
-            "meanwhile; await asyncio.to_thread(...), use a RendererPool, or call renderer.prefetch(messages) before"
+            f"{target.redacted_url} would be fetched on the thread of a running event loop, which would "
+            "stand still meanwhile; await asyncio.to_thread(...), use a RendererPool, or call "
+            "renderer.prefetch(messages) before"
         )
     started = time.monotonic()
     try:
         body = _fetch_with_redirects(url, target, policy, Deadline(policy.timeout))
     except TimeoutError:
         raise MediaFetchError(
-            f"{target.redacted_url}: not fetched within timeout={policy.timeout:g} s of the media policy, redirects "
-            "included"
+            f"{target.redacted_url}: not fetched within timeout={policy.timeout:g} s of the media policy, "
+            "redirects included"
         ) from None
     _log.debug("fetched %s: %d bytes in %.3f s", target.redacted_url, len(body), time.monotonic() - started)
     return body

@@ -73,8 +73,8 @@ def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolic
         if below != real:
             return root, below.split(os.sep)
     raise MediaPolicyError(
-        "a file path outside the allowed_directories of the media policy is not followed; name its directory there, or "
-        "pass the bytes"
+        "a file path outside the allowed_directories of the media policy is not followed; name its "
+        "directory there, or pass the bytes"
     )
 
 

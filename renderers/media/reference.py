@@ -34,8 +34,8 @@ _LOADING_LOCKS = tuple(ProcessLock() for _ in range(64))
 _SPACE = re.compile(r"[ \t\r\n\f]")
 _IMAGE = "an image is bytes, a PIL image, a uint8 array or tensor, a data URL, or a URL or path that the policy allows"
 _VIDEO = (
-    "a video is the bytes of a file, a data URL, a URL or path the policy allows, a list of frames, or a uint8 "
-    "array (time, height, width, 3) or tensor (time, 3, height, width)"
+    "a video is the bytes of a file, a data URL, a URL or path the policy allows, a list of frames, or a "
+    "uint8 array (time, height, width, 3) or tensor (time, 3, height, width)"
 )
 _EXPECTED: Mapping[Modality, str] = {"image": _IMAGE, "video": _VIDEO, "audio": AUDIO}
 _RATE_OF_FILE = {
@@ -289,8 +289,8 @@ def _frames(values: Sequence[Any], policy: MediaPolicy) -> np.ndarray:
                 frames = np.empty((len(values), *frame.shape), dtype=np.uint8)
             elif frame.shape != frames.shape[1:]:
                 raise MediaError(
-                    f"{width}x{height} pixels, but frame 0 has {frames.shape[2]}x{frames.shape[1]}; the frames of "
-                    "a video are of one size, so resize them first"
+                    f"{width}x{height} pixels, but frame 0 has {frames.shape[2]}x{frames.shape[1]}; the "
+                    "frames of a video are of one size, so resize them first"
                 )
         except MediaError as error:
             raise type(error)(f"frame {index}: {error.reason}", digest=error.digest) from error.__cause__
@@ -323,8 +323,8 @@ def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
     check_holds_data(tensor)
     if str(tensor.dtype) != "torch.uint8":
         raise MediaError(
-            f"a tensor is uint8, not {tensor.dtype}: whether floats run from 0 to 1 or to 255 cannot be told. Scale it "
-            "yourself and cast to torch.uint8"
+            f"a tensor is uint8, not {tensor.dtype}: whether floats run from 0 to 1 or to 255 cannot be "
+            "told. Scale it yourself and cast to torch.uint8"
         )
     ndim, channels = (4, (3,)) if of_frames else (3, (1, 3, 4))
     if tensor.ndim != ndim or tensor.shape[-3] not in channels:

@@ -19,8 +19,9 @@ from renderers.media.policy import MediaPolicy
 
 #: What the value of an audio part may be.
 AUDIO = (
-    "a sound is the bytes of a file, a data URL, a URL or path the policy allows, or an array of int16 or floats from "
-    "-1 to 1, (samples,) or (samples, channels), or tensor (samples,) or (channels, samples), with its sampling_rate"
+    "a sound is the bytes of a file, a data URL, a URL or path the policy allows, or an array of int16 or "
+    "floats from -1 to 1, (samples,) or (samples, channels), or tensor (samples,) or (channels, samples), "
+    "with its sampling_rate"
 )
 _HEADER = struct.Struct("<4s4sIIQ")
 _DTYPES: Mapping[str, np.dtype[Any]] = {"i2": np.dtype("<i2"), "f4": np.dtype("<f4")}
@@ -54,8 +55,8 @@ def raw_samples(source: MediaSource) -> Samples:
     if dtype is None or not is_possible or source.nbytes - _HEADER.size != expected:
         raise MediaError(
             f"raw samples of type {type_field!r}, {channels} channels and {count} samples at {rate} Hz hold "
-            f"{source.nbytes - _HEADER.size} bytes, not {expected}; at most {_MAX_CHANNELS} channels at {MAX_RATE} Hz "
-            "are read",
+            f"{source.nbytes - _HEADER.size} bytes, not {expected}; at most {_MAX_CHANNELS} channels at "
+            f"{MAX_RATE} Hz are read",
             digest=source.digest,
         )
     samples = np.frombuffer(data, dtype, offset=_HEADER.size).reshape(count, channels)
@@ -137,7 +138,8 @@ def check_rate(sampling_rate: Any) -> int:
     is_number = isinstance(sampling_rate, (int, float, np.number)) and not isinstance(sampling_rate, bool)
     if not is_number or not 1 <= sampling_rate <= MAX_RATE or int(sampling_rate) != sampling_rate:
         raise MediaError(
-            f"sampling_rate is a whole number of hertz from 1 to {MAX_RATE}, not {short_repr(sampling_rate)}; put it "
+            f"sampling_rate is a whole number of hertz from 1 to {MAX_RATE}, not "
+            f"{short_repr(sampling_rate)}; put it "
             'beside the array of samples: {"type": "audio", "audio": array, "sampling_rate": 16000}'
         )
     return int(sampling_rate)
@@ -150,7 +152,8 @@ def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
     """
     if hasattr(value, "get_all_samples"):
         raise MediaError(
-            f"a sound is not the {type(value).__name__} of torchcodec; pass the file: of a column of `datasets`, "
+            f"a sound is not the {type(value).__name__} of torchcodec; pass the file: of a column of "
+            "`datasets`, "
             'dataset.cast_column("audio", Audio(decode=False)) gives it'
         )
     if not isinstance(value, Mapping):
@@ -159,8 +162,8 @@ def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
         rates = {check_rate(rate) for rate in (value.get("sampling_rate"), sampling_rate) if rate is not None}
         if len(rates) > 1:
             raise MediaError(
-                f"a sound with two sampling rates, {value['sampling_rate']} beside the array and {sampling_rate} in "
-                "the part; leave out the wrong one"
+                f"a sound with two sampling rates, {value['sampling_rate']} beside the array and "
+                f"{sampling_rate} in the part; leave out the wrong one"
             )
         return value["array"], next(iter(rates), None)
     for name in ("bytes", "path"):

@@ -49,8 +49,8 @@ def public_addresses(
     for address in addresses:
         if not is_public_address(address, allowed_networks):
             raise MediaPolicyError(
-                f"{url}: {host} has the address {address}, which is not public. If it is meant to be reached, name its "
-                "network in allowed_networks of the media policy"
+                f"{url}: {host} has the address {address}, which is not public. If it is meant to be "
+                "reached, name its network in allowed_networks of the media policy"
             )
     return addresses
 
@@ -132,9 +132,10 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
         raise MediaPolicyError(f"{redacted}: this URL cannot be read") from None
     if parts.scheme not in policy.allowed_schemes:
         raise MediaPolicyError(
-            f"{redacted}: a {parts.scheme[:20] or 'relative'} URL is not followed under this media policy; name its "
-            "scheme (http, https) and host in load_renderer(media_policy=MediaPolicy(allowed_schemes=..., "
-            "allowed_hosts=...)), or pass the bytes or a data URL instead"
+            f"{redacted}: a {parts.scheme[:20] or 'relative'} URL is not followed under this media policy; "
+            "name its scheme (http, https) and host in "
+            "load_renderer(media_policy=MediaPolicy(allowed_schemes=..., allowed_hosts=...)), or pass the "
+            "bytes or a data URL instead"
         )
     if "@" in parts.netloc:
         raise MediaPolicyError(

@@ -164,8 +164,8 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
         image = Image.open(TimedBytes(source.data, deadline), formats=("GIF", "WEBP", "PNG", "TIFF"))
     except UnidentifiedImageError as error:
         raise MediaError(
-            f"{source.nbytes} bytes ({source.digest[:12]}) are neither an MP4, MOV, WebM, MKV or AVI video nor an "
-            "animated GIF, WebP, PNG or TIFF image",
+            f"{source.nbytes} bytes ({source.digest[:12]}) are neither an MP4, MOV, WebM, MKV or AVI video "
+            "nor an animated GIF, WebP, PNG or TIFF image",
             digest=source.digest,
         ) from error
     with image:

@@ -91,15 +91,15 @@ def architecture(model: Any) -> Architecture:
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in forward_parameters(model):
         raise UnsupportedModelError(
             model_type,
-            f"{type(model).__name__} has an encoder and a decoder, and a row here is one sequence of tokens. Load a "
-            "model that continues its prompt",
+            f"{type(model).__name__} has an encoder and a decoder, and a row here is one sequence of "
+            "tokens. Load a model that continues its prompt",
         )
     output_layer = _output_layer(model)
     if output_layer is None:
         raise UnsupportedModelError(
             model_type,
-            f"{type(model).__name__} has no output layer for tokens (tried: get_output_embeddings() of the model and "
-            "of its parts). Load a class for causal or conditional generation",
+            f"{type(model).__name__} has no output layer for tokens (tried: get_output_embeddings() of the "
+            "model and of its parts). Load a class for causal or conditional generation",
         )
     if base is model:
         base = _without_output_layer(model, output_layer)
@@ -110,8 +110,8 @@ def architecture(model: Any) -> Architecture:
     ):
         raise UnsupportedModelError(
             model_type,
-            f"{type(base).__name__}.get_rope_index of this transformers finds images by token id and takes no "
-            "mm_token_type_ids. Upgrade transformers",
+            f"{type(base).__name__}.get_rope_index of this transformers finds images by token id and takes "
+            "no mm_token_type_ids. Upgrade transformers",
         )
     return Architecture(
         model=model,
@@ -205,7 +205,8 @@ def token_type_argument(architecture: Architecture, module: Any, *, with_media: 
         raise UnsupportedModelError(
             architecture.model_type,
             f"{type(module).__name__}.forward takes token_type_ids, whose meaning is not known here (known: "
-            f"{', '.join(sorted(_IMAGE_TOKEN_TYPES))}), so rows with images cannot be computed. Rows of text can",
+            f"{', '.join(sorted(_IMAGE_TOKEN_TYPES))}), so rows with images cannot be computed. Rows of "
+            "text can",
         )
     return None
 

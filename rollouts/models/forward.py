@@ -116,8 +116,9 @@ def run_base(
         of_rows = "" if rows is None else f" for {_row_names(rows)}"
         raise UnsupportedModelError(
             architecture.model_type,
-            f"{type(base).__name__}.forward failed{of_rows} with {type(error).__name__}: {error}. Tried: {shapes}; "
-            f"{'packed' if rows is not None and rows.packed else 'padded'} rows, media by the tensors of its processor",
+            f"{type(base).__name__}.forward failed{of_rows} with {type(error).__name__}: {error}. Tried: "
+            f"{shapes}; {'packed' if rows is not None and rows.packed else 'padded'} rows, media by the "
+            "tensors of its processor",
         ) from error
     hidden: torch.Tensor = output[0]
     return hidden

@@ -103,9 +103,9 @@ class ForwardPass:
         if not difference <= tolerance(expected.dtype):
             raise UnsupportedModelError(
                 self.architecture.model_type,
-                f"the hidden states of {type(self.architecture.base).__name__} for a token after a cache of three "
-                f"differ by {difference:.1e} of the largest from those in a row of four, so its completions could not "
-                "be sampled token by token",
+                f"the hidden states of {type(self.architecture.base).__name__} for a token after a cache of "
+                f"three differ by {difference:.1e} of the largest from those in a row of four, so its "
+                "completions could not be sampled token by token",
             )
 
     def encode(self, items: Sequence[MediaItem]) -> list[VisionFeatures]:

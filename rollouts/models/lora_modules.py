@@ -153,7 +153,7 @@ def linear_layers(architecture: Architecture, lora: LoraOptions) -> list[str]:
         if not found[option]:
             raise UnsupportedModelError(
                 architecture.model_type,
-                f"{option} names no torch.nn.Linear of it that LoRA can change (experts are often one parameter, and "
-                f"state-space layers read their weights directly); pass {option}=False",
+                f"{option} names no torch.nn.Linear of it that LoRA can change (experts are often one "
+                f"parameter, and state-space layers read their weights directly); pass {option}=False",
             )
     return [name for option in wanted for name in found[option]]

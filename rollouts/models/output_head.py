@@ -76,8 +76,9 @@ def output_head(architecture: Architecture) -> OutputHead:
     if not isinstance(layer, torch.nn.Linear) or list(layer.children()):
         raise UnsupportedModelError(
             architecture.model_type,
-            f"its output layer is {type(layer).__name__}, not a torch.nn.Linear without parts; its log-probabilities "
-            "cannot be computed in chunks. Merge adapters of the output layer into its weight",
+            f"its output layer is {type(layer).__name__}, not a torch.nn.Linear without parts; its "
+            "log-probabilities cannot be computed in chunks. Merge adapters of the output layer into its "
+            "weight",
         )
     if model not in _verified:
         _verified[model] = _matching(architecture, OutputHead(layer.weight, layer.bias, None, 1.0, low_rank))
@@ -133,11 +134,11 @@ def _matching(architecture: Architecture, head: OutputHead) -> tuple[float | Non
     if not differences[best] <= tolerance(hidden.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
-            f"the logits of {type(architecture.model).__name__} differ from those computed of its hidden states by "
-            f"{differences[best]:.1e} of the largest. Tried: weight and bias of the output layer, with and "
-            f"without softcap {softcap} ({', '.join(_SOFTCAPS)}) and scale {scale} "
-            f"({', '.join(_MULTIPLIERS + _DIVISORS)}). Its output layer does something else, so that token_logprobs "
-            "could not be exact",
+            f"the logits of {type(architecture.model).__name__} differ from those computed of its hidden "
+            f"states by {differences[best]:.1e} of the largest. Tried: weight and bias of the output layer, "
+            f"with and without softcap {softcap} ({', '.join(_SOFTCAPS)}) and scale {scale} "
+            f"({', '.join(_MULTIPLIERS + _DIVISORS)}). Its output layer does something else, so that "
+            "token_logprobs could not be exact",
         )
     return *best, count
 
@@ -163,18 +164,19 @@ def _probe(architecture: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
     except FORWARD_ERRORS as error:
         raise UnsupportedModelError(
             architecture.model_type,
-            f"the forward of {type(model).__name__} in transformers {transformers.__version__} failed for four text "
-            f"tokens with {type(error).__name__}: {error}. Tried: input_ids and attention_mask alone. Call it yourself "
-            "in this way and correct the model, or install a release of transformers in which it works",
+            f"the forward of {type(model).__name__} in transformers {transformers.__version__} failed for "
+            f"four text tokens with {type(error).__name__}: {error}. Tried: input_ids and attention_mask "
+            "alone. Call it yourself in this way and correct the model, or install a release of "
+            "transformers in which it works",
         ) from error
     finally:
         hook.remove()
     if len(captured) != 1 or captured[0].shape[:-1] != logits.shape[:-1]:
         raise UnsupportedModelError(
             architecture.model_type,
-            f"the forward of {type(model).__name__} does not call its base model {type(architecture.base).__name__} "
-            "once for all tokens (tried: a probe of four tokens), so the hidden states of its output layer are not "
-            "known",
+            f"the forward of {type(model).__name__} does not call its base model "
+            f"{type(architecture.base).__name__} once for all tokens (tried: a probe of four tokens), so "
+            "the hidden states of its output layer are not known",
         )
     return captured[0], logits
 
@@ -190,18 +192,19 @@ def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
     if not difference <= tolerance(plain.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
-            f"the hidden states of {type(architecture.base).__name__} for four text tokens with explicit positions "
-            f"differ by {difference:.1e} of the largest from those without (tried: position_ids from 0, "
-            f"{token_type_argument(architecture, architecture.base) or 'no token types'}). Its positions or token "
-            "types mean something else, so that token_logprobs could not be exact",
+            f"the hidden states of {type(architecture.base).__name__} for four text tokens with explicit "
+            f"positions differ by {difference:.1e} of the largest from those without (tried: position_ids "
+            f"from 0, {token_type_argument(architecture, architecture.base) or 'no token types'}). Its "
+            "positions or token types mean something else, so that token_logprobs could not be exact",
         )
     difference = relative_difference(hidden[:, :-1], changed[:, :-1])
     if not difference <= tolerance(plain.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
-            f"the hidden states of {type(architecture.base).__name__} depend on later tokens: with another last token "
-            f"those of the first three differ by {difference:.1e} of the largest (tried: four text tokens). "
-            "Probabilities of sampled tokens are not known from one forward pass. Load it as a causal decoder",
+            f"the hidden states of {type(architecture.base).__name__} depend on later tokens: with another "
+            f"last token those of the first three differ by {difference:.1e} of the largest (tried: four "
+            "text tokens). Probabilities of sampled tokens are not known from one forward pass. Load it as "
+            "a causal decoder",
         )
 
 

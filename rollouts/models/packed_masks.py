@@ -56,7 +56,8 @@ def _block(architecture: Architecture, mask: Any, length: int) -> torch.Tensor:
     if not isinstance(mask, torch.Tensor) or mask.shape != (1, 1, length, length):
         raise UnsupportedModelError(
             architecture.model_type,
-            f"it makes no attention masks of shape (1, 1, {length}, {length}) for one sequence, so that none can be "
+            f"it makes no attention masks of shape (1, 1, {length}, {length}) for one sequence, so that "
+            "none can be "
             'made for packed rows. Use layout="padded", or load it with attn_implementation="sdpa" or "eager"',
         )
     return mask[0, 0]

@@ -33,8 +33,8 @@ def check_placeholders(architecture: Architecture, rows: PlacedRows) -> None:
     raise _first_error(
         rows,
         wrong,
-        f"in the range of an image, video or sound; the placeholder ids of {architecture.model_type} are: {ids}. "
-        "Render the row with the files of this model",
+        f"in the range of an image, video or sound; the placeholder ids of {architecture.model_type} are: "
+        f"{ids}. Render the row with the files of this model",
     )
 
 

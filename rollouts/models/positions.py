@@ -82,8 +82,8 @@ def _positions_with_sound(
     if begin < 0 or sequence.token_ids[begin : begin + 2].tolist() != starts:
         raise SampleError(
             sequence.name,
-            f"the video with its sound at {placeholder.offset} does not begin with the tokens {starts}, by which "
-            f"{architecture.model_type} finds it. Render the row with the chat template of this model",
+            f"the video with its sound at {placeholder.offset} does not begin with the tokens {starts}, by "
+            f"which {architecture.model_type} finds it. Render the row with the chat template of this model",
         )
     ids = np.append(sequence.token_ids[begin : placeholder.end + 1].astype(np.int64), architecture.neutral_id)
     positions, _ = architecture.base.get_rope_index(

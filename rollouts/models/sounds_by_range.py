@@ -131,8 +131,9 @@ def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained:
         return
     raise SampleError(
         rows.sequences[sounds[-1].sequence].name,
-        f"its sound is in a batch with {beside}, which would change the features of a sound in the forward of "
-        f"{architecture.model_type}. Compute the batch with token_logprobs, or make batches of rows that are alike",
+        f"its sound is in a batch with {beside}, which would change the features of a sound in the forward "
+        f"of {architecture.model_type}. Compute the batch with token_logprobs, or make batches of rows that "
+        "are alike",
     )
 
 

@@ -48,7 +48,8 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     if rows.packed and packing is None:
         raise UnsupportedModelError(
             known.model_type,
-            "in a packed row, its hidden states depend on the sample before (found with a probe of two sequences). Use "
+            "in a packed row, its hidden states depend on the sample before (found with a probe of two "
+            "sequences). Use "
             'layout="padded", or token_logprobs, which computes packed batches of such a model in padded rows',
         )
     positions, _ = row_positions(known, rows)

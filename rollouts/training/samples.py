@@ -72,8 +72,9 @@ class TrainingSample(TokenRow):
         if len(wrong_ids):
             raise SampleError(
                 self.name,
-                f"token {wrong_ids[0]} has id {self.token_ids[wrong_ids[0]]}; token ids are from 0 to {_LARGEST_ID}. "
-                "Take the ids of the tokenizer; a value that marks ignored tokens, such as -100, belongs in no sample",
+                f"token {wrong_ids[0]} has id {self.token_ids[wrong_ids[0]]}; token ids are from 0 to "
+                f"{_LARGEST_ID}. Take the ids of the tokenizer; a value that marks ignored tokens, such as "
+                "-100, belongs in no sample",
             )
         if count and self.loss_mask[0]:
             raise SampleError(self.name, "the first token is trained, but no token before it predicts it")

@@ -50,8 +50,8 @@ def samples_from_trajectory(
     """
     if not trajectory.has_tokens:
         raise TrajectoryError(
-            f"episode {trajectory.episode_id}: its engine gave messages without tokens, and nothing can be trained on "
-            "them; sample with an engine of tokens, such as VLLMEngine or LocalEngine"
+            f"episode {trajectory.episode_id}: its engine gave messages without tokens, and nothing can be "
+            "trained on them; sample with an engine of tokens, such as VLLMEngine or LocalEngine"
         )
     if isinstance(agents, str) or (agents is not None and not isinstance(agents, Collection)):
         raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")
@@ -131,8 +131,9 @@ def _node_advantages(trajectory: Trajectory, advantage: Advantage) -> Mapping[in
         raise ArgumentError(
             "advantage",
             advantage,
-            f"pass one finite number for episode {trajectory.episode_id:.80}, or a list with one entry for each of its "
-            f"{len(turns)} turns: a finite number, or an array with one for each token that the turn sampled",
+            f"pass one finite number for episode {trajectory.episode_id:.80}, or a list with one entry for "
+            f"each of its {len(turns)} turns: a finite number, or an array with one for each token that the "
+            "turn sampled",
         )
     by_node: dict[int, float | np.ndarray] = dict.fromkeys(range(len(trajectory.nodes)), 0.0)
     for index, (turn, entry) in enumerate(zip(turns, entries, strict=True)):
