@@ -13,7 +13,7 @@ from renderers import MediaItem
 from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward, qwen3_vl
 from rollouts.models.architecture import Architecture, architecture
-from rollouts.models.output_head import OutputHead, output_head, probe_ids, relative_difference, tolerance
+from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
 from rollouts.models.packing_support import packing_of
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
@@ -99,14 +99,12 @@ class ForwardPass:
         except (AttributeError, KeyError) as error:  # of the cache, which wants to know the layers
             reason = f"no cache for its layers could be made ({type(error).__name__}: {error})"
             raise UnsupportedModelError(self.architecture.model_type, reason) from error
-        difference = relative_difference(expected, stepped)
-        if not difference <= tolerance(expected.dtype):
-            raise UnsupportedModelError(
-                self.architecture.model_type,
-                f"the hidden states of {type(self.architecture.base).__name__} for a token after a cache of "
-                f"three differ by {difference:.1e} of the largest from those in a row of four, so its "
-                "completions could not be sampled token by token",
-            )
+        check_equal_states(
+            self.architecture,
+            (expected, stepped),
+            "for a token after a cache of three",
+            "from those in a row of four, so its completions could not be sampled token by token",
+        )
 
     def encode(self, items: Sequence[MediaItem]) -> list[VisionFeatures]:
         """The features of images and videos for Qwen3-VL's forward; an empty list for no items."""

@@ -188,24 +188,32 @@ def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
     """
     ids = probe_ids(architecture)
     hidden, changed = _states(architecture, ids), _states(architecture, [*ids[:-1], ids[0]])
-    difference = relative_difference(plain, hidden)
-    if not difference <= tolerance(plain.dtype):
-        raise UnsupportedModelError(
-            architecture.model_type,
-            f"the hidden states of {type(architecture.base).__name__} for four text tokens with explicit "
-            f"positions differ by {difference:.1e} of the largest from those without (tried: position_ids "
-            f"from 0, {token_type_argument(architecture, architecture.base) or 'no token types'}). Its "
-            "positions or token types mean something else, so that token_logprobs could not be exact",
-        )
-    difference = relative_difference(hidden[:, :-1], changed[:, :-1])
-    if not difference <= tolerance(plain.dtype):
-        raise UnsupportedModelError(
-            architecture.model_type,
-            f"the hidden states of {type(architecture.base).__name__} depend on later tokens: with another "
-            f"last token those of the first three differ by {difference:.1e} of the largest (tried: four "
-            "text tokens). Probabilities of sampled tokens are not known from one forward pass. Load it as "
-            "a causal decoder",
-        )
+    types = token_type_argument(architecture, architecture.base) or "no token types"
+    check_equal_states(
+        architecture,
+        (plain, hidden),
+        "for four text tokens with explicit positions",
+        f"from those without (tried: position_ids from 0, {types}). Its positions or token types mean "
+        "something else, so that token_logprobs could not be exact",
+    )
+    check_equal_states(
+        architecture,
+        (hidden[:, :-1], changed[:, :-1]),
+        "depend on later tokens: with another last token those of the first three",
+        "(tried: four text tokens). Probabilities of sampled tokens are not known from one forward pass. "
+        "Load it as a causal decoder",
+    )
+
+
+def check_equal_states(
+    architecture: Architecture, states: tuple[torch.Tensor, torch.Tensor], when: str, consequence: str
+) -> None:
+    """Raise `UnsupportedModelError` for hidden states that differ more than equal ones in another order may."""
+    difference = relative_difference(*states)
+    if not difference <= tolerance(states[0].dtype):
+        name = type(architecture.base).__name__
+        differ = f"the hidden states of {name} {when} differ by {difference:.1e} of the largest"
+        raise UnsupportedModelError(architecture.model_type, f"{differ} {consequence}")
 
 
 def _states(architecture: Architecture, ids: Sequence[int]) -> torch.Tensor:
