@@ -1,4 +1,4 @@
-"""From printed text to a token layout: the owner of each token, which tokens are sampled, where the media are."""
+"""From printed text to a token layout: the owner of each token, which are sampled, where the media are."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def attribute(
     markers: Mapping[int, Modality],
     begin: int = 0,
 ) -> TokenLayout:
-    """Encode the text from character `begin` on, attribute every token, expand each marker into its item's tokens.
+    """Encode the text from character `begin` on, attribute every token, expand markers into their items.
 
     `markers` are the tokens that a template prints for an item. `shape` is None where no token would be sampled: the
     text begins behind the last assistant turn. Raises `MessageError` when the template printed more or fewer

@@ -1,4 +1,4 @@
-"""The names of the module `renderers.base` of the distribution `renderers` on PyPI, in one place for its users.
+"""The names of the module `renderers.base` of PyPI's `renderers`, in one place for its users.
 
 Everything here is defined elsewhere in this package, except `build_trajectory_step` and small conveniences.
 """

@@ -1,4 +1,4 @@
-"""Renderer classes of other packages, named by the import path in a configuration (`CustomRendererConfig`)."""
+"""Renderer classes of other packages, named by an import path in a `CustomRendererConfig`."""
 
 from renderers.configs import custom_renderer_config, load_custom_renderer, load_target
 

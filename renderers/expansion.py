@@ -12,7 +12,7 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 def placed_tokens(
     pieces: Iterable[ExpansionPiece], offset: int, tokenizer: TemplateTokenizer
 ) -> tuple[list[int], PlaceholderRange]:
-    """The tokens of an expansion between two tokens of a prompt, and their range, which begins at `offset`."""
+    """The tokens of an expansion between two tokens of a prompt, and their range, from `offset` on."""
     ids: list[int] = []
     runs: list[tuple[int, int]] = []
     text = ""

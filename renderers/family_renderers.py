@@ -1,4 +1,4 @@
-"""`create_renderer`, and the renderer class of each model family by the name that it has in PyPI's `renderers`.
+"""`create_renderer`, and the renderer class of each model family by its name in PyPI's `renderers`.
 
 A class stands for the name of a family, whose rules and defaults are in `renderers.options`; everything else
 is `TemplateRenderer` for all of them. `module` is the module of that package that has the class, such as
@@ -68,7 +68,7 @@ def renderer_class(family: str) -> type[FamilyRenderer]:
 
 
 class FamilyRenderer(TemplateRenderer):
-    """A `TemplateRenderer` with the rules of a family. Subclasses name the family; this class itself is of none.
+    """A `TemplateRenderer` with the rules of a family. Subclasses name the family; this class is of none.
 
     `config` is the family's configuration; None is its defaults. `processor`, a processor of transformers, is
     used in place of the one that the files of the tokenizer's directory describe. Raises what

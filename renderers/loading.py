@@ -154,7 +154,7 @@ def load_media_reader(
 
 
 def arguments_of_tokenizer(tokenizer: Any, settings: Settings, **others: Any) -> dict[str, Any]:
-    """The arguments of the `TemplateRenderer` of a loaded tokenizer with its chat template; see `create_renderer`.
+    """The arguments of the `TemplateRenderer` of a loaded tokenizer with its template; see `create_renderer`.
 
     `others` are `now`, `media_policy`, `media_store` and `processor`, a processor of transformers, which is used in
     place of the one that the files of the tokenizer's directory describe.

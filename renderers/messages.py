@@ -63,7 +63,7 @@ class TextPart(TypedDict):
 
 
 class ThinkingPart(TypedDict):
-    """Reasoning among the parts of an assistant message; it is checked and passed on as `reasoning_content`."""
+    """Reasoning among the parts of an assistant message; it is passed on as `reasoning_content`."""
 
     type: Literal["thinking"]
     thinking: str
@@ -134,7 +134,7 @@ class Message(_RequiredKeys, total=False):
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the conversation as new dicts without None-valued keys; raise a `MessageError` that names the place.
+    """The conversation as new dicts without None-valued keys. Raises a `MessageError` that names the place.
 
     Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are dropped
     here, so that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` may be None and
@@ -151,7 +151,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
-    """Raise a `MessageError` unless tools are a list of dicts, each a schema, bare or wrapped in OpenAI's form."""
+    """Raise a `MessageError` unless tools are a list of dicts, each a schema, bare or in OpenAI's form."""
     if tools is None:
         return
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
@@ -279,7 +279,7 @@ def with_medium(part: Mapping[str, Any], medium: object) -> dict[str, Any]:
 
 
 def part_kind(part: Mapping[str, Any]) -> str:
-    """The type of a part for templates: `text` or a modality; as in transformers, `image_url` is an `image`."""
+    """The type of a part for templates: `text` or a modality; as in transformers, `image_url` is `image`."""
     kind: str = part.get("type") or _inferred_type(part)
     return MEDIA_PART_TYPES.get(kind, kind)
 
@@ -419,7 +419,7 @@ def _check_tool_call(call: Any, message_index: int) -> dict[str, Any]:
 
 
 def _as_dict(call: Any) -> dict[str, Any]:
-    """The keys of a tool call that have a value; `call` is a dict or has the attributes of a `ParsedToolCall`."""
+    """The keys of a tool call that have a value; `call` is a dict or like a `ParsedToolCall`."""
     if not isinstance(call, Mapping):
         call = {name: getattr(call, name, None) for name in ("id", "name", "arguments")}
     return {key: value for key, value in call.items() if value is not None}

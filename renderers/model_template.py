@@ -1,4 +1,4 @@
-"""The template of a model: which of its sources is used, and the conversions of messages that come before it."""
+"""The template of a model: which of its sources is used, and the conversions that come before it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compiled_template(
 
 
 def converting(template: Template, options: RendererOptions) -> Template:
-    """The template with the conversions that the options ask for. That of content tries the other one, too."""
+    """The template with the conversions that the options ask for; that of content tries the other, too."""
     calls = [] if options.tool_arguments == "as_given" else [CallForms(template).convert]
     converted = ConvertedTemplate(template, *calls)
     contents = [] if options.content_form == "as_given" else [ContentForms(converted).convert]

@@ -86,7 +86,7 @@ class RendererOptions:
 
     @property
     def sound_of_videos(self) -> str | None:
-        """The name by which `chat_template_kwargs` ask for videos with their sound; None where they do not."""
+        """The name by which `chat_template_kwargs` ask for the sound of videos; None where they do not."""
         return next((name for name in _SOUND_OF_VIDEO if self.chat_template_kwargs.get(name)), None)
 
 

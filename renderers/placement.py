@@ -21,7 +21,7 @@ class Misplacement(NamedTuple):
 
 
 def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -> Misplacement | None:
-    """Check ranges that are listed in prompt order against a row of `num_tokens` tokens; None if all are right.
+    """Check ranges, listed in prompt order, against a row of `num_tokens` tokens; None if all are right.
 
     Each range must have at least one token, lie inside the row and begin where the range before it ends, or
     later; its `embed_runs` must be ascending and lie inside it.

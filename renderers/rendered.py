@@ -56,7 +56,7 @@ class PlaceholderRange:
 
     @property
     def is_embed(self) -> np.ndarray | None:
-        """Bool of shape (length,), True on feature tokens; None where all are, as in vLLM's `PlaceholderRange`."""
+        """Bool (length,), True on feature tokens; None where all are, as in vLLM's `PlaceholderRange`."""
         if self.embed_runs is None:
             return None
         mask = np.zeros(self.length, dtype=bool)
@@ -299,7 +299,7 @@ class RenderedTokens:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """A field of a pydantic model: validated from an instance or a dict of columns, written as such a dict."""
+        """A field of a pydantic model: read from an instance or a dict of columns, written as such a dict."""
         from pydantic_core import core_schema as schema
 
         ids, flags = schema.list_schema(schema.int_schema()), schema.list_schema(schema.bool_schema())
@@ -395,7 +395,7 @@ class RenderedTokens:
     # Per message.
 
     def tokens_per_message(self, n_messages: int | None = None, *, sampled_only: bool = False) -> list[int]:
-        """How many tokens each message owns, with the scaffold around it; only the first `n_messages` if given.
+        """How many tokens each message owns, with its scaffold; only the first `n_messages` if given.
 
         `sampled_only` counts only tokens that the model would have sampled, for example for a length penalty.
         """
@@ -406,11 +406,11 @@ class RenderedTokens:
         return counts[:n_messages]
 
     def message_token_spans(self) -> list[tuple[int, int] | None]:
-        """Per message, the half-open range from its first to its last token; None where nothing was printed."""
+        """Per message, the half-open range from its first to its last token; None if nothing was printed."""
         return [(runs[0][0], runs[-1][1]) if runs else None for runs in self.message_token_runs()]
 
     def message_token_runs(self) -> list[list[tuple[int, int]]]:
-        """Per message, the half-open token ranges that it owns, ascending: one unless the template moves text."""
+        """Per message, the half-open ranges that it owns, ascending: one unless the template moves text."""
         return self._runs(self._owned())
 
     # Per role.

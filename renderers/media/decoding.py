@@ -275,7 +275,7 @@ def count_frames(image: Image.Image, max_frames: int) -> int:
 
 
 def check_tiles(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
-    """Raise `MediaLimitError` for a TIFF with tiles larger than the limit: a tile is decompressed as a whole."""
+    """Raise `MediaLimitError` for a TIFF with tiles past the limit: a tile is decompressed as a whole."""
     tags = getattr(image, "tag_v2", {})
     width, height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_HEIGHT, 0)
     if width * height > policy.max_pixels:

@@ -113,7 +113,7 @@ class _PinnedBackend(httpcore.NetworkBackend):
 
 
 class _DeadlineStream(httpcore.NetworkStream):
-    """A connection with one deadline for everything that is read and written; it counts the bytes of the body.
+    """A connection with one deadline for all that is read and written; it counts the bytes of the body.
 
     httpcore limits the time of each single read, which a server that sends one byte now and then never
     exceeds. And it does not report that a server sent more than Content-Length: until the head of the

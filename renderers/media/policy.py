@@ -154,7 +154,7 @@ class MediaPolicy:
 
 
 def can_be_path(name: str | Path) -> bool:
-    """Whether a file of that name can exist: no NUL, and no character that the file system's encoding lacks."""
+    """Whether a file of that name can exist: no NUL, and all characters in the file system's encoding."""
     try:
         return b"\0" not in os.fsencode(name)
     except UnicodeEncodeError:  # a lone surrogate
@@ -173,7 +173,7 @@ def normal_host(host: str) -> str:
 
 
 def _matches(host: str, pattern: str) -> bool:
-    """Raises ValueError for a pattern that no host can match: a URL, a port, a `*` elsewhere than at the start."""
+    """Raises ValueError for a pattern that no host can match: a URL, a port, a `*` not at the start."""
     if pattern == "*":
         return True
     name = normal_host(pattern.removeprefix("*.").strip("[]"))

@@ -172,7 +172,7 @@ def _scheme(text: str) -> str:
 
 
 def _raw_form(value: Any, modality: Modality, rate: Any, policy: MediaPolicy) -> bytes | MediaSource | None:
-    """The form of pixels or samples that are in memory already; None for a file, and for what is no medium."""
+    """The form of pixels or samples that are in memory; None for a file, and for what is no medium."""
     if modality == "video" and isinstance(value, (list, tuple)):
         return frames_to_raw(_frames(value, policy), _frame_rate(rate))
     if modality == "audio":
@@ -191,7 +191,7 @@ def _raw_form(value: Any, modality: Modality, rate: Any, policy: MediaPolicy) ->
 
 
 def _check(source: MediaSource, part: Mapping[str, Any], rate: Any, policy: MediaPolicy) -> None:
-    """Raise `MediaError` for a source of another modality than that of its part, or past the limits of the policy.
+    """Raise `MediaError` for a source of another modality than its part, or past the limits of the policy.
 
     Bytes of an unknown type are left to the decoder.
     """
@@ -225,7 +225,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _array(value: Any, policy: MediaPolicy, *, of_frames: bool = False) -> np.ndarray | None:
-    """An array as it is, or a torch tensor with its channels last (copied only from an accelerator); else None."""
+    """An array as it is, or a torch tensor with channels last (copied only from an accelerator); else None."""
     is_tensor = _is_tensor(value)
     if not is_tensor and not isinstance(value, np.ndarray):
         return None
@@ -239,7 +239,7 @@ def _array(value: Any, policy: MediaPolicy, *, of_frames: bool = False) -> np.nd
 
 
 def _source_of_file(value: Any, policy: MediaPolicy, expected: str) -> MediaSource:
-    """The source of bytes, in memory or behind a URL or path. `expected` says in errors what the value may be."""
+    """The source of bytes, in memory or behind a URL or path. `expected`: what the value may be, for errors."""
     if isinstance(value, MediaSource):
         _check_bytes(value.data, policy)
         value.verify()  # the digest is trusted from here on
@@ -319,7 +319,7 @@ def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> N
 
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
-    """The shape of an image or frames, channels moved to the end. Raises `MediaError` for other tensors."""
+    """The shape of an image or frames, channels last. Raises `MediaError` for other tensors."""
     check_holds_data(tensor)
     if str(tensor.dtype) != "torch.uint8":
         raise MediaError(

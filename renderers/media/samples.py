@@ -37,7 +37,7 @@ _WAV_PCM, _WAV_FLOAT = 1, 3
 
 
 class Samples(NamedTuple):
-    """`data` is int16 or float32 (samples, channels), int16 a view of the source; `sampling_rate` is in hertz."""
+    """`data`: int16 or float32 (samples, channels), int16 a view of the source; `sampling_rate` in hertz."""
 
     data: np.ndarray
     sampling_rate: int
@@ -146,7 +146,7 @@ def check_rate(sampling_rate: Any) -> int:
 
 
 def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
-    """The value of an audio part and its sampling rate; both may be in a dict, as rows of `datasets` have them.
+    """The value of an audio part and its sampling rate; both may be in a dict, as in rows of `datasets`.
 
     A dict is `{"array": ..., "sampling_rate": ...}`, or `{"bytes": ..., "path": ...}` with one of them.
     """

@@ -70,7 +70,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _resolve(host: str, port: int, deadline: Deadline, url: str) -> list[str]:
-    """Resolve a host name in a thread: a resolver that does not answer cannot be interrupted, only abandoned."""
+    """Resolve a host name in a thread: a resolver that does not answer can only be abandoned."""
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def resolve() -> None:

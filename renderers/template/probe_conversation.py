@@ -65,7 +65,7 @@ def probe_message(role: str, form: ContentForm, **fields: Any) -> dict[str, Any]
 
 
 def calling_turns(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Turns that call the probe tool without arguments, as an object and as text: a template may refuse either."""
+    """Turns that call the probe tool without arguments, as object and as text: a template may refuse either."""
     return [calling_turn(answer, {}), calling_turn(answer, "{}")]
 
 

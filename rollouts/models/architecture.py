@@ -1,4 +1,4 @@
-"""What a forward pass needs to know about a model of transformers, read from its classes and its configuration."""
+"""What a forward pass needs to know about a model, read from its classes and its configuration."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _copied(module: Any) -> Any:
 
 
 def _without_adapters(model: Any) -> Any:
-    """The model that one of PEFT wraps; its adapters stay in the modules of that model. Any other as it is."""
+    """The model that one of PEFT wraps, with its adapters in its modules. Any other as it is."""
     unwrap = getattr(model, "get_base_model", None)
     return model if unwrap is None else unwrap()
 

@@ -1,4 +1,4 @@
-"""The experts that a mixture-of-experts model chooses in a forward pass: recorded, and replaced by given ones."""
+"""The experts that a model chooses in a forward pass: recorded, and replaced by given ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOPK = (torch.topk, torch.Tensor.topk)
 
 @dataclass(slots=True)
 class RoutingComparison:
-    """`choices`: how many times a layer chose the experts of a token; `different`: how often it chose others."""
+    """`choices`: how often a layer chose the experts of a token; `different`: how often it chose others."""
 
     choices: int = 0
     different: int = 0

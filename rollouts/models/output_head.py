@@ -1,4 +1,4 @@
-"""The output layer of a model as numbers, checked against the model: softcap(scale * (hidden @ weight.T + bias)).
+"""The output layer as numbers, checked against the model: softcap(scale * (hidden @ weight.T + bias)).
 
 With them, log-probabilities are computed on chosen positions and in chunks; the full logits never exist.
 """
@@ -208,7 +208,7 @@ def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
 def check_equal_states(
     architecture: Architecture, states: tuple[torch.Tensor, torch.Tensor], when: str, consequence: str
 ) -> None:
-    """Raise `UnsupportedModelError` for hidden states that differ more than equal ones in another order may."""
+    """Raise `UnsupportedModelError` for hidden states that differ more than rounding explains."""
     difference = relative_difference(*states)
     if not difference <= tolerance(states[0].dtype):
         name = type(architecture.base).__name__

@@ -1,4 +1,4 @@
-"""Attention masks of packed rows: the masks that the model makes for each sequence, as blocks on the diagonal."""
+"""Attention masks of packed rows: those that the model makes for each sequence, as diagonal blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollouts.models.placed_rows import PlacedRows
 
 
 def packed_masks(architecture: Architecture, rows: PlacedRows, token_types: torch.Tensor) -> Any:
-    """What the model's forward takes as `attention_mask`: a mask (B, 1, T, T), or a dict of them by type of layer.
+    """What the forward takes as `attention_mask`: a mask (B, 1, T, T), or a dict of them by type of layer.
 
     `token_types` int64 (B, T), on the model's device. The blocks come from `create_masks_for_generate`, with
     which `generate` prepares masks: sliding windows, and images attended in both directions, are as the model
@@ -31,7 +31,7 @@ def packed_masks(architecture: Architecture, rows: PlacedRows, token_types: torc
 
 
 def _blocks(architecture: Architecture, token_types: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    """The masks (L, L) of one sequence with `token_types` (1, L), by type of layer; "" if all layers have one."""
+    """Masks (L, L) of one sequence with `token_types` (1, L), by type of layer; "" if all layers have one."""
     from transformers.masking_utils import create_masks_for_generate
 
     model, length = architecture.model, token_types.shape[1]

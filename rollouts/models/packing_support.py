@@ -30,7 +30,7 @@ _TYPES = ([0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0])
 
 
 def packing_of(architecture: Architecture, *, with_media: bool) -> Packing | None:
-    """How the hidden states of a sequence become independent of the sequence before it in a packed row, if at all.
+    """How the hidden states of a sequence become independent of the one before it in a packed row, if at all.
 
     transformers separates attention where positions begin again. Some classes do not pass the positions to
     their masks, or lose them where images are attended in both directions (`with_media`): they get masks.
@@ -68,7 +68,7 @@ def _separates(architecture: Architecture, packing: Packing, with_types: bool) -
 def _states(
     architecture: Architecture, packing: Packing, first: np.ndarray, second: np.ndarray, types: list[int]
 ) -> torch.Tensor:
-    """Hidden states (12, H) of two sequences in one row; with the same random numbers for dropout in each call."""
+    """Hidden states (12, H) of two sequences in one row; with equal random numbers for dropout."""
     rows = placed_rows([TokenRow(first), TokenRow(second)], pad_id=0, layout="packed")
     inputs = forward_inputs(architecture, rows, architecture.base, row_positions(architecture, rows)[0])
     given = torch.tensor([types], device=architecture.model.device)

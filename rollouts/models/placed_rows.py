@@ -100,7 +100,7 @@ class PlacedRows:
 def place(
     lengths: Sequence[int], layout: Layout, side: Side = "right", multiple_of: int = 1
 ) -> tuple[np.ndarray, tuple[int, int]]:
-    """Where sequences of these lengths begin, int64 (N, 2) row and column, and the numbers of rows and columns.
+    """Where sequences of these lengths begin, int64 (N, 2) row and column, and how many rows and columns.
 
     The number of columns is rounded up to a multiple of `multiple_of`; no sequences have 0 rows and 0
     columns. Raises `ArgumentError` for values that do not exist.

@@ -73,7 +73,7 @@ def _first_error(rows: PlacedRows, wrong: np.ndarray, reason: str) -> SampleErro
 
 
 def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
-    """The base model, or a shallow copy of it that finds placeholders by range and encodes each sound by itself.
+    """The base model, or a shallow copy that finds placeholders by range and encodes each sound by itself.
 
     The copy is needed for literal placeholder tokens, for rows with images and videos in a model that has one
     id for both, and for sounds of different lengths. It shares parameters, submodules and hooks with the base
@@ -118,13 +118,13 @@ def _search_by_range(architecture: Architecture, base: Any, rows: PlacedRows) ->
 
 
 def _kind(item: MediaItem) -> int:
-    """The token type of the features that an item becomes: some models take the frames of a video as images."""
+    """The token type of the features of an item: some models take the frames of a video as images."""
     is_image = item.modality == "video" and "pixel_values_videos" not in item
     return TOKEN_TYPE_IDS["image" if is_image else item.modality]
 
 
 def base_for_text(architecture: Architecture, token_ids: torch.Tensor) -> Any:
-    """The base model for ids (B, T) that are all text; a copy, as of `base_for`, if one has a placeholder's id."""
+    """The base model for ids (B, T) of text; a copy, as of `base_for`, if one has a placeholder's id."""
     if architecture.search in (None, MERGE, EXTEND) or not architecture.placeholder_ids:
         return architecture.base  # the last two merge nothing without features
     literal = torch.isin(token_ids, torch.tensor(sorted(architecture.placeholder_ids), device=token_ids.device))

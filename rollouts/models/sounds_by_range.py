@@ -1,4 +1,4 @@
-"""Sounds by range, and each by itself, in models whose own code merges them by token id or in padded batches."""
+"""Sounds by range, each by itself, in models whose code merges them by token id or in padded batches."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def extending(base: Any, neutral_id: int, rows: PlacedRows, tokens: torch.Tensor
 
 
 def length_heard_otherwise(search: str | None, media: Sequence[PlacedItem]) -> int:
-    """How many first tokens of a sequence Phi-4 has sampled with other features of its sounds than the whole has.
+    """How many first tokens of a sequence Phi-4 sampled with other features of its sounds than the whole has.
 
     Those are the tokens before the first image, if a sound is among them; else 0.
     """

@@ -321,7 +321,7 @@ def _selected(batches: Sequence[TrainingBatch], chosen: np.ndarray) -> TrainingB
 
 
 def _equal_tensors(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether both are None, or tensors of one dtype, shape and device with equal values, NaN equal to NaN."""
+    """Whether both are None, or tensors of one dtype, shape, device and values, NaN equal to NaN."""
     if one is None or other is None:
         return one is other
     if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):

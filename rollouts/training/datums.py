@@ -131,7 +131,7 @@ def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, 
 def _check_candidates(
     name: str, inputs: Mapping[str, np.ndarray], of_first: Mapping[str, np.ndarray], vocabulary: int
 ) -> None:
-    """The ids of a teacher are those of the model, and each row has as many, with a log-probability for each."""
+    """The ids of a teacher are those of the model; each row has as many, with a log-probability for each."""
     ids, logprobs = inputs["teacher_top_ids"], inputs["teacher_top_logprobs"]
     if ids.shape != logprobs.shape or ids.shape[1:] != of_first["teacher_top_ids"].shape[1:]:
         reason = f"teacher_top_ids is {ids.shape} and teacher_top_logprobs {logprobs.shape}"

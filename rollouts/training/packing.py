@@ -1,4 +1,4 @@
-"""Plans which rows and which ranks the samples of a step are packed in, within budgets of tokens and patches."""
+"""Plans the rows and ranks that samples of a step are packed in, within budgets of tokens and patches."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _groups(samples: Sequence[TrainingSample], ranks: int, uniform_modality: boo
 def _fill(
     bins: Bins, groups: Sequence[_Group], stand_in: int, ranks: int, costs: np.ndarray, max_tokens: int
 ) -> list[range]:
-    """Fill the bins with the groups, and return the rows of each group; their numbers are multiples of `ranks`.
+    """Fill the bins with the groups; the rows of each group, whose numbers are multiples of `ranks`.
 
     The last group also takes the room that the groups before it have left. `stand_in` is the number of the
     first stand-in.

@@ -1,4 +1,4 @@
-"""Tensors of the samples of a batch, with one row for each token: taken out of its rows, and laid out in them."""
+"""Tensors of samples with a row for each token: taken out of the rows of a batch, and laid out in them."""
 
 from __future__ import annotations
 
