@@ -250,7 +250,12 @@ class _SharedSend:
         self._ended.set()
 
     async def _receive(self, update_info: Mapping[str, Any]) -> None:
-        await asyncio.gather(*(receive(update_info) for receive in self._receivers))
+        calls = (receive(update_info) for receive in self._receivers)
+        # All of them: a server must not be asked to end a transfer while it receives.
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for error in outcomes:
+            if error is not None:
+                raise error
 
 
 async def _until_given_up(member: Member, name: str, call: Awaitable[Any]) -> Any:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import ssl
 import zlib
@@ -21,6 +22,7 @@ from rollouts.calls import in_tiny_pieces
 from rollouts.engines.http.address import redacted
 from rollouts.errors import (
     EngineError,
+    InvalidRequestError,
     MalformedResultError,
     ServerError,
     ServerTimeoutError,
@@ -33,6 +35,21 @@ Body = Sequence[bytes | memoryview]
 # because the event loop copies what the socket does not accept at once. So there is never a copy of more than
 # one piece.
 _PIECE_BYTES = 256 * 1024
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+def open_object(name: str, fields: Mapping[str, Any]) -> bytes:
+    """The JSON of an object without its last brace, so that large members can follow.
+
+    Raises `InvalidRequestError` for request `name` where a sampling option cannot be written.
+    """
+    try:
+        return _ENCODER.encode(fields)[:-1].encode()
+    except (TypeError, ValueError) as error:
+        reason = f"a sampling option cannot be written as JSON ({error}): {fields['sampling_params']}"
+        raise InvalidRequestError(name, reason) from error
 
 
 class SegmentsPayload(Payload):

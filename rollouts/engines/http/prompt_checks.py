@@ -40,16 +40,19 @@ def header_violations(request: GenerateRequest) -> Iterator[str]:
 def option_violations(
     request: GenerateRequest, vocab_size: int | None, allowed: Collection[str], refused: Mapping[str, str]
 ) -> Iterator[str]:
-    """Check stop tokens, and the names in `sampling.extra`: those that a server takes, and the reasons
-    against others.
+    """Check what all servers take: greedy samples, stop tokens, and the names in `sampling.extra`, `allowed`
+    ones and those that are `refused`, with the reasons.
 
     `vocab_size` None: any token of 63 bits.
     """
+    sampling = request.sampling
+    if sampling.temperature == 0 and sampling.n > 1:
+        yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
     limit = 2**63 if vocab_size is None else vocab_size
-    for token in request.sampling.stop_token_ids:
+    for token in sampling.stop_token_ids:
         if not 0 <= token < limit:
             yield f"stop_token_ids holds {token}, which is not in a vocabulary of {limit}"
-    for name in request.sampling.extra:
+    for name in sampling.extra:
         if name in refused:
             yield f"sampling.extra holds {name!r}: {refused[name]}"
         elif name not in allowed:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from renderers import RenderedTokens
-from rollouts.engines.http.exchange import Body
+from rollouts.engines.http.exchange import Body, open_object
 from rollouts.engines.http.responses import reading, reported_spans, server_error
 from rollouts.engines.http.source_files import source_file
 from rollouts.engines.protocol import (
@@ -25,9 +25,7 @@ from rollouts.engines.protocol import (
 )
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
 from rollouts.engines.token_checks import float32_array, logprobs_error, token_ids_error
-from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError, ServerError
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+from rollouts.errors import MalformedResultError, MissingLogProbsError, ServerError
 
 
 def request_body(
@@ -61,12 +59,7 @@ def request_body(
         fields["lora_path"] = request.adapter
     if experts and capabilities.routed_experts:
         fields["return_routed_experts"] = True
-    try:
-        opening = _ENCODER.encode(fields)[:-1].encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(
-            request.request_id, f"a sampling option cannot be written as JSON ({error}): {fields['sampling_params']}"
-        ) from error
+    opening = open_object(request.request_id, fields)
     if not request.media:
         return [opening, b"}"]
     segments: list[bytes | memoryview] = [opening, b',"image_data":[']

@@ -79,8 +79,6 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
     """The values that SGLang refuses or changes, or with which it would end. `vocab_size` None: it is not
     known."""
     sampling = request.sampling
-    if sampling.temperature == 0 and sampling.n > 1:
-        yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
         yield f"temperature is {sampling.temperature}, which SGLang replaces by 0; use 0 or at least {_MIN_TEMPERATURE}"
     seed = sampling.seed

@@ -12,13 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollouts.engines.http.exchange import Body
+from rollouts.engines.http.exchange import Body, open_object
 from rollouts.engines.http.responses import reading, reported_spans, server_error
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TopLogprobs
 from rollouts.engines.token_checks import float32_array
-from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
+from rollouts.errors import MalformedResultError, MissingLogProbsError
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 #: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token
 #: ("each").
 Chunks = Literal["first", "each"] | None
@@ -42,23 +41,17 @@ def request_body(
 
     Raises `InvalidRequestError` for sampling options that JSON cannot represent.
     """
-    sampling = _sampling(request, chunks, cuts_likeliest)
     fields: dict[str, Any] = {
         "request_id": request.request_id,
         "model": model,
-        "sampling_params": sampling,
+        "sampling_params": _sampling(request, chunks, cuts_likeliest),
         "stream": chunks is not None,
         "return_token_ids": return_prompt,
         "token_ids": prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist(),
     }
     if cache_salt is not None:
         fields["cache_salt"] = cache_salt
-    try:
-        opening = _ENCODER.encode(fields)[:-1].encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(
-            request.request_id, f"a sampling option cannot be written as JSON ({error}): {sampling}"
-        ) from error
+    opening = open_object(request.request_id, fields)
     return [opening, b",", *media, b"}"] if media else [opening, b"}"]
 
 

@@ -59,8 +59,6 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
     """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked
     types."""
     sampling = request.sampling
-    if sampling.temperature == 0 and sampling.n > 1:
-        yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
         yield (
             f"temperature is {sampling.temperature}, which vLLM replaces by {_MIN_TEMPERATURE}; use 0 "
