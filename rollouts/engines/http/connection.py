@@ -44,7 +44,7 @@ class HttpLimits(Bounded):
     connections are closed after `keepalive_seconds`, which must be less than the server's own time (5 s in
     vLLM), so that no request is sent on a connection that the server is closing. The wait before retry number
     n is at most `backoff_seconds` * 2**(n - 1) and at most `longest_backoff_seconds`, which also bounds what
-    a server can demand with Retry-After. `response_bytes` bounds a response after decompression.
+    a server can demand with Retry-After. `response_bytes` bounds a response.
     """
 
     concurrency: int = whole_field(512)
@@ -139,7 +139,7 @@ class ServerConnection:
         self._is_retried = is_retried
         self._proxy = _proxy_to(self.base_url) if uses_proxies else None
         self._seconds_option = seconds_option
-        self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "gzip"}
+        self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "identity"}
         if authorization is not None:
             self._headers["Authorization"] = authorization
         self.without_key = key_remover((authorization or "").rpartition(" ")[2])
@@ -361,7 +361,7 @@ class ServerConnection:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=tls, **connector),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # aiohttp takes a compressed body that ends too early for a whole one
+            auto_decompress=False,  # a small body could become gigabytes
             headers=self._headers,
             proxy=self._proxy,
             timeout=aiohttp.ClientTimeout(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import ssl
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,8 +74,7 @@ class SegmentsPayload(Payload):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One request through all of its attempts. `response_bytes` bounds the decompressed body of each
-    response."""
+    """One request through all of its attempts. `response_bytes` bounds the body of each response."""
 
     name: str
     method: str
@@ -90,7 +88,6 @@ class Call:
     deadline: float = 0.0
     unanswered: bool = False  # whether the last attempt ended before the first byte of a response
     received: int = 0
-    _gzip: Any = None  # the decompressor of the response
 
     @property
     def place(self) -> str:
@@ -114,7 +111,9 @@ class Call:
         except aiohttp.ClientError as error:
             raise self._typed(error) from error
         try:
-            self._gzip = self._decompressor(response)
+            if (encoding := response.headers.get("content-encoding", "identity")).lower() != "identity":
+                reason = f"the encoding {encoding!r:.40} was not asked for"
+                raise MalformedResultError(self.name, f"{self.place}: {reason}")
             if 300 <= response.status < 400:
                 target = re.split(r"[?#]", redacted(response.headers.get("location", "")))[0]
                 raise ServerError(
@@ -138,17 +137,11 @@ class Call:
             raise
 
     async def read(self, response: aiohttp.ClientResponse) -> bytes:
-        """The next piece of the decompressed body as it arrives; empty at its end."""
-        piece = b""
-        while not piece and not response.content.at_eof():
-            try:
-                piece = await response.content.readany()
-            except aiohttp.ClientError as error:
-                raise self._typed(error) from error
-            if self._gzip is not None:
-                piece = self._decompressed(piece)
-        if not piece and self._gzip is not None and not self._gzip.eof:
-            raise MalformedResultError(self.name, f"{self.place}: the compressed body ends too early")
+        """The next piece of the body as it arrives; empty at its end."""
+        try:
+            piece = await response.content.readany()
+        except aiohttp.ClientError as error:
+            raise self._typed(error) from error
         self.received += len(piece)
         if self.received > self.response_bytes:
             raise MalformedResultError(
@@ -157,22 +150,6 @@ class Call:
                 "if such responses are expected",
             )
         return piece
-
-    def _decompressor(self, response: aiohttp.ClientResponse) -> Any:
-        encoding = response.headers.get("content-encoding", "identity").lower()
-        if encoding == "identity":
-            return None
-        if encoding != "gzip":
-            raise MalformedResultError(self.name, f"{self.place}: the encoding {encoding!r:.40} was not asked for")
-        return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-
-    def _decompressed(self, piece: bytes) -> bytes:
-        """At most one byte more than the bound of the response; what exceeds it is refused by `read`."""
-        try:
-            data: bytes = self._gzip.decompress(piece, self.response_bytes + 1 - self.received)
-        except zlib.error as error:
-            raise MalformedResultError(self.name, f"{self.place}: the compressed body is invalid: {error}") from error
-        return data
 
     def unreachable(self, reason: ConnectionError) -> ServerUnreachableError:
         times = "once" if self.attempt == 1 else f"{self.attempt} times"

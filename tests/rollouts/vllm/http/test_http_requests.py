@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-import zlib
 
 import numpy as np
 import pytest
@@ -75,30 +74,15 @@ async def test_a_proxy_in_the_environment_is_not_used(
     assert (await generate(connection)).status == 200
 
 
-async def test_gzip_is_decoded(server: FakeVLLM, connection: ServerConnection) -> None:
-    server.script[GENERATE] += [Response(body=zlib.compress(b"[1]", wbits=31), headers={"content-encoding": "gzip"})]
-    assert (await generate(connection)).json() == [1]
-
-
-@pytest.mark.parametrize(
-    ("body", "encoding"),
-    [
-        (b"never zipped", "gzip"),
-        (b"", "gzip"),
-        (zlib.compress(b"{}", wbits=31)[:-8], "gzip"),
-        (zlib.compress(b'{"text": "%s"}' % bytes(range(32, 127)), wbits=31)[:-40], "gzip"),
-        (b"{}", "zstd"),
-        (b"{}", "rot13"),
-        (zlib.compress(zlib.compress(b"{}", wbits=31), wbits=31), "gzip, gzip"),
-    ],
-)
-async def test_a_broken_cut_or_unknown_encoding_is_an_error(
-    server: FakeVLLM, connection: ServerConnection, body: bytes, encoding: str
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "gzip, gzip"])
+async def test_a_compressed_response_is_an_error_because_none_was_asked_for(
+    server: FakeVLLM, connection: ServerConnection, encoding: str
 ) -> None:
-    server.script[GENERATE] += [Response(body=body, headers={"content-encoding": encoding})]
-    with pytest.raises(MalformedResultError, match=r"encoding|compressed"):
+    server.script[GENERATE] += [Response(body=b"{}", headers={"content-encoding": encoding})]
+    with pytest.raises(MalformedResultError, match="was not asked for"):
         await generate(connection)
     assert len(server.requests) == 1
+    assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.slow
@@ -112,22 +96,6 @@ async def test_the_size_of_a_response_is_bounded_while_it_is_read(server: FakeVL
             with pytest.raises(MalformedResultError, match=outcome):
                 await generate(connection)
     await server.requests[-1].disconnected.wait()
-    await connection.close()
-
-
-@pytest.mark.slow
-async def test_a_gzip_bomb_is_stopped_at_the_bound(server: FakeVLLM) -> None:
-    bomb = zlib.compress(bytes(256 * 2**20), wbits=31)
-    connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=2**20))
-    server.script[GENERATE] += [Response(body=bomb, headers={"content-encoding": "gzip"})]
-    tracemalloc.start()
-    try:
-        with pytest.raises(MalformedResultError, match="response_bytes"):
-            await generate(connection)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 8 * 2**20
     await connection.close()
 
 
