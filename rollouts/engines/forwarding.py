@@ -64,6 +64,10 @@ class ForwardingEngine(Engine):
         return self.engine.streams
 
     @property
+    def base_url(self) -> str:
+        return self.engine.base_url
+
+    @property
     def control(self) -> Any:
         return self.engine.control
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 import numpy as np
 
 from renderers import Message, MultiModalData, ParsedResponse
+from renderers.media.policy import MediaPolicy
 from renderers.placement import PlacedItem
 from rollouts.calls import ClosedAtEnd
 from rollouts.engines.token_checks import prompt_error
@@ -287,6 +288,11 @@ class Engine(ClosedAtEnd):
         """Whether `generate` reports tokens as they are sampled."""
         return False
 
+    @property
+    def base_url(self) -> str:
+        """The address of its server, without credentials; empty for an engine without one."""
+        return ""
+
     #: The control calls of its server: pauses, sleep, caches, weights, metrics.
     control: Any = None
 
@@ -403,6 +409,8 @@ class ChatEngine(ClosedAtEnd):
 
     #: The name of the model.
     model: str = ""
+    #: Which URLs and paths of media are read.
+    media_policy: MediaPolicy = MediaPolicy()
 
     @abstractmethod
     async def chat(

@@ -54,7 +54,7 @@ class ChatRecorder(EpisodeRecorder):
     def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
         super().__init__(trajectory, settings, activity)
         self.engine = cast(ChatEngine, settings.engine)
-        self._policy: MediaPolicy = getattr(self.engine, "media_policy", None) or MediaPolicy()
+        self._policy: MediaPolicy = self.engine.media_policy
 
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
         began = time.perf_counter()

@@ -70,8 +70,7 @@ class Member:
     @property
     def servers(self) -> tuple[str, ...]:
         """The address of its server, without credentials; empty for an engine that has none."""
-        address = getattr(self.engine, "base_url", None)
-        return (address,) if isinstance(address, str) else ()
+        return (self.engine.base_url,) if self.engine.base_url else ()
 
     def status(self) -> MemberStatus:
         return MemberStatus(self.name, self.state, self.reason, self.in_flight, self.weight_version)
