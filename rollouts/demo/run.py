@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -177,9 +178,8 @@ class Results:
             file.write(text.encode())
 
 
-def local_policy(model_directory: Path) -> Engine:
-    """Return a policy in this process."""
-    return LocalEngine.from_pretrained(model_directory, attn_implementation=ATTENTION)
+#: Makes a policy in this process.
+local_policy = partial(LocalEngine.from_pretrained, attn_implementation=ATTENTION)
 
 
 class Demo:

@@ -96,12 +96,6 @@ def _without_absent(message: Any) -> Any:
     return copied
 
 
-def check_prompt_function(messages: object) -> None:
-    """Raises `ArgumentError` for messages that are given in place of the function that makes them."""
-    if not callable(messages):
-        raise ArgumentError("messages", messages, "pass a function of the task that returns a list of messages")
-
-
 class ScoredPrompt:
     """An environment of one turn: `messages(task)` is the prompt, `score(completion, task)` the reward.
 
@@ -127,7 +121,6 @@ class ScoredPrompt:
         messages: Callable[[Any], Sequence[Message] | Awaitable[Sequence[Message]]],
         score: Callable[[Message, Any], Any] | Reward | Sequence[Reward],
     ) -> None:
-        check_prompt_function(messages)
         self._task = task
         self._messages = messages
         self._rewards = rewards_of(score)

@@ -127,11 +127,8 @@ class Judge:
         cache_bytes: int = 64 * 2**20,
         name: str = "judge",
     ) -> None:
-        if not isinstance(engine, ChatEngine):
-            if not isinstance(engine, Engine):
-                raise ArgumentError("engine", engine, "pass a ChatEndpoint, or an engine with renderer=")
-            if not hasattr(renderer, "render"):
-                raise ArgumentError("renderer", renderer, "pass the renderer of the engine's model")
+        if not isinstance(engine, ChatEngine) and renderer is None:
+            raise ArgumentError("renderer", renderer, "pass the renderer of the engine's model, or a ChatEndpoint")
         self.name = name
         self._engine = engine
         self._renderer = renderer

@@ -198,22 +198,17 @@ async def on_unrouted(request: Request, error: Exception) -> Response:
     The response names the routes or methods that there are.
     """
     assert isinstance(error, HTTPException)  # the only one that it is registered for
-    methods = _methods(request) if error.status_code == 405 else []
-    if methods:
+    if error.status_code == 405:
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
+        methods = sorted({method for route in routes for method in route.methods or ()})
         message = f"{_quoted(request)}: this path takes {' and '.join(methods)}"
         response = error_response(RequestError(error.status_code, message, code="method_not_supported"))
         response.headers["Allow"] = ", ".join(methods)
     else:
-        routes = "POST /v1/chat/completions and GET /v1/models"
-        message = f"{_quoted(request)}: there is no such route. The routes of OpenAI's API are {routes}"
+        known = "POST /v1/chat/completions and GET /v1/models"
+        message = f"{_quoted(request)}: there is no such route. The routes of OpenAI's API are {known}"
         response = error_response(RequestError(error.status_code, message, code="unknown_url"))
     return response
-
-
-def _methods(request: Request) -> list[str]:
-    """The methods of all routes with the path of the request."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
-    return sorted({method for route in routes for method in route.methods or ()})
 
 
 def _quoted(request: Request) -> str:

@@ -59,7 +59,21 @@ def create_app(
     another origin sends. Bodies of more than `max_body_bytes`, also after they are decompressed, get status 413.
     """
     keyed = services if isinstance(services, Mapping) else {"": services}
-    apps = {key: (service, _app_of(service, max_body_bytes)) for key, service in keyed.items()}
+    handlers: dict[Any, Any] = {
+        **dict.fromkeys((RolloutsError, Exception), _on_error),
+        HTTPException: _on_unrouted,
+        ClientDisconnect: lambda request, error: Response(status_code=499),  # nginx's; nobody receives it
+    }
+    apps = {
+        key: (
+            service,
+            Starlette(
+                routes=[*_Routes(service, max_body_bytes).routes(), *rest_routes(service.directory, service)],
+                exception_handlers=handlers,
+            ),
+        )
+        for key, service in keyed.items()
+    }
     middleware = [Middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)]
     if isinstance(services, Mapping):
         app: ASGIApp = KeyDispatch(apps)
@@ -93,18 +107,6 @@ async def _tidy(services: Sequence[Service]) -> None:
                 await service.tidy()
             except Exception:  # the next time all of them are tried again
                 log.exception("what idle sessions hold could not be released")
-
-
-def _app_of(service: Service, max_body_bytes: int) -> Starlette:
-    return Starlette(
-        routes=[*_Routes(service, max_body_bytes).routes(), *rest_routes(service.directory, service)],
-        exception_handlers={
-            RolloutsError: _on_error,
-            HTTPException: _on_unrouted,
-            ClientDisconnect: _on_disconnect,
-            Exception: _on_error,
-        },
-    )
 
 
 class _Routes:
@@ -240,10 +242,6 @@ def _on_error(request: Request, error: Exception) -> Response:
     outcome = failure(error)
     status = error.status if isinstance(error, RequestError) else 400 if outcome["category"] == "user" else 500
     return JSONResponse({"detail": outcome["error"], **outcome}, status)
-
-
-def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nginx's; nobody receives it
 
 
 def _on_unrouted(request: Request, error: Exception) -> Response:

@@ -76,13 +76,9 @@ def model_app(
             SampleRecords(directory / "trajectories.mmr", decode=reader.tokenizer.decode) if record else None,
         )
 
-    services = {key: service(run / _user(key)) for key in keys}
+    # The folder of a user is the same wherever the key stands in its file, and no way back to it.
+    services = {key: service(run / f"user-{hashlib.sha256(key.encode()).hexdigest()[:16]}") for key in keys}
     return create_app(services or service(run), **options)
-
-
-def _user(key: str) -> str:
-    """The folder of the user of a key: the same wherever the key stands in its file, and no way back to it."""
-    return f"user-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def _sinks(directory: Path, tensorboard: bool, wandb: str | None) -> list[MetricSink]:

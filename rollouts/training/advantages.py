@@ -97,10 +97,8 @@ def _are_equal(rewards: np.ndarray) -> bool:
 
 def _grouped(groups: Sequence[Hashable], count: int) -> Iterator[tuple[Hashable, list[int]]]:
     names = _as_value(groups)
-    if isinstance(names, Set | Mapping) or not isinstance(names, Collection):
-        raise ArgumentError("groups", groups, "pass a list with the group of each reward")
-    if len(names) != count:
-        raise ArgumentError("groups", groups, f"pass the group of each of the {count} rewards")
+    if isinstance(names, Set | Mapping) or not isinstance(names, Collection) or len(names) != count:
+        raise ArgumentError("groups", groups, f"pass a list with the group of each of the {count} rewards")
     indices_by_group: dict[Hashable, list[int]] = {}
     for index, group in enumerate(names):
         indices_by_group.setdefault(_group_name(group, index), []).append(index)
@@ -148,9 +146,7 @@ _LARGEST = 1e18
 def _checked_lengths(lengths: Sequence[int], count: int) -> np.ndarray:
     """The lengths as float64 (n,)."""
     values = np.asarray(_as_list(lengths))
-    if values.shape != (count,) or (count and values.dtype.kind not in "iu"):
-        raise ArgumentError("lengths", lengths, f"pass one number of tokens for each of {count} rewards")
-    if len(wrong := np.flatnonzero(values < 1)):
-        rule = "leave out the episode, which has no trained token"
-        raise ArgumentError(f"length {wrong[0]}", int(values[wrong[0]]), rule)
+    if values.shape != (count,) or (count and (values.dtype.kind not in "iu" or values.min() < 1)):
+        rule = f"pass one number of tokens for each of {count} rewards, without episodes that have none"
+        raise ArgumentError("lengths", lengths, rule)
     return values.astype(np.float64)

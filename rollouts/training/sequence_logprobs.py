@@ -58,7 +58,7 @@ def sequence_logprobs(
     gradients, that takes about three tiles of float32, and for hidden states of less precision one float32 (P, H), in
     which their gradient is summed. Raises `ArgumentError` for other targets, and for values out of range.
     """
-    _check_tensors(hidden, weight, targets, bias)
+    _check_targets(hidden, weight, targets)
     head = _Head(
         check_positive("scale", scale),
         None if softcap is None else check_positive("softcap", softcap),
@@ -265,11 +265,7 @@ def _part(values: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
     return None if values is None else values[rows]
 
 
-def _check_tensors(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None
-) -> None:
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentError("bias", _kind(bias), f"pass ({len(weight)},), one value for each row of weight, or None")
+def _check_targets(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
     is_wrong = targets.dim() not in (1, 2) or targets.shape[:1] != hidden.shape[:1]
     if is_wrong or targets.is_floating_point() or targets.dtype == torch.bool:
         rule = f"pass integers ({len(hidden)},), one token id for each position, or ({len(hidden)}, K) for K"

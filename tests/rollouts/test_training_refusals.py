@@ -95,17 +95,20 @@ BATCHES = [
 
 ARGUMENTS = [
     # Advantages.
-    (lambda: group_advantages([1.0, 2.0], ["a"]), "pass the group of each of the 2 rewards"),
+    (lambda: group_advantages([1.0, 2.0], ["a"]), "pass a list with the group of each of the 2 rewards"),
     (lambda: group_advantages([1.0, math.nan], ["a", "a"]), "reward 1 is nan; pass finite numbers"),
     (lambda: degenerate_groups([1.0, 1e300], ["a", "a"]), "reward 1 is 1e+300; pass finite numbers from -1e+18"),
     (lambda: group_advantages([[1.0], [2.0]], ["a", "a"]), "pass one number for each episode"),
     (lambda: group_advantages([1.0], ["a"], scale="std"), "scale is 'std'; pass one of group, batch, none"),
     (lambda: group_advantages([1.0], ["a"], baseline="median"), "baseline is 'median'; pass one of mean"),
     (lambda: group_advantages([1.0, 2.0], "aa", lengths=[1]), "lengths is [1]; pass one number of tokens"),
-    (lambda: group_advantages([1.0, 2.0], "aa", lengths=[5, 0]), "length 1 is 0; leave out the episode"),
-    (lambda: group_advantages([1.0], [object()]), "its hash is its identity; pass a hashable value"),
-    (lambda: group_advantages([1.0], [math.nan]), "group 0 is nan; it equals no group"),
-    (lambda: group_advantages([1.0, 2.0], {"a", "b"}), "pass a list with the group of each reward"),
+    (
+        lambda: group_advantages([1.0, 2.0], "aa", lengths=[5, 0]),
+        "lengths is [5, 0]; pass one number of tokens",
+    ),
+    (lambda: group_advantages([1.0], [object()]), "its hash is its identity, or it equals no group; pass"),
+    (lambda: group_advantages([1.0], [math.nan]), "group 0 is nan; its hash is its identity, or it equals no group"),
+    (lambda: group_advantages([1.0, 2.0], {"a", "b"}), "a list with the group of each of the 2 rewards"),
     # Batches and plans.
     (lambda: batch(pad_id=-1), "pad_id is -1; pass a token id"),
     (lambda: laid_out(layout="ragged"), "layout is 'ragged'; pass one of padded, packed"),
@@ -144,7 +147,6 @@ ARGUMENTS = [
         lambda: sequence_logprobs(*HEAD, TARGETS + 3),
         "targets[2] is 5; pass trained positions only, and ids from 0",
     ),
-    (lambda: sequence_logprobs(*HEAD, TARGETS, bias=torch.zeros(4)), "bias is 'torch.float32 (4,)'; pass (5,)"),
     (lambda: sequence_logprobs(*HEAD, TARGETS, temperature=0), "temperature is 0; pass a finite number above 0"),
     (lambda: sequence_logprobs(*HEAD, TARGETS, softcap=-1.0), "softcap is -1.0; pass a finite number above 0"),
     (lambda: sequence_logprobs(*HEAD, TARGETS, scale=math.nan), "scale is nan; pass a finite number above 0"),

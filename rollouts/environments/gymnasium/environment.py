@@ -110,9 +110,6 @@ class GymnasiumEnvironment:
         on_invalid_action: OnInvalidAction = "ask again",
         invalid_action_reward: float = 0.0,
     ) -> None:
-        if not callable(make):
-            rule = 'pass a function that makes it: lambda: gymnasium.make("CartPole-v1", render_mode="rgb_array")'
-            raise ArgumentError("make", make, rule)
         if isinstance(action_names, str) or not all(isinstance(name, str) and name for name in action_names):
             raise ArgumentError("action_names", action_names, "pass a list of names")
         check_choice("observation", observation, Observation)

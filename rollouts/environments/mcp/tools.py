@@ -48,9 +48,6 @@ class McpTools(StartAndClose):
         open_seconds: float = 30.0,
     ) -> None:
         _check_installed()
-        for name, server in servers.items():
-            if not isinstance(server, StdioServer | HttpServer):
-                raise ArgumentError(f"servers[{name!r}]", server, "pass a StdioServer or a HttpServer under a name")
         for argument, seconds in (("call_seconds", call_seconds), ("open_seconds", open_seconds)):
             check_positive(argument, seconds, "pass a number of seconds above 0")
         self._servers = {name: _SharedServer(name, server, open_seconds) for name, server in servers.items()}

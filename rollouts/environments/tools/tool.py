@@ -12,7 +12,7 @@ from typing import Any
 from renderers import ToolSpec
 from rollouts.calls import call_on_thread
 from rollouts.environments.tools.parameters import function_parameters
-from rollouts.errors import ArgumentError, RolloutsError, short_repr
+from rollouts.errors import RolloutsError, short_repr
 from rollouts.values import check_positive
 
 
@@ -36,14 +36,6 @@ class Tool:
     timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for field, is_valid, rule in (
-            ("name", isinstance(self.name, str) and self.name, "the name of the tool, text that is not empty"),
-            ("description", isinstance(self.description, str), "text"),
-            ("parameters", isinstance(self.parameters, Mapping), "a JSON schema, a dict"),
-            ("call", callable(self.call), "a function of the arguments"),
-        ):
-            if not is_valid:
-                raise ArgumentError(field, getattr(self, field), f"pass {rule}, for tool {self.name!r:.80}")
         if self.timeout_seconds is not None:
             rule = f"pass a number above 0 or None for tool {self.name!r}"
             check_positive("timeout_seconds", self.timeout_seconds, rule)

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from renderers import Message, ParsedResponse, ToolSpec
-from rollouts.environments.scored_prompt import check_prompt_function
 from rollouts.environments.tools.tool import Tool
 from rollouts.environments.tools.tool_calls import (
     CallLimits,
@@ -16,7 +15,7 @@ from rollouts.environments.tools.tool_calls import (
     calls_of_turn,
 )
 from rollouts.episodes.environment import StepResult, resolve
-from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.errors import RolloutsError
 from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.values import check_integer, check_positive
 
@@ -51,7 +50,6 @@ class ToolEnvironment:
         max_result_characters: int = 20_000,
         max_result_images: int = 8,
     ) -> None:
-        check_prompt_function(messages)
         check_positive("call_seconds", call_seconds, "pass a number of seconds above 0")
         check_integer("max_result_characters", max_result_characters)
         check_integer("max_result_images", max_result_images)
@@ -93,8 +91,6 @@ class ToolEnvironment:
 
 
 def _by_name(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
-    if not tools:
-        raise ArgumentError("tools", tools, "pass a list of functions and Tools with at least one entry")
     by_name: dict[str, Tool] = {}
     for tool in tools:
         made = tool if isinstance(tool, Tool) else Tool.from_function(tool)

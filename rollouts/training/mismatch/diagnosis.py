@@ -121,7 +121,7 @@ def diagnose_mismatch(
     tenth, whichever is more, and to at most half. A hypothesis is a cause if it explains at least 16 tokens.
 
     Raises `ArgumentError` for log-probabilities of another shape, for a tolerance that is not above 0, for
-    `max_samples` below 1, and for a hypothesis whose variants are no list of samples with the same trained tokens;
+    `max_samples` below 1, and for a hypothesis whose variants have other trained tokens;
     `UnsupportedModelError` for a model that `token_logprobs` refuses.
     """
     default = 1e-4 if architecture(model).model.dtype in (torch.float32, torch.float64) else 0.02
@@ -304,9 +304,6 @@ def _logprobs(model: Any, pad_id: int, samples: Sequence[TrainingSample]) -> lis
 
 def _variants(hypothesis: Hypothesis, sample: TrainingSample, items: Sequence[MediaItem]) -> Sequence[TrainingSample]:
     variants = hypothesis.variants(sample, items)
-    if not isinstance(variants, Sequence) or not all(isinstance(variant, TrainingSample) for variant in variants):
-        returned = f"what the variants of {hypothesis.name!r} returned for sample {sample.name}"
-        raise ArgumentError(returned, variants, "return a list of samples, [] where the sample cannot have the fault")
     trained = sample.token_ids[sample.loss_mask]
     for variant in variants:
         theirs = variant.token_ids[variant.loss_mask]

@@ -271,7 +271,6 @@ def test_an_environment_that_cannot_be_shown_is_refused_with_the_reason(renderer
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"make": "CartPole-v1"}, "make is 'CartPole-v1'; pass a function that makes it"),
         ({"action_names": "left"}, "action_names is 'left'"),
         ({"observation": "pixels"}, "observation is 'pixels'; pass one of image, text, image and text"),
         ({"on_invalid_action": "stop"}, "on_invalid_action is 'stop'; pass one of ask again, end"),

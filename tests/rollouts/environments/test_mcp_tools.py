@@ -352,14 +352,13 @@ async def test_a_failed_server_closes_the_others():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: McpTools({"x": "http://127.0.0.1"}),
         lambda: McpTools({"x": stdio()}, call_seconds=0),
         lambda: McpTools({"x": stdio()}, open_seconds="x"),
         lambda: StdioServer("python", "-c"),
         lambda: StdioServer("python", env={"A": 1}),
         lambda: StdioServer("python", env=["A"]),
     ],
-    ids=["text", "call_seconds", "open_seconds", "args", "value", "env"],
+    ids=["call_seconds", "open_seconds", "args", "value", "env"],
 )
 async def test_wrong_arguments_are_refused(make):
     with pytest.raises(ArgumentError):

@@ -302,8 +302,6 @@ def test_every_attempt_of_a_turn_has_one_answer_and_no_two_have_one_id(calls):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tools": []}, "tools is"),
-        ({"messages": PROMPT}, "messages is"),
         ({"score": "exact"}, "score is"),
         ({"call_seconds": 0}, "call_seconds is 0"),
         ({"max_result_characters": 0}, "max_result_characters is 0"),

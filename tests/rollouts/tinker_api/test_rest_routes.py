@@ -1,10 +1,6 @@
 """The routes that list and hand out runs, checkpoints and sessions, used by the client and the command of `tinker`."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
@@ -92,29 +88,6 @@ def served(app):
 @pytest.fixture
 def rest(served):
     return tinker.RestClient(base_url=served.base_url, api_key=KEY)
-
-
-@pytest.fixture
-def command(served, tmp_path):
-    """Runs the command of `tinker` against the server, in an empty directory. Returns what it prints.
-
-    In a process of its own, because clients of one process share their connections; it aborts sometimes when it ends.
-    """
-    (tmp_path / "home").mkdir()
-    environment = {**os.environ, "TINKER_BASE_URL": served.base_url, "TINKER_API_KEY": KEY, "HOME": str(tmp_path)}
-
-    def run(*arguments):
-        for _ in range(3):
-            ran = subprocess.run(
-                [sys.executable, "-m", "tinker.cli", *arguments],
-                cwd=tmp_path / "home", env=environment, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            if ran.returncode != -signal.SIGABRT:
-                break
-        assert (ran.returncode, ran.stderr) == (0, "")
-        return ran.stdout
-
-    return run
 
 
 def save(directory, name, *, kind="weights", model_id="s:train:0", files=None, **options):
@@ -298,18 +271,3 @@ def test_a_body_without_a_time_to_live_is_refused(web, directory, body):
     answer = web.put("/api/v1/training_runs/s:train:0/checkpoints/weights/a/ttl", **sent)
     assert answer.status_code == 400
     assert web.post("/api/v1/weights_info", **sent).status_code == 400
-
-
-@pytest.mark.slow
-def test_the_command_lists_shows_and_deletes(directory, command):
-    save(directory, "0001")
-    save(directory, "0002")
-    for arguments, shown in [
-        (("--format", "json", "run", "list"), "s:train:0"),
-        (("--format", "json", "run", "info", "s:train:0"), "weights/0002"),
-        (("--format", "json", "checkpoint", "list", "--run-id", "s:train:0"), "weights/0001"),
-        (("--format", "json", "checkpoint", "info", "tinker://s:train:0/weights/0001"), "weights/0001"),
-    ]:
-        assert shown in command(*arguments)
-    command("checkpoint", "delete", "--run-id", "s:train:0", "--type", "weights", "--yes")
-    assert directory.all_checkpoints() == []

@@ -749,22 +749,6 @@ async def test_results_that_were_fetched_are_kept_within_a_bound(monkeypatch):
     assert await futures.result("c", 60.0) == b"x" * 100
 
 
-async def test_turns_are_taken_in_the_order_of_their_numbers():
-    turns, ran = Turns(), []
-
-    async def run(number):
-        await turns.take(number)
-        ran.append(number)
-        turns.end(number)
-
-    numbers = [4, 2, 5, 1, 3]
-    assert all(turns.accept(number) for number in numbers)
-    assert not turns.accept(2)
-    await asyncio.gather(*map(run, numbers))
-    assert ran == [1, 2, 3, 4, 5]
-    assert not turns.accept(5)
-
-
 async def test_numbers_that_never_come_are_skipped_after_the_wait_and_the_order_stays(monkeypatch):
     monkeypatch.setattr(turns_module, "GAP_SECONDS", 0.01)
     turns, ran = Turns(), []
