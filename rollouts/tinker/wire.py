@@ -223,30 +223,28 @@ def _record(logprobs: Sequence[np.ndarray], width: tuple[int, ...]) -> Any:
 
 def sample_result(result: SampleResult, layout: Any = None) -> bytes:
     """A `SampleResponse`. `layout`: the `TensorData` that `target_logprobs` have the shape of, dense or sparse."""
-    response = messages.SampleResponse()
-    for sequence in result.sequences:
-        response.sequences.append(
+    response = messages.SampleResponse(
+        sequences=[
             messages.SampledSequence(
                 stop_reason=_STOP[sequence.stopped],
                 tokens=sequence.token_ids.astype("<i4").tobytes(),
                 logprobs=sequence.logprobs.astype("<f4").tobytes(),
                 topk_sampled_logprobs=_topk(sequence.topk),
             )
-        )
-    if result.prompt_logprobs is not None:
-        response.prompt_logprobs = result.prompt_logprobs.astype("<f4").tobytes()
-    if result.topk_prompt is not None:
-        response.topk_prompt_logprobs.CopyFrom(_topk(result.topk_prompt))
+            for sequence in result.sequences
+        ],
+        prompt_logprobs=None if result.prompt_logprobs is None else result.prompt_logprobs.astype("<f4").tobytes(),
+        topk_prompt_logprobs=_topk(result.topk_prompt),
+    )
     if result.target_logprobs is not None:
-        tensor, data = response.target_prompt_logprobs, result.target_logprobs.astype("<f4").tobytes()
-        tensor.dtype = messages.DTYPE_FLOAT32
-        tensor.shape.extend(layout.shape)
-        if layout.sparse_crow_indices is None:
-            tensor.dense = data
-        else:
-            tensor.sparse_csr.values = data
-            tensor.sparse_csr.crow_indices = np.asarray(layout.sparse_crow_indices, "<i8").tobytes()
-            tensor.sparse_csr.col_indices = np.asarray(layout.sparse_col_indices, "<i8").tobytes()
+        data = result.target_logprobs.astype("<f4").tobytes()
+        places: dict[str, Any] = {"dense": data}
+        if layout.sparse_crow_indices is not None:
+            ends = np.asarray(layout.sparse_crow_indices, "<i8").tobytes()
+            columns = np.asarray(layout.sparse_col_indices, "<i8").tobytes()
+            places = {"sparse_csr": {"values": data, "crow_indices": ends, "col_indices": columns}}
+        scored = messages.Tensor(dtype=messages.DTYPE_FLOAT32, shape=layout.shape, **places)
+        response.target_prompt_logprobs.CopyFrom(scored)
     if result.alternatives is not None:
         ids, logprobs = result.alternatives
         tokens = messages.Tensor(dense=ids.astype("<i8").tobytes(), dtype=messages.DTYPE_INT64, shape=ids.shape)

@@ -136,26 +136,18 @@ def _cut(text: str, limit: int) -> str:
 def _bounded(parts: Sequence[dict[str, Any]], max_characters: int, max_images: int) -> list[dict[str, Any]]:
     """The parts within the limits, and a last part that says what was left out."""
     kept: list[dict[str, Any]] = []
-    characters = media = left_out = 0
-    kinds_left_out: set[str] = set()
+    media: list[str] = []
+    room, left_out = max_characters, 0
     for part in parts:
-        if part["type"] != "text":
-            media += 1
-            if media <= max_images:
-                kept.append(part)
-            else:
-                kinds_left_out.add(MEDIA_PART_TYPES[part["type"]])
-            continue
-        text = as_unicode(part["text"])
-        room = max(max_characters - characters, 0)
-        characters += len(text)
-        left_out += max(len(text) - room, 0)
-        if text[:room]:
-            kept.append({**part, "text": text[:room]})
-    notes = []
-    if left_out:
-        notes.append(f"{left_out} more characters were left out")
-    if media > max_images:
-        noun = "images" if kinds_left_out == {"image"} else "media"
-        notes.append(f"{media - max_images} more {noun} were left out")
+        if part["type"] == "text":
+            text = as_unicode(part["text"])
+            kept += [{**part, "text": text[:room]}] if text[:room] else []
+            left_out += max(len(text) - room, 0)
+            room = max(room - len(text), 0)
+        else:
+            media.append(MEDIA_PART_TYPES[part["type"]])
+            kept += [part] if len(media) <= max_images else []
+    notes = [f"{left_out} more characters were left out"] if left_out else []
+    if beyond := media[max_images:]:
+        notes.append(f"{len(beyond)} more {'images' if {*beyond} == {'image'} else 'media'} were left out")
     return [*kept, {"type": "text", "text": f"\n[{'; '.join(notes)}]"}] if notes else kept
