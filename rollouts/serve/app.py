@@ -45,14 +45,14 @@ def create_app(
     registry, started = CollectorRegistry(), time.time()
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "process_start_time_seconds": ("Start of the server, in seconds since 1970.", lambda: started),
-        "mmrollouts_gateway_sessions": ("Sessions that the gateway keeps.", lambda: gateway.load.sessions),
+        "mmrollouts_gateway_sessions": ("Sessions that the gateway keeps.", lambda: len(gateway.sessions())),
         "mmrollouts_gateway_requests_in_flight": (
             "Completions in progress.",
-            lambda: gateway.load.requests_in_flight,
+            lambda: sum(session.in_flight for session in gateway.sessions()),
         ),
         "mmrollouts_gateway_session_bytes": (
             "Estimated bytes of the sessions.",
-            lambda: gateway.load.estimated_bytes,
+            lambda: sum(session.nbytes for session in gateway.sessions()),
         ),
     }
     for name, (meaning, value) in gauges.items():

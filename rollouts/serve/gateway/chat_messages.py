@@ -186,25 +186,23 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise invalid_message(f'{place} is not {{"type": "function", "function": {{...}}}}', place)
     name, arguments = function.get("name"), function.get("arguments")
-    if not isinstance(name, str) or not name:
-        raise invalid_message(f"{place} has no name of a function", f"{place}.function.name")
-    if not isinstance(arguments, str | dict | None):
-        raise invalid_message(f"{place}: arguments are the text of a JSON object", f"{place}.function.arguments")
-    if isinstance(arguments, str):
-        arguments = _text(arguments, f"{place}.function.arguments")
-        if arguments.strip() in ("", "null"):  # how some clients write a call without arguments
-            arguments = None
-    read: dict[str, Any] = {"type": "function", "function": {"name": _text(name, place), "arguments": arguments}}
-    if arguments is None:
-        read["function"]["arguments"] = "{}"
+    if not name or not isinstance(arguments, str | dict | None):
+        raise invalid_message(
+            f"{place} has no name, or arguments that are no text of a JSON object", f"{place}.function"
+        )
+    # How some clients write a call without arguments.
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
+        arguments = "{}"
+    elif isinstance(arguments, str):
+        _text(arguments, f"{place}.function.arguments")
+    named = {"name": _text(name, f"{place}.function.name"), "arguments": arguments}
+    read: dict[str, Any] = {"type": "function", "function": named}
     if call.get("id") is not None:
         read["id"] = _text(call["id"], f"{place}.id")
     return read
 
 
 def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str):
-        raise invalid_message(f"{place} is {short_repr(value)}, not text", place)
-    if not is_unicode(value):
-        raise invalid_message(f"{place} holds half of a surrogate pair, which UTF-8 cannot encode", place)
+    if not isinstance(value, str) or not is_unicode(value):
+        raise invalid_message(f"{place} is {short_repr(value)}, not text that UTF-8 can encode", place)
     return value

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -41,14 +41,6 @@ from rollouts.values import finite_number
 
 _SESSION_HEADER: Final = "X-Session-ID"
 _FORMATS: Final = ("records", "json")
-
-
-class GatewayLoad(NamedTuple):
-    """What a gateway holds and does now: sessions, completions in progress, bytes of the sessions."""
-
-    sessions: int
-    requests_in_flight: int
-    estimated_bytes: int
 
 
 class Gateway:
@@ -119,12 +111,9 @@ class Gateway:
             post(f"{session}/end", self._end_session),
         ]
 
-    @property
-    def load(self) -> GatewayLoad:
-        """What the gateway holds and does now."""
-        sessions = list(self._sessions)
-        in_flight = sum(session.in_flight for session in sessions)
-        return GatewayLoad(len(sessions), in_flight, sum(session.nbytes for session in sessions))
+    def sessions(self) -> list[Session]:
+        """The sessions that it keeps now."""
+        return list(self._sessions)
 
     async def is_healthy(self) -> bool:
         """Whether the engine could serve a request now, as far as it can tell."""

@@ -101,7 +101,7 @@ WRONG = [
     ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0].role", "['user']"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "no content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "not text"),
-    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "not text that UTF-8 can encode"),
     ({"messages": [{"role": "user", "content": "a", "mood": "\ud800"}]}, "messages[0].mood", "not supported"),
     ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls", "assistant"),
     (message_with("a"), "messages[0].content[0]", "not an object"),
