@@ -1,4 +1,5 @@
-"""What the demonstration does before it imports torch: its output directory, and the process of the trainer."""
+"""What the demonstration does before it imports torch: its output directory, and the process of the
+trainer."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def remove_earlier_episodes(out: Path) -> None:
 
 
 def has_episodes(out: Path, started_at: float) -> bool:
-    """Whether this run (started at `started_at`, epoch) wrote episodes: the file is made before the first of them."""
+    """Whether this run (started at `started_at`, epoch) wrote episodes: the file is made before the first of
+    them."""
     episodes = episodes_file(out)
     if not episodes.exists() or episodes.stat().st_mtime < started_at:
         return False
@@ -117,8 +119,8 @@ class TrainerProcess:
 def _sigint_blocked() -> Iterator[None]:
     """Start a process with SIGINT blocked in it; otherwise Ctrl-C during its imports prints a traceback.
 
-    Blocking the signal does not defer it in the parent, because a thread of another library may receive it, and Python
-    then interrupts the main thread: so `defer_interrupts`.
+    Blocking the signal does not defer it in the parent, because a thread of another library may receive it,
+    and Python then interrupts the main thread: so `defer_interrupts`.
     """
     with defer_interrupts():
         resource_tracker.ensure_running()  # a later start would unblock the signal
@@ -132,8 +134,8 @@ def _sigint_blocked() -> Iterator[None]:
 def collect_garbage_rarely() -> None:
     """Exclude the objects that exist now from garbage collection, and collect less often.
 
-    Episodes create several hundred thousand objects; scanning those of torch and transformers in each collection costs
-    as much as sampling.
+    Episodes create several hundred thousand objects; scanning those of torch and transformers in each
+    collection costs as much as sampling.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -12,9 +12,9 @@ ATTENTION = {"text_config": "eager", "vision_config": "sdpa"}
 class Recipe:
     """Warm start: supervised on few labelled digits, stopped at accuracy `sft_target`. Then RL only.
 
-    An RL step runs `group_size` episodes for each of `groups` digits and makes `epochs` optimizer steps on all of them.
-    The learning rate decreases to the share `final_rate`. A pass over the digits keeps the share `kept_solved` of the
-    solved ones.
+    An RL step runs `group_size` episodes for each of `groups` digits and makes `epochs` optimizer steps on
+    all of them. The learning rate decreases to the share `final_rate`. A pass over the digits keeps the share
+    `kept_solved` of the solved ones.
     """
 
     rl_steps: int = 60

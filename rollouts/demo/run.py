@@ -1,4 +1,5 @@
-"""The rollout process of the demonstration: engine, episodes, file, measurements. Training runs in another process."""
+"""The rollout process of the demonstration: engine, episodes, file, measurements. Training runs in another
+process."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One RL step. `stale_mismatch`: largest mismatch between the step's episodes and the weights after the step."""
+    """One RL step. `stale_mismatch`: largest mismatch between the step's episodes and the weights after the
+    step."""
 
     step: int
     train_accuracy: float
@@ -183,9 +185,11 @@ local_policy = partial(LocalEngine.from_pretrained, attn_implementation=ATTENTIO
 
 
 class Demo:
-    """The demonstration, from random weights to the results. It writes `model/` and `trajectories.mmr` to `out`.
+    """The demonstration, from random weights to the results. It writes `model/` and `trajectories.mmr` to
+    `out`.
 
-    `trainer` reads the model directory `out / "model"`, which is written here; `make_policy` gets the same path.
+    `trainer` reads the model directory `out / "model"`, which is written here; `make_policy` gets the same
+    path.
     """
 
     def __init__(
@@ -342,8 +346,8 @@ def _right_at_once(trajectory: Trajectory) -> bool:
 def full_step_bytes(trajectories: Sequence[Trajectory], processor: MediaProcessor) -> int:
     """Return the bytes of the same episodes in the common form in which each step holds its whole history.
 
-    A step is its prompt and completion as msgpack lists, log-probabilities as floats, and float32 pixels of all images
-    up to the step.
+    A step is its prompt and completion as msgpack lists, log-probabilities as floats, and float32 pixels of
+    all images up to the step.
     """
     total = 0
     for trajectory in trajectories:

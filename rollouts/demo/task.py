@@ -68,9 +68,9 @@ def load_digit_sets() -> tuple[DigitSet, DigitSet]:
 class DigitsEnvironment:
     """Show a digit and request its name; after a wrong answer show a sharpened image and request it again.
 
-    Reward: 1.0 for a correct first answer, 0.5 for a correct second answer, otherwise 0. An answer is correct if it is
-    the digit alone. `reset(seed)` shows digit `seed` modulo the size of the set. `blank` shows white images instead: a
-    policy that scores above chance then does not use the image.
+    Reward: 1.0 for a correct first answer, 0.5 for a correct second answer, otherwise 0. An answer is correct
+    if it is the digit alone. `reset(seed)` shows digit `seed` modulo the size of the set. `blank` shows white
+    images instead: a policy that scores above chance then does not use the image.
     """
 
     def __init__(self, digits: DigitSet, *, blank: bool = False) -> None:
@@ -133,8 +133,9 @@ class Learn:
 class Learned:
     """The weights after the step, by parameter name, and the measurements of the step.
 
-    `mismatch`: between the sampler and the weights before the step, which sampled the episodes. `mismatch_after`, if
-    requested: between the sampler and the weights after the step, on some of the episodes.
+    `mismatch`: between the sampler and the weights before the step, which sampled the episodes.
+    `mismatch_after`, if requested: between the sampler and the weights after the step, on some of the
+    episodes.
     """
 
     weights: dict[str, np.ndarray]
@@ -146,7 +147,8 @@ class Learned:
 class Curriculum:
     """Shuffled passes over all digits. A pass leaves out most of the digits that were solved when last used.
 
-    A digit is solved if every episode of its group answered correctly at the first try: such a group has no gradient.
+    A digit is solved if every episode of its group answered correctly at the first try: such a group has no
+    gradient.
     """
 
     def __init__(self, count: int, *, kept_solved: float, seed: int) -> None:

@@ -1,4 +1,5 @@
-"""The trainer of the demonstration, which receives episodes only as decoded bytes, and its policy on a server."""
+"""The trainer of the demonstration, which receives episodes only as decoded bytes, and its policy on a
+server."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class Trainer:
     # Supervised.
 
     def _labelled_samples(self) -> list[TrainingSample]:
-        """Return two conversations for each labelled digit: with the correct answer, and with a wrong answer before it.
+        """Return two conversations for each labelled digit: with the correct answer, and with a wrong answer
+        before it.
 
         Only the correct answer is trained.
         """
@@ -102,7 +104,8 @@ class Trainer:
     def _learn(self, request: Learn) -> Learned:
         """Make `epochs` optimizer steps on all episodes.
 
-        The forward passes of the first epoch use the weights that sampled the episodes, so they measure the mismatch.
+        The forward passes of the first epoch use the weights that sampled the episodes, so they measure the
+        mismatch.
         """
         if not self._learning_from_rewards:
             self._learning_from_rewards, self._updates, self.optimizer = True, 0, self._new_optimizer()
@@ -145,8 +148,8 @@ class Trainer:
         ]
 
     def _micro_batches(self, samples: list[TrainingSample]) -> list[TrainingBatch]:
-        """Group rows by length, because padding costs as much as tokens, and by image, because a micro-batch encodes an
-        image once."""
+        """Group rows by length, because padding costs as much as tokens, and by image, because a micro-batch
+        encodes an image once."""
         rows = sorted(samples, key=lambda sample: (len(sample), [item.mm_hash for item, _ in sample.media]))
         return list(micro_batches(rows, rows=self.recipe.micro_batch, pad_id=self.pad_id, stretch=1.2))
 
@@ -173,8 +176,8 @@ class Trainer:
 class ServerPolicy(VLLMEngine):
     """An engine with replaceable weights, on a server that reads the same file system.
 
-    The weights of the last two updates lie beside `model_directory`. The files that the server has loaded are never
-    overwritten: the server loads them again if the new weights cannot be loaded.
+    The weights of the last two updates lie beside `model_directory`. The files that the server has loaded are
+    never overwritten: the server loads them again if the new weights cannot be loaded.
     """
 
     def __init__(self, base_url: str, api_key: str | None, model_directory: Path) -> None:

@@ -20,16 +20,18 @@ _MEDIA_KEYS: Final = frozenset({*MEDIA_PART_TYPES, "url", "path", "base64"})
 
 
 def messages_of_row(task: Task | Mapping[str, Any]) -> list[Message]:
-    """The prompt that the row of a task has, with the images and sounds of the row; `task` may be the row itself.
+    """The prompt that the row of a task has, with the images and sounds of the row; `task` may be the row
+    itself.
 
         messages_of_row({"prompt": [{"role": "user", "content": "Which digit?"}], "image": image})
 
-    `messages` or `prompt` is a list of messages, or the text of one of the user; so is `question`. The images are those
-    of `images`, a list, or of `image`: files as bytes, PIL images, arrays, or files of `datasets`, `{"bytes": ...,
-    "path": ...}`. As in TRL, they take the places of the parts `{"type": "image"}` in their order; without such parts
-    they precede the text of the first message of the user. Sounds likewise: those of `audios` or `audio`, also as
-    `{"array": ..., "sampling_rate": ...}`, at the parts `{"type": "audio"}`. Raises `ArgumentError` for a row without a
-    prompt, and where it has another number of images or sounds than of parts.
+    `messages` or `prompt` is a list of messages, or the text of one of the user; so is `question`. The images
+    are those of `images`, a list, or of `image`: files as bytes, PIL images, arrays, or files of `datasets`,
+    `{"bytes": ..., "path": ...}`. As in TRL, they take the places of the parts `{"type": "image"}` in their
+    order; without such parts they precede the text of the first message of the user. Sounds likewise: those
+    of `audios` or `audio`, also as `{"array": ..., "sampling_rate": ...}`, at the parts `{"type": "audio"}`.
+    Raises `ArgumentError` for a row without a prompt, and where it has another number of images or sounds
+    than of parts.
     """
     row = task.data if isinstance(task, Task) else task
     name = f"the row of task {task.task_id!r:.80}" if isinstance(task, Task) else "the row"
@@ -45,7 +47,8 @@ def messages_of_row(task: Task | Mapping[str, Any]) -> list[Message]:
 
 
 def _with_media(prompt: Sequence[Any], row: Mapping[str, Any], name: str) -> list[Message]:
-    """The messages of a row with its media. Other values than messages are left to the checks of a renderer."""
+    """The messages of a row with its media. Other values than messages are left to the checks of a
+    renderer."""
     messages: list[Any] = [_without_absent(one) for one in prompt]
     media = {modality: [_file(one) for one in _media(row, modality)] for modality in _MODALITIES}
     places = [
@@ -84,7 +87,8 @@ def _file(value: Any) -> Any:
 
 
 def _without_absent(message: Any) -> Any:
-    """A copy of a message without keys whose value is None: a table gives each part the keys of all others."""
+    """A copy of a message without keys whose value is None: a table gives each part the keys of all
+    others."""
     if not isinstance(message, Mapping):
         return message
     copied = {key: value for key, value in message.items() if value is not None or key == "content"}
@@ -107,12 +111,12 @@ class ScoredPrompt:
 
         Runner(lambda task: ScoredPrompt(task, messages, score), ...)
 
-    `task` is any object; it is passed to both functions. `messages_of_row` is such a function for rows of a data set,
-    those of TRL with images among them. `completion` is the assistant's message. `score` is a
-    function that returns a finite number, or a `Reward` or a list of them, whose sum of weighted scores is the reward;
-    the info of the turn has each under `rewards`. Both functions may be `async`; functions that are not run on the
-    event loop, unless a `Reward` is `threaded`. Raises `ArgumentError`; an episode whose scoring function fails has
-    the completion and an error (`RolloutsError`) that names the function.
+    `task` is any object; it is passed to both functions. `messages_of_row` is such a function for rows of a
+    data set, those of TRL with images among them. `completion` is the assistant's message. `score` is a
+    function that returns a finite number, or a `Reward` or a list of them, whose sum of weighted scores is
+    the reward; the info of the turn has each under `rewards`. Both functions may be `async`; functions that
+    are not run on the event loop, unless a `Reward` is `threaded`. Raises `ArgumentError`; an episode whose
+    scoring function fails has the completion and an error (`RolloutsError`) that names the function.
     """
 
     def __init__(

@@ -51,9 +51,9 @@ class Verdict:
 class JudgeUsage:
     """What a judge has cost so far.
 
-    `verdicts` were returned, `judged` of them by requests of their own, the others from the cache. `requests` were
-    answered, `unreadable` of them without a number. `prompt_tokens` and `completion_tokens` are those of the answers;
-    `uncounted` answers came from a server that reports none.
+    `verdicts` were returned, `judged` of them by requests of their own, the others from the cache. `requests`
+    were answered, `unreadable` of them without a number. `prompt_tokens` and `completion_tokens` are those of
+    the answers; `uncounted` answers came from a server that reports none.
     """
 
     verdicts: int = 0
@@ -84,13 +84,14 @@ class Judge:
         ScoredPrompt(task, question, score=judge)
 
     - `engine`: a chat endpoint, or any engine with the `renderer` of its model.
-    - `prompt`: a Jinja template, or the `Path` of one, whose text is one message of the user. Its variables are the
-      `messages` of the conversation, the last message as `completion`, and the `task`; a name that does not exist is an
-      error. `content` of a message prints its texts and its media, in order. An image that is printed (a PIL image,
-      a uint8 array, bytes, a `MediaSource` or a part of a message) becomes an image of the judge's message; the filter
-      `image` does so for URLs and paths: `{{ task.data.path | image }}`. A sound that is printed (a part of a message,
-      `{"array": ..., "sampling_rate": ...}` as rows of `datasets` have it, a file as bytes or `MediaSource`) becomes a
-      sound; the filter `audio` does so for URLs and paths.
+    - `prompt`: a Jinja template, or the `Path` of one, whose text is one message of the user. Its variables
+      are the `messages` of the conversation, the last message as `completion`, and the `task`; a name that
+      does not exist is an error. `content` of a message prints its texts and its media, in order. An image
+      that is printed (a PIL image, a uint8 array, bytes, a `MediaSource` or a part of a message) becomes an
+      image of the judge's message; the filter `image` does so for URLs and paths: `{{ task.data.path | image
+      }}`. A sound that is printed (a part of a message, `{"array": ..., "sampling_rate": ...}` as rows of
+      `datasets` have it, a file as bytes or `MediaSource`) becomes a sound; the filter `audio` does so for
+      URLs and paths.
     - `parse`: what the answer must be. A dict of labels to numbers: its last line is a label. A regular
       expression: it matches the whole last line, and its group `score` is the number:
       `r"Score: (?P<score>\\d+)"`. A pydantic model with a field `score`: the answer is its JSON, alone or in
@@ -107,8 +108,8 @@ class Judge:
       requests for them are made once while one is running.
     - `name`: the name of the judge in errors.
 
-    A judge that fails, or gives no number, raises an error: the episode has failed, and has no reward. `usage` has
-    the numbers of requests and tokens. Raises `ArgumentError`.
+    A judge that fails, or gives no number, raises an error: the episode has failed, and has no reward.
+    `usage` has the numbers of requests and tokens. Raises `ArgumentError`.
     """
 
     def __init__(
@@ -158,8 +159,8 @@ class Judge:
     async def verdict(self, conversation: Sequence[Message] | Message, task: Any = None) -> Verdict:
         """The number for a conversation, or for a completion alone, and the judge's answer.
 
-        Raises `RolloutsError` where the prompt cannot be rendered, or none of the answers has a number; `MediaError`
-        and `MessageError` for the conversation; `EngineError`.
+        Raises `RolloutsError` where the prompt cannot be rendered, or none of the answers has a number;
+        `MediaError` and `MessageError` for the conversation; `EngineError`.
         """
         if isinstance(conversation, Mapping):
             before = [] if self._messages is None else self._messages(task)

@@ -28,7 +28,8 @@ class _PrintedMedia:
     """The media of one rendering of a template, and the marks that stand for them in its text."""
 
     def __init__(self) -> None:
-        # Digits, which filters such as `upper` leave as they are; random, so that no content can contain them.
+        # Digits, which filters such as `upper` leave as they are; random, so that no content can contain
+        # them.
         self._mark = str(uuid.uuid4().int)
         self._printed: list[dict[str, Any]] = []
 
@@ -55,7 +56,8 @@ class _PrintedMedia:
 
 
 def _part_of(value: object, modality: str = "") -> Mapping[str, Any] | None:
-    """The part for what a template prints, a medium of `modality` unless that is empty; None for what is no medium."""
+    """The part for what a template prints, a medium of `modality` unless that is empty; None for what is no
+    medium."""
     if isinstance(value, Mapping) and value.get("type") in MEDIA_PART_TYPES:
         return value
     if isinstance(value, np.ndarray):

@@ -18,8 +18,8 @@ log = logging.getLogger("rollouts.observability")
 class PeriodicThread:
     """Calls `function` every `seconds` on a thread of its own, from `start` to `stop`.
 
-    A thread runs also while something blocks the event loop. After an exception the function is called again; it is
-    logged, unless the call before it failed too.
+    A thread runs also while something blocks the event loop. After an exception the function is called again;
+    it is logged, unless the call before it failed too.
     """
 
     def __init__(self, function: Callable[[], object], seconds: float, name: str) -> None:
@@ -67,10 +67,11 @@ class EngineMonitor:
         async with EngineMonitor(engine) as monitor:
             metrics = RunMetrics(sources=[monitor])
 
-    Inside the block a task reads the metrics of a server of vLLM or SGLang, or of those of an `EngineFleet`, every
-    `seconds` (`engine.control.metrics`). While they cannot be read, their keys are absent and `engine_read_errors`
-    counts. The counts of media that were sent and omitted (`engine.media_cache_counts`) are read at each call. An
-    engine that offers neither has no metrics. Raises `ArgumentError` for `seconds` that are not above 0.
+    Inside the block a task reads the metrics of a server of vLLM or SGLang, or of those of an `EngineFleet`,
+    every `seconds` (`engine.control.metrics`). While they cannot be read, their keys are absent and
+    `engine_read_errors` counts. The counts of media that were sent and omitted (`engine.media_cache_counts`)
+    are read at each call. An engine that offers neither has no metrics. Raises `ArgumentError` for `seconds`
+    that are not above 0.
     """
 
     def __init__(self, engine: object, *, seconds: float = 5.0) -> None:
@@ -131,8 +132,8 @@ class EngineMonitor:
 def server_load(*servers: Metrics) -> dict[str, float]:
     """What servers of vLLM and SGLang report about their load, under the keys of `METRICS`.
 
-    What no server reports is left out. The values are sums over the servers and their engines; the usage of the KV
-    cache is the mean.
+    What no server reports is left out. The values are sums over the servers and their engines; the usage of
+    the KV cache is the mean.
     """
     values: dict[str, float] = {}
     for key, names in _SUMS.items():

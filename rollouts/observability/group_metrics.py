@@ -1,4 +1,5 @@
-"""What a run's directory says of its groups: the lines of `metrics.jsonl`, with the figures of each; `summary.json`."""
+"""What a run's directory says of its groups: the lines of `metrics.jsonl`, with the figures of each;
+`summary.json`."""
 
 from __future__ import annotations
 
@@ -25,14 +26,15 @@ from transport.wire.arrays import is_tensor
 class GroupMetrics(BaseModel):
     """The figures of a group. Lists have a number for each episode, in the order of the group's record.
 
-    An episode's total reward is its environment reward, the sum over its turns, plus its group reward, which is what
-    the group rewards add, with their weights; `reward_parts` has the named rewards of both, without their weights.
-    `failed_episodes` are the indices of those with an error. Of an episode on a chat endpoint, `tokens` are those that
-    it counted in the prompts of all turns and in their completions. `task_data` is that of `stored_task_data`. `time`,
-    when the line was made, is in seconds since the epoch. `group_seconds` is the time from the start of the group's
-    first episode to the end of the last, `episode_seconds` the sum of the durations of its episodes, `engine_seconds`
-    the part of these that the engine took. `teacher_kl` has None for episodes that were not scored, and is None as a
-    whole, and absent in the line, where none was.
+    An episode's total reward is its environment reward, the sum over its turns, plus its group reward, which
+    is what the group rewards add, with their weights; `reward_parts` has the named rewards of both, without
+    their weights. `failed_episodes` are the indices of those with an error. Of an episode on a chat endpoint,
+    `tokens` are those that it counted in the prompts of all turns and in their completions. `task_data` is
+    that of `stored_task_data`. `time`, when the line was made, is in seconds since the epoch. `group_seconds`
+    is the time from the start of the group's first episode to the end of the last, `episode_seconds` the sum
+    of the durations of its episodes, `engine_seconds` the part of these that the engine took. `teacher_kl`
+    has None for episodes that were not scored, and is None as a whole, and absent in the line, where none
+    was.
     """
 
     model_config = ConfigDict(strict=True)
@@ -120,7 +122,8 @@ class GroupMetrics(BaseModel):
 
 
 def line_violation(error: ValidationError) -> str:
-    """What is wrong with a line of which `GroupMetrics.of_line` raises `error`: the place in it, and the reason."""
+    """What is wrong with a line of which `GroupMetrics.of_line` raises `error`: the place in it, and the
+    reason."""
     first = validation_errors(error)[0]
     return ": ".join([*map(str, first["loc"]), first["msg"]])
 
@@ -130,10 +133,11 @@ def _counted_by_endpoint(episodes: Sequence[Trajectory], name: str) -> int:
 
 
 def stored_task_data(data: Any) -> Any:
-    """What `metrics.jsonl` has of the data of a task: lists, dicts with text as keys, text, numbers, booleans and None.
+    """What `metrics.jsonl` has of the data of a task: lists, dicts with text as keys, text, numbers, booleans
+    and None.
 
-    Images, arrays, bytes and other values without a JSON form are None, texts are shortened to 10,000 characters.
-    None also for data of more than 1,048,576 characters of JSON.
+    Images, arrays, bytes and other values without a JSON form are None, texts are shortened to 10,000
+    characters. None also for data of more than 1,048,576 characters of JSON.
     """
     found = _json_form(data, 0)
     return found if len(json.dumps(found)) <= 1 << 20 else None

@@ -1,4 +1,5 @@
-"""Writes metrics to where they are kept: a file of JSON lines here, TensorBoard and Weights & Biases elsewhere."""
+"""Writes metrics to where they are kept: a file of JSON lines here, TensorBoard and Weights & Biases
+elsewhere."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ MAX_LINE_BYTES: Final = 16 << 20
 def complete_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
     """The complete lines of a file with their numbers, from 1; none if there is no file.
 
-    `problems` gets a line for what is not read: a file that cannot be opened or read, lines longer than 16 MiB, and a
-    last line without a line feed, which is being written or was cut off.
+    `problems` gets a line for what is not read: a file that cannot be opened or read, lines longer than 16
+    MiB, and a last line without a line feed, which is being written or was cut off.
     """
     try:
         with open(path, "rb") as file:
@@ -50,8 +51,8 @@ def complete_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, str]]
 def read_json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     """The lines of a file that `JsonLinesSink` wrote or writes, none if there is no file.
 
-    `problems` gets a line for each one that cannot be read, also for an incomplete last one. Of the metrics of a line
-    those that are no numbers are left out.
+    `problems` gets a line for each one that cannot be read, also for an incomplete last one. Of the metrics
+    of a line those that are no numbers are left out.
     """
     for number, line in complete_lines(path, problems):
         try:
@@ -82,7 +83,8 @@ class MetricSink(Protocol):
     """Receives numbers by name. Called from one thread at a time."""
 
     def write(self, section: str, step: int, values: Mapping[str, float]) -> None:
-        """Keep `values` as those of step `step` of a section, "runner" or "training". Steps of a section ascend."""
+        """Keep `values` as those of step `step` of a section, "runner" or "training". Steps of a section
+        ascend."""
 
     def close(self) -> None:
         """Write what is not written yet. Has no effect on a closed sink."""
@@ -91,8 +93,8 @@ class MetricSink(Protocol):
 class JsonLinesSink:
     """Appends a line for each `write` to a file: {"step", "time" (seconds since the epoch), "metrics"}.
 
-    It keeps one section, whose name is not written. A number that is not finite is the text "NaN", "Infinity" or
-    "-Infinity". Raises `OSError`.
+    It keeps one section, whose name is not written. A number that is not finite is the text "NaN", "Infinity"
+    or "-Infinity". Raises `OSError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -109,15 +111,17 @@ class JsonLinesSink:
 
 
 class MetricHistory:
-    """Writes the metrics of a runner into sinks, at the start, every `seconds` and at the end, and closes the sinks.
+    """Writes the metrics of a runner into sinks, at the start, every `seconds` and at the end, and closes the
+    sinks.
 
         metrics = RunMetrics()
         with MetricHistory(metrics, [TensorBoardSink("logs")]):
             async with Runner(..., listeners=[metrics]) as runner:
                 ...
 
-    A step is a second of the run, counted from `first_step`. A thread writes. A sink that raises is logged and gets no
-    further metrics: what observes a run does not end it. Raises `ArgumentError` for `seconds` that are not above 0.
+    A step is a second of the run, counted from `first_step`. A thread writes. A sink that raises is logged
+    and gets no further metrics: what observes a run does not end it. Raises `ArgumentError` for `seconds`
+    that are not above 0.
     """
 
     def __init__(
@@ -164,7 +168,8 @@ def last_step(path: Path) -> int:
 
 
 def cut_incomplete_line(path: Path) -> None:
-    """Cut off what stands after the last line feed of a file, if there is one: a killed process has left it."""
+    """Cut off what stands after the last line feed of a file, if there is one: a killed process has left
+    it."""
     if path.exists():
         with open(path, "rb") as lines:
             end = sum(len(line) for line in lines if line.endswith(b"\n"))
@@ -174,13 +179,15 @@ def cut_incomplete_line(path: Path) -> None:
 class TensorBoardSink:
     """Writes metrics as scalars into an event file of TensorBoard. Needs the extra `tensorboard`.
 
-    Tags are SECTION/NAME, for example `runner/turns_per_second` and `training/loss`; `tensorboard --logdir DIRECTORY`
-    shows them. Each process that writes into a directory has a file of its own there. Raises `MissingExtraError`.
+    Tags are SECTION/NAME, for example `runner/turns_per_second` and `training/loss`; `tensorboard --logdir
+    DIRECTORY` shows them. Each process that writes into a directory has a file of its own there. Raises
+    `MissingExtraError`.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         try:
-            # tensorboardX and not tensorboard: it only writes the files, and installs neither a server nor gRPC.
+            # tensorboardX and not tensorboard: it only writes the files, and installs neither a server nor
+            # gRPC.
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise MissingExtraError("metrics for TensorBoard", "tensorboard", "tensorboardX") from error
@@ -200,9 +207,9 @@ class WandbSink:
 
     Keys are SECTION/NAME, for example `runner/turns_per_second` and `training/loss`, over `runner/step` and
     `training/step`. `directory` gets the folder `wandb` with the local files. `mode` "offline" sends nothing:
-    `wandb sync` does that later; None is what WANDB_MODE says, else "online". The key is that of `wandb login` or
-    WANDB_API_KEY. `config` are the values that the run is listed with. Neither the code, the repository nor the output
-    of the program is recorded.
+    `wandb sync` does that later; None is what WANDB_MODE says, else "online". The key is that of `wandb
+    login` or WANDB_API_KEY. `config` are the values that the run is listed with. Neither the code, the
+    repository nor the output of the program is recorded.
 
     Raises `MissingExtraError`, and `RolloutsError` if the run cannot be made.
     """

@@ -1,4 +1,5 @@
-"""The metrics of a run: name, kind, unit and meaning of each. A key of `RunMetrics.metrics()` is a name of this table.
+"""The metrics of a run: name, kind, unit and meaning of each. A key of `RunMetrics.metrics()` is a name of
+this table.
 
 A metric with a label has one key for each value of it: `episodes_waiting/engine`.
 """
@@ -13,7 +14,8 @@ from typing import Literal
 class Metric:
     """One row. A "counter" only grows; a "gauge" is a present value; a "histogram" has a count and a sum.
 
-    `unit` is that of the value: "episodes", "seconds", "tokens". `label` names what its values are divided by.
+    `unit` is that of the value: "episodes", "seconds", "tokens". `label` names what its values are divided
+    by.
     """
 
     name: str

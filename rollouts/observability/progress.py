@@ -19,16 +19,17 @@ Values = Mapping[str, float]
 
 
 class ProgressDisplay:
-    """Shows the metrics of a run: on a terminal a few lines that are updated four times a second, elsewhere one line of
-    text every `seconds` and one at the end.
+    """Shows the metrics of a run: on a terminal a few lines that are updated four times a second, elsewhere
+    one line of text every `seconds` and one at the end.
 
         metrics = RunMetrics(sources=[RendererStats(renderer)])
         with ProgressDisplay(metrics, total_groups=1000):
             async with Runner(..., listeners=[metrics]) as runner:
                 ...
 
-    A thread writes, at this rate however many episodes run. `total_groups` is the number of tasks, if it is known.
-    `console` is that of standard output unless given. Raises `ArgumentError` for `seconds` that are not above 0.
+    A thread writes, at this rate however many episodes run. `total_groups` is the number of tasks, if it is
+    known. `console` is that of standard output unless given. Raises `ArgumentError` for `seconds` that are
+    not above 0.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class ProgressDisplay:
 
 
 def progress_rows(values: Values, total_groups: int | None = None) -> Iterator[tuple[str, str]]:
-    """(label, text) of each row for metrics of `RunMetrics.metrics()`; rows about what does not occur are left out."""
+    """(label, text) of each row for metrics of `RunMetrics.metrics()`; rows about what does not occur are
+    left out."""
     total = "" if total_groups is None else f" of {total_groups:,}"
     seconds = int(values.get("run_seconds", 0))
     yield "time", f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

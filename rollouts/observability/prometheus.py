@@ -19,15 +19,16 @@ _PREFIX: Final = "mmrollouts_"
 
 
 class PrometheusEndpoint:
-    """Serves the metrics of a run under `http://HOST:PORT/metrics`, in a thread. Needs the extra `prometheus`.
+    """Serves the metrics of a run under `http://HOST:PORT/metrics`, in a thread. Needs the extra
+    `prometheus`.
 
         with PrometheusEndpoint(metrics, port=9464) as endpoint:
             endpoint.url
 
-    The names are those of `METRICS` with the prefix `mmrollouts_` and, for counters, the suffix `_total`; labels as in
-    the table. The values are read when Prometheus asks for them; the endpoint costs an episode nothing. `host` is the
-    loopback address unless given; the endpoint has no password. Port 0 is any free port. `__enter__` raises
-    `RolloutsError` if it cannot listen. Raises `MissingExtraError`.
+    The names are those of `METRICS` with the prefix `mmrollouts_` and, for counters, the suffix `_total`;
+    labels as in the table. The values are read when Prometheus asks for them; the endpoint costs an episode
+    nothing. `host` is the loopback address unless given; the endpoint has no password. Port 0 is any free
+    port. `__enter__` raises `RolloutsError` if it cannot listen. Raises `MissingExtraError`.
     """
 
     def __init__(self, metrics: RunMetrics, *, port: int = 9464, host: str = "127.0.0.1") -> None:

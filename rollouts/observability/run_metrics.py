@@ -119,9 +119,10 @@ class RunMetrics:
             ...
         metrics.metrics()["turns"]
 
-    `rollouts.observability.METRICS` has the kind, unit and meaning of each key. `sources` are functions that return
-    further metrics of the table; one that raises is logged, and its metrics are absent until it succeeds. Events come
-    from one event loop; `metrics` may be called from any thread. `clock` returns seconds.
+    `rollouts.observability.METRICS` has the kind, unit and meaning of each key. `sources` are functions that
+    return further metrics of the table; one that raises is logged, and its metrics are absent until it
+    succeeds. Events come from one event loop; `metrics` may be called from any thread. `clock` returns
+    seconds.
     """
 
     def __init__(self, *, sources: Iterable[Source] = (), clock: Callable[[], float] = time.monotonic) -> None:
@@ -130,7 +131,8 @@ class RunMetrics:
         self._begun = clock()
         #: Episode id -> what it waits for, and since when.
         self._running: dict[str, tuple[str, float]] = {}
-        #: When failed attempts are repeated, as a heap, so that those that have passed are found at its start.
+        #: When failed attempts are repeated, as a heap, so that those that have passed are found at its
+        #: start.
         self._retries: list[float] = []
         self._failed_sources: set[int] = set()  # by index
         self._queued: set[str] = set()

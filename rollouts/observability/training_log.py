@@ -28,7 +28,8 @@ _TABLES: Final = ("names", "media_modalities")
 class StepMismatch:
     """The n compared tokens of a training step, as in `rollouts.training.mismatch.ComparedTokens`.
 
-    `sampler` and `trainer` float32 (n,), log-probabilities in nats; `sample`, `position` and `item` int32 (n,).
+    `sampler` and `trainer` float32 (n,), log-probabilities in nats; `sample`, `position` and `item` int32
+    (n,).
     """
 
     step: int
@@ -55,13 +56,14 @@ class StepMismatch:
 
 
 class TrainingLog:
-    """Writes a line for each training step to `training.jsonl` of a directory, and its mismatch to `mismatch.mmr`.
+    """Writes a line for each training step to `training.jsonl` of a directory, and its mismatch to
+    `mismatch.mmr`.
 
         with TrainingLog("run-out", sinks=[TensorBoardSink("logs")]) as log:
             log.write(step, {"loss": 0.31, "entropy": 1.2}, mismatch=mismatch_report(batch, logprobs))
 
-    `sinks` get the same figures under the section "training", and are closed with the log. A log that the directory
-    has is continued. Raises `OSError`, and `FileLockedError` if another process writes the log.
+    `sinks` get the same figures under the section "training", and are closed with the log. A log that the
+    directory has is continued. Raises `OSError`, and `FileLockedError` if another process writes the log.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, sinks: Sequence[MetricSink] = ()) -> None:
@@ -71,7 +73,8 @@ class TrainingLog:
         self._mismatch: RecordWriter | None = None
 
     def write(self, step: int, figures: Mapping[str, float], *, mismatch: MismatchReport | None = None) -> None:
-        """Write the figures of step `step`; steps ascend. The names are yours; the report draws a curve for each.
+        """Write the figures of step `step`; steps ascend. The names are yours; the report draws a curve for
+        each.
 
         `mismatch` adds the figures `mismatch_mean`, `mismatch_max` and `mismatch_kl`, in nats, and keeps the
         log-probabilities of each token: 20 bytes a token. All sinks get the figures, also where one raises.

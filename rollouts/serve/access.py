@@ -40,8 +40,8 @@ class ApiKeyMiddleware:
 class BrowserMiddleware:
     """Refuses what web pages of other origins make a browser send to this server.
 
-    A page cannot set `Authorization`, but a server on a loopback address without a key would obey it. A browser names
-    the page in `Origin`, and the name by which the page reached this server in `Host`.
+    A page cannot set `Authorization`, but a server on a loopback address without a key would obey it. A
+    browser names the page in `Origin`, and the name by which the page reached this server in `Host`.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
@@ -69,8 +69,8 @@ class BrowserMiddleware:
 class BodyLimitMiddleware:
     """Refuses bodies of more than `max_bytes` bytes with status 413, unread where they tell their size.
 
-    `option` raises the bound. A body that has not arrived `seconds` after it was first asked for is refused with status
-    408.
+    `option` raises the bound. A body that has not arrived `seconds` after it was first asked for is refused
+    with status 408.
     """
 
     def __init__(

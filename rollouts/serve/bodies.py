@@ -26,8 +26,9 @@ _CHUNK_BYTES: Final = 2**20
 def has_more_values(data: bytes, limit: int) -> bool:
     """Whether the JSON text may have more than `limit` values in its lists and objects, told by its commas.
 
-    Commas in texts count too, so that limits need room for those. Parsing holds the interpreter's lock, also on a
-    thread, for about 0.2 s for each million of values, and takes up to 100 bytes for each byte of the text.
+    Commas in texts count too, so that limits need room for those. Parsing holds the interpreter's lock, also
+    on a thread, for about 0.2 s for each million of values, and takes up to 100 bytes for each byte of the
+    text.
     """
     commas = 0
     for start in range(0, len(data), _CHUNK_BYTES):
@@ -44,8 +45,8 @@ Body = TypeVar("Body", bound=BaseModel)
 async def read_body(request: Request, read: Callable[[bytes], T], *, only_json: bool = True) -> T:
     """What `read` makes of the body of a request; of a large one, on a thread.
 
-    `only_json` refuses bodies that are not declared as JSON: browsers send other content types to foreign servers
-    without asking. Raises `RequestError`, and what `read` raises.
+    `only_json` refuses bodies that are not declared as JSON: browsers send other content types to foreign
+    servers without asking. Raises `RequestError`, and what `read` raises.
     """
     content_type = request.headers.get("content-type", "")
     if only_json and content_type.partition(";")[0].strip().lower() != "application/json":

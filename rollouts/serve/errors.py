@@ -43,7 +43,8 @@ log = logging.getLogger("rollouts.serve")
 
 
 class RequestError(RolloutsError):
-    """The response to a request is an error. `status` is that of HTTP, and `param` names the field that is the reason.
+    """The response to a request is an error. `status` is that of HTTP, and `param` names the field that is
+    the reason.
 
     `code` is OpenAI's name of the reason.
 

@@ -80,9 +80,9 @@ def base_url(listener: socket.socket) -> str:
 def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None], access_log: bool = False) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. `on_ready` is called once requests are answered.
 
-    Running requests have some seconds to end after the signal, or until a second SIGINT; then their connections are
-    closed, the application is shut down, which no further signal ends, and `KeyboardInterrupt` is raised. Called from
-    the main thread.
+    Running requests have some seconds to end after the signal, or until a second SIGINT; then their
+    connections are closed, the application is shut down, which no further signal ends, and
+    `KeyboardInterrupt` is raised. Called from the main thread.
     """
     config = uvicorn.Config(
         app,
@@ -96,7 +96,8 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
     )
     _raise_descriptor_limit()
     server = _Server(config, on_ready, listener.getsockname()[:2])
-    # uvicorn raises the signal again at the end, where the usual SIGTERM would end the process with its files open.
+    # uvicorn raises the signal again at the end, where the usual SIGTERM would end the process with its files
+    # open.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` sets it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
@@ -143,11 +144,12 @@ _FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnectio
 
 
 class HttpProtocol(H11Protocol):
-    """HTTP/1.1 of uvicorn, with limits: of the time until the headers of a request have arrived, of the number of
-    connections (a third of the descriptors that the process may open), and of tiny chunks of a body.
+    """HTTP/1.1 of uvicorn, with limits: of the time until the headers of a request have arrived, of the
+    number of connections (a third of the descriptors that the process may open), and of tiny chunks of a
+    body.
 
-    h11 limits their size: to 16 KiB, or to what one read returns. httptools, which uvicorn prefers where it is
-    installed, has no limit.
+    h11 limits their size: to 16 KiB, or to what one read returns. httptools, which uvicorn prefers where it
+    is installed, has no limit.
     """
 
     header_seconds = 30.0
@@ -191,7 +193,8 @@ class HttpProtocol(H11Protocol):
         self._stop_timer()
 
     def _limit_time(self) -> None:
-        """Close the connection later, unless a request is being answered. Between requests uvicorn has a timer."""
+        """Close the connection later, unless a request is being answered. Between requests uvicorn has a
+        timer."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer()
         elif self._closing is None:

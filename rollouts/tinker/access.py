@@ -16,8 +16,8 @@ from rollouts.tinker.service import Service
 class KeyDispatch:
     """Hands a request to the application of its `X-API-Key`; status 401 without a known one.
 
-    Signed URLs of files need no key: they go to the application whose directory has the model. Nor does the health
-    check, which any of them answers.
+    Signed URLs of files need no key: they go to the application whose directory has the model. Nor does the
+    health check, which any of them answers.
     """
 
     def __init__(self, apps: Mapping[str, tuple[Service, ASGIApp]]) -> None:

@@ -54,9 +54,10 @@ def create_app(
 ) -> Starlette:
     """The application; its shutdown closes the services.
 
-    A mapping has the service of each API key, which requests must carry; the services may share a trainer. Without
-    keys, requests are answered that name this machine or one of `hosts` in their Host header, and that no web page of
-    another origin sends. Bodies of more than `max_body_bytes`, also after they are decompressed, get status 413.
+    A mapping has the service of each API key, which requests must carry; the services may share a trainer.
+    Without keys, requests are answered that name this machine or one of `hosts` in their Host header, and
+    that no web page of another origin sends. Bodies of more than `max_body_bytes`, also after they are
+    decompressed, get status 413.
     """
     keyed = services if isinstance(services, Mapping) else {"": services}
     handlers: dict[Any, Any] = {

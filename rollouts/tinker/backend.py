@@ -1,4 +1,5 @@
-"""What the users of a server share: the trainer, which computes one call at a time, the sampler, and the limits."""
+"""What the users of a server share: the trainer, which computes one call at a time, the sampler, and the
+limits."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ T = TypeVar("T")
 class Limits:
     """How much clients may hold.
 
-    `pending`: sampling requests whose results were not fetched, of all sessions of a user; one session may have half of
-    what the others leave. `samples`: of one request; `session_seconds`: a session that sends nothing for as long ends.
+    `pending`: sampling requests whose results were not fetched, of all sessions of a user; one session may
+    have half of what the others leave. `samples`: of one request; `session_seconds`: a session that sends
+    nothing for as long ends.
     """
 
     sessions: int = 64
@@ -59,7 +61,8 @@ class Backend:
     async def train(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         """The result of a call of the trainer, while the sampler sleeps where both have one device.
 
-        Who is cancelled meanwhile has it, too: the call runs to its end, and a save that was written is a checkpoint.
+        Who is cancelled meanwhile has it, too: the call runs to its end, and a save that was written is a
+        checkpoint.
         """
 
         async def awaited() -> T:

@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 
 
 class FairPlaces:
-    """At most `count` blocks run at once. A place that becomes free is that of the share that had none for longest."""
+    """At most `count` blocks run at once. A place that becomes free is that of the share that had none for
+    longest."""
 
-    # Several blocks run at once, and to their ends. `DeviceTurns` shares the time of one device among threads, and
-    # interrupts what computes; the lock of `BoundedPool` only keeps an order: neither can do the work of another.
+    # Several blocks run at once, and to their ends. `DeviceTurns` shares the time of one device among
+    # threads, and interrupts what computes; the lock of `BoundedPool` only keeps an order: neither can do the
+    # work of another.
 
     def __init__(self, count: int) -> None:
         self._free = count

@@ -1,4 +1,5 @@
-"""Requests that were accepted, and their results until the client has them; requests of a model in their order."""
+"""Requests that were accepted, and their results until the client has them; requests of a model in their
+order."""
 
 from __future__ import annotations
 
@@ -29,10 +30,11 @@ log = logging.getLogger("rollouts.tinker")
 KEPT_BYTES: Final = 256 * 2**20
 #: As many results, of any size.
 KEPT_RESULTS: Final = 50_000
-#: A request that can be cancelled and runs is forgotten once nobody has asked for its result for as long: clients ask
-#: all the time, and send it again where it was.
+#: A request that can be cancelled and runs is forgotten once nobody has asked for its result for as long:
+#: clients ask all the time, and send it again where it was.
 UNASKED_SECONDS: Final = 60.0
-#: The same for one that is done: it costs only its place, and a client may be without its network for a while.
+#: The same for one that is done: it costs only its place, and a client may be without its network for a
+#: while.
 UNASKED_RESULT_SECONDS: Final = 900.0
 
 _USER_ERRORS: Final = (
@@ -94,7 +96,8 @@ class Futures:
             self._unfetched[share] += 1
 
     async def result(self, request_id: str, seconds: float) -> Outcome | None:
-        """The outcome; None while there is none after `seconds`. Raises `RequestError` 410 for an id that is gone."""
+        """The outcome; None while there is none after `seconds`. Raises `RequestError` 410 for an id that is
+        gone."""
         accepted = self._accepted.get(request_id)
         if accepted is None:
             raise RequestError(410, f"there is no request {request_id!r} here; send it again")
@@ -111,7 +114,8 @@ class Futures:
         return outcome
 
     def cancel(self, request_id: str) -> None:
-        """End and forget a request that can be cancelled; who waits for its result is told. Another one stays."""
+        """End and forget a request that can be cancelled; who waits for its result is told. Another one
+        stays."""
         accepted = self._accepted.get(request_id)
         if accepted is not None and accepted.can_end:
             self._forget(request_id)

@@ -21,16 +21,17 @@ from rollouts.tinker.requests import Chunk, ImageChunk, ImagePointerChunk, Model
 
 
 class InputReader:
-    """Reads chunks for the model of a directory, which needs a tokenizer, and no chat template. Safe for threads.
+    """Reads chunks for the model of a directory, which needs a tokenizer, and no chat template. Safe for
+    threads.
 
-    Ids of text stay as they are. An image token among them is text: images are at the ranges of their chunks only.
-    The chunk of an image stands for all that the model's processor puts in place of one image marker, or, if
-    `expected_tokens` says so, for a part of that, beside which the client writes the rest as text: without text at its
-    edges (the line breaks of Gemma 3), or from the first feature to the last (InternVL without `<img>`, `</img>`).
-    For Qwen-VL and Kimi K2.5 these are the same: the features alone.
+    Ids of text stay as they are. An image token among them is text: images are at the ranges of their chunks
+    only. The chunk of an image stands for all that the model's processor puts in place of one image marker,
+    or, if `expected_tokens` says so, for a part of that, beside which the client writes the rest as text:
+    without text at its edges (the line breaks of Gemma 3), or from the first feature to the last (InternVL
+    without `<img>`, `</img>`). For Qwen-VL and Kimi K2.5 these are the same: the features alone.
 
-    Each distinct file is processed once while the store of media holds it. Images at URLs and paths are read as far as
-    `media_policy` allows, which by default is not at all.
+    Each distinct file is processed once while the store of media holds it. Images at URLs and paths are read
+    as far as `media_policy` allows, which by default is not at all.
     """
 
     def __init__(self, directory: Path, *, media_policy: MediaPolicy | None = None) -> None:
@@ -38,16 +39,18 @@ class InputReader:
         self.tokenizer, self._media = load_media_reader(directory, media_policy=media_policy)
 
     def read(self, place: str, chunks: Sequence[Chunk]) -> ModelInput:
-        """The input of chunks; errors name them `place[0]`, `place[1]`... May wait for images, so call it on a thread.
+        """The input of chunks; errors name them `place[0]`, `place[1]`... May wait for images, so call it on
+        a thread.
 
-        Raises `RequestError` (400) for an image that cannot be read, is larger than the policy allows, has another
-        format than its chunk says or becomes another number of tokens than it expects, and for any image where the
-        model takes none.
+        Raises `RequestError` (400) for an image that cannot be read, is larger than the policy allows, has
+        another format than its chunk says or becomes another number of tokens than it expects, and for any
+        image where the model takes none.
         """
         return self.read_rows([(place, chunks)])[0]
 
     def read_rows(self, rows: Sequence[tuple[str, Sequence[Chunk]]]) -> list[ModelInput]:
-        """The inputs of several rows, each a place and chunks as for `read`; their new images are processed together.
+        """The inputs of several rows, each a place and chunks as for `read`; their new images are processed
+        together.
 
         Raises `RequestError` as `read` does.
         """
@@ -99,7 +102,8 @@ class InputReader:
     def _image_tokens(
         self, place: str, item: MediaItem, expected: int | None, offset: int
     ) -> tuple[np.ndarray, PlaceholderRange]:
-        """The tokens of an image, int64 (k,), and their range; all of its expansion unless fewer are expected."""
+        """The tokens of an image, int64 (k,), and their range; all of its expansion unless fewer are
+        expected."""
         pieces = item.pieces(self._media.processors["image"].marker)
         controls = [self.tokenizer.control_id(piece.text) is not None for piece in pieces]
         features = [bool(piece.embed) for piece in pieces]

@@ -28,10 +28,10 @@ _GATHER_SECONDS = 0.02
 class LocalSampler:
     """`Sampler` with engines in this process, which are made at the first request.
 
-    Adapters run over the model of the trainer itself, at most `max_adapters` in memory. While that is trained as a
-    whole, its weights are not those of the base model: the base model and directories with whole models are loaded from
-    their files, at most `max_models` of them. Requests of one `share` run in batches; batches of several, and training
-    steps, take turns after a token (`DeviceTurns`).
+    Adapters run over the model of the trainer itself, at most `max_adapters` in memory. While that is trained
+    as a whole, its weights are not those of the base model: the base model and directories with whole models
+    are loaded from their files, at most `max_models` of them. Requests of one `share` run in batches; batches
+    of several, and training steps, take turns after a token (`DeviceTurns`).
     """
 
     def __init__(self, trainer: Trainer, *, max_adapters: int = 32, max_models: int = 2) -> None:

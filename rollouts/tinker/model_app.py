@@ -50,9 +50,10 @@ def model_app(
         app = model_app(Path("Qwen3-VL-2B-Instruct"), Path("tinker-runs"))
         uvicorn.run(app, port=8000)
 
-    Requests name the model by one of `names`, or by its directory. `run` keeps checkpoints and metrics; with `keys`, a
-    folder of it, whose name is made from the key, keeps those of each user. The other arguments are the options of
-    `rollouts tinker`; `options` are those of `create_app`. Raises what `Trainer.from_pretrained` raises.
+    Requests name the model by one of `names`, or by its directory. `run` keeps checkpoints and metrics; with
+    `keys`, a folder of it, whose name is made from the key, keeps those of each user. The other arguments are
+    the options of `rollouts tinker`; `options` are those of `create_app`. Raises what
+    `Trainer.from_pretrained` raises.
     """
     trainer = Trainer.from_pretrained(
         model, dtype=dtype, device=device, tokens_per_pass=tokens_per_pass, patches_per_pass=patches_per_pass

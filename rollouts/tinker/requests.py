@@ -45,7 +45,8 @@ class ModelInput(NamedTuple):
 
 
 class PromptTargets(NamedTuple):
-    """Tokens to score: `ids[i]` in the place of the prompt's token `rows[i] + 1`, int64 (c,) both; an id of -1: none.
+    """Tokens to score: `ids[i]` in the place of the prompt's token `rows[i] + 1`, int64 (c,) both; an id of
+    -1: none.
 
     `height`: how many rows there are, one for each token of the prompt but the first.
     """
@@ -59,10 +60,11 @@ class PromptTargets(NamedTuple):
 class SampleRequest:
     """One prompt and how to continue it.
 
-    `stop`: texts or token ids that end a sequence, beside the model's own end tokens; None: those alone; (): nothing
-    ends it but `max_tokens`, where None means as many as the model has place for. `topk_prompt` and `topk_sample`: how
-    many of the likeliest tokens to report at each token, 0: none. `targets`: tokens to score in places of the prompt;
-    `alternatives`: how many tokens to draw, at `temperature`, in the place of each of its tokens but the first.
+    `stop`: texts or token ids that end a sequence, beside the model's own end tokens; None: those alone; ():
+    nothing ends it but `max_tokens`, where None means as many as the model has place for. `topk_prompt` and
+    `topk_sample`: how many of the likeliest tokens to report at each token, 0: none. `targets`: tokens to
+    score in places of the prompt; `alternatives`: how many tokens to draw, at `temperature`, in the place of
+    each of its tokens but the first.
     """
 
     prompt: ModelInput
@@ -86,13 +88,15 @@ class SampleRequest:
 
     @property
     def scores_others(self) -> bool:
-        """Whether tokens are asked for in the places of the prompt that are neither its own nor the likeliest."""
+        """Whether tokens are asked for in the places of the prompt that are neither its own nor the
+        likeliest."""
         return self.targets is not None or self.alternatives > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledSequence:
-    """Ids int32 (n,), the stop token included, and their log-probabilities float32 (n,) under the raw distribution.
+    """Ids int32 (n,), the stop token included, and their log-probabilities float32 (n,) under the raw
+    distribution.
 
     `stopped`: it ended at a stop token or text; otherwise it has `max_tokens` tokens.
     """
@@ -105,9 +109,10 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleResult:
-    """`prompt_logprobs`: float32 (prompt,), NaN for the first token; `topk_prompt` has a row for each prompt token,
-    the first of them empty (id 0, log-probability -99999); `target_logprobs`: float32 (c,), 0 where the id is -1;
-    `alternatives`: ids int64 (prompt - 1, k) and their log-probabilities float32 (prompt - 1, k)."""
+    """`prompt_logprobs`: float32 (prompt,), NaN for the first token; `topk_prompt` has a row for each prompt
+    token, the first of them empty (id 0, log-probability -99999); `target_logprobs`: float32 (c,), 0 where
+    the id is -1; `alternatives`: ids int64 (prompt - 1, k) and their log-probabilities float32 (prompt - 1,
+    k)."""
 
     sequences: Sequence[SampledSequence]
     prompt_logprobs: np.ndarray | None = None

@@ -1,4 +1,5 @@
-"""The routes that list, change and hand out what a server has: runs, checkpoints, sessions and sampling sessions."""
+"""The routes that list, change and hand out what a server has: runs, checkpoints, sessions and sampling
+sessions."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ _TYPES: Final[Mapping[Kind, str]] = {
 }
 _CHECKPOINT: Final = "/training_runs/{model_id}/checkpoints/{kind}/{name}"
 
-#: Routes of the service that this server has not. The status is 404, because clients send a request again for minutes
-#: after a 409 or a 5xx.
+#: Routes of the service that this server has not. The status is 404, because clients send a request again for
+#: minutes after a 409 or a 5xx.
 _REFUSED: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/audit"): "this server keeps no audit log; its own log has the requests",
     ("GET", "/billing/usage/events"): "this server counts no costs",
@@ -60,10 +61,11 @@ _REFUSED: Final[Mapping[tuple[str, str], str]] = {
 
 
 def rest_routes(directory: RunDirectory, service: Service) -> list[Route]:
-    """The routes, below /api/v1. Their errors, `RequestError` and `ArgumentError`, are answered by the application.
+    """The routes, below /api/v1. Their errors, `RequestError` and `ArgumentError`, are answered by the
+    application.
 
-    Files of checkpoints are fetched from signed URLs below `FILES_PATH`, without a key, for an hour and while this
-    server runs.
+    Files of checkpoints are fetched from signed URLs below `FILES_PATH`, without a key, for an hour and while
+    this server runs.
     """
     rest = _Rest(directory, service)
     routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
@@ -260,7 +262,8 @@ def _checkpoint_fields(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _page(request: Request, *, limit: int) -> tuple[int, int]:
-    """The limit, by default `limit`, and the offset of a listing. Raises `RequestError` (400), for a project too."""
+    """The limit, by default `limit`, and the offset of a listing. Raises `RequestError` (400), for a project
+    too."""
     numbers = []
     for name, default, least in (("limit", limit, 1), ("offset", 0, 0)):
         text = request.query_params.get(name, str(default))

@@ -42,8 +42,8 @@ log = logging.getLogger("rollouts.tinker")
 Record = TypeVar("Record", "TrainingRun", "Checkpoint")
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 
-#: How long a server runs after it has found that a checkpoint has expired, before it deletes it: a machine may start
-#: with a wrong clock, which is set meanwhile.
+#: How long a server runs after it has found that a checkpoint has expired, before it deletes it: a machine
+#: may start with a wrong clock, which is set meanwhile.
 EXPIRED_SECONDS: Final = 3600.0
 #: What clients accept as the longest time until a checkpoint expires.
 MAX_TTL_SECONDS: Final = 10 * 366 * 24 * 3600
@@ -55,7 +55,8 @@ _NAME_RULE: Final = "pass 1 to 128 letters, digits and characters of _.:=+@,- th
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A model that is or was trained. `lora`: the fields of its `LoraOptions`; None: all parameters were trained."""
+    """A model that is or was trained. `lora`: the fields of its `LoraOptions`; None: all parameters were
+    trained."""
 
     model_id: str
     base_model: str
@@ -89,10 +90,12 @@ def uri_of(model_id: str, kind: str, name: str) -> str:
 class RunDirectory:
     """Threads may share one. A checkpoint that has expired is not found.
 
-    It is deleted by `tidy`, or when it is met, if it still has expired `EXPIRED_SECONDS` after it was first met so.
-    `clock` counts those, `now` is the time of day; the time to live of one that was written here has to pass on both.
+    It is deleted by `tidy`, or when it is met, if it still has expired `EXPIRED_SECONDS` after it was first
+    met so. `clock` counts those, `now` is the time of day; the time to live of one that was written here has
+    to pass on both.
 
-    Raises `RequestError` (404) for runs and checkpoints that do not exist, and `ArgumentError` for wrong values.
+    Raises `RequestError` (404) for runs and checkpoints that do not exist, and `ArgumentError` for wrong
+    values.
     """
 
     def __init__(
@@ -117,7 +120,8 @@ class RunDirectory:
     def own(self) -> None:
         """Keep other servers out until `release`, and remove what an earlier one left without a name.
 
-        Raises `ArgumentError` where another server has the directory. The lock ends with the process that has it.
+        Raises `ArgumentError` where another server has the directory. The lock ends with the process that has
+        it.
         """
         try:
             file = open_locked(os.fspath(self.directory / "server.lock"), "a+")
@@ -176,10 +180,11 @@ class RunDirectory:
         ttl_seconds: int | None = None,
         user_metadata: dict[str, str] | None = None,
     ) -> Iterator[Path]:
-        """The path of a directory that the block writes: a checkpoint when the block has ended without an error.
+        """The path of a directory that the block writes: a checkpoint when the block has ended without an
+        error.
 
-        What a process that was killed while it wrote has left there is removed. A checkpoint of this name is an error,
-        except of kind `weights` with `overwrite`, whose file the block replaces.
+        What a process that was killed while it wrote has left there is removed. A checkpoint of this name is
+        an error, except of kind `weights` with `overwrite`, whose file the block replaces.
         """
         self.training_run(model_id)
         path = self._path(model_id, kind, name)
@@ -238,7 +243,8 @@ class RunDirectory:
         return self._path(checkpoint.model_id, checkpoint.kind, checkpoint.name)
 
     def weights(self, uri: str, kind: Kind) -> Path:
-        """The directory of the checkpoint of a URI. Raises `RequestError` (400) for one of another kind than `kind`."""
+        """The directory of the checkpoint of a URI. Raises `RequestError` (400) for one of another kind than
+        `kind`."""
         found = self.find(uri)
         if found.kind != kind:
             cure = {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(kind, "")
@@ -295,7 +301,8 @@ class RunDirectory:
     # What the methods are made of.
 
     def _path(self, model_id: str, kind: str | None = None, name: str | None = None) -> Path:
-        """The directory of a run or of a checkpoint; its names are checked, and that no part of it is a link."""
+        """The directory of a run or of a checkpoint; its names are checked, and that no part of it is a
+        link."""
         if _NAME.fullmatch(model_id) is None:
             raise ArgumentError("model_id", model_id, _NAME_RULE)
         path = self.directory / model_id
@@ -374,7 +381,8 @@ def _write(path: Path, record: TrainingRun | Checkpoint) -> None:
 
 
 def _read_record(path: Path, record: type[Record], /, **known: str) -> Record | None:
-    """The record of a file at the place that `known` names; None where there is no such file, or another content.
+    """The record of a file at the place that `known` names; None where there is no such file, or another
+    content.
 
     A time without a zone, which cannot be compared with others, is another content.
     """

@@ -56,14 +56,14 @@ class SampleRecords:
         records.ended(session_id)
 
     A prompt that begins with the first prompt of a tree of its session, images included, belongs to that
-    tree: as a further turn where it continues a sampled sequence, and as a branch where it does not.
-    Several sequences of one prompt are branches. `decode` makes the text of a sequence from its ids;
-    without it turns have no text.
+    tree: as a further turn where it continues a sampled sequence, and as a branch where it does not. Several
+    sequences of one prompt are branches. `decode` makes the text of a sequence from its ids; without it turns
+    have no text.
 
-    A tree is written when its session ends, when it was not used for `idle_seconds`, when it has 1,024
-    turns, and as the one that was used least recently where all together take about `max_bytes`; a prompt
-    that would extend it later begins another one. A process that is killed loses the trees that it has not
-    written. What cannot be written is logged, and sampling goes on. Threads may share it.
+    A tree is written when its session ends, when it was not used for `idle_seconds`, when it has 1,024 turns,
+    and as the one that was used least recently where all together take about `max_bytes`; a prompt that would
+    extend it later begins another one. A process that is killed loses the trees that it has not written. What
+    cannot be written is logged, and sampling goes on. Threads may share it.
 
     Raises for the file what `RecordWriter` raises.
     """
@@ -99,8 +99,8 @@ class SampleRecords:
     ) -> None:
         """Record the sequences of a request.
 
-        A request that asks for the log-probabilities of its prompt and samples one token because it has to
-        is left out.
+        A request that asks for the log-probabilities of its prompt and samples one token because it has to is
+        left out.
         """
         if request.scores_prompt and request.max_tokens in (0, 1):
             return

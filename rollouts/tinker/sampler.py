@@ -45,11 +45,11 @@ class Sampler(Protocol):
 
         Requests of one `share`, such as a session, do not keep those of another waiting.
 
-        Sampled log-probabilities, and those of the prompt, are those of `Trainer.forward` with the same weights. The
-        files of a directory must stay as they are. A sequence ends with the token that completes its stop text. Equal
-        seeds give equal sequences; sample i of several depends on the seed and on i. Sequences of temperature 0 are all
-        equal. Cancelling the call ends its sampling. Raises `ArgumentError` for a directory without weights, and an
-        `EngineError`.
+        Sampled log-probabilities, and those of the prompt, are those of `Trainer.forward` with the same
+        weights. The files of a directory must stay as they are. A sequence ends with the token that completes
+        its stop text. Equal seeds give equal sequences; sample i of several depends on the seed and on i.
+        Sequences of temperature 0 are all equal. Cancelling the call ends its sampling. Raises
+        `ArgumentError` for a directory without weights, and an `EngineError`.
         """
         ...
 
@@ -91,8 +91,8 @@ class SavedWeights:
 
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """What ends a sequence of one model. `end_ids`: its own end tokens; `decode` makes text of ids, control tokens
-    included."""
+    """What ends a sequence of one model. `end_ids`: its own end tokens; `decode` makes text of ids, control
+    tokens included."""
 
     end_ids: tuple[int, ...]
     decode: Callable[[Sequence[int]], str]
@@ -112,8 +112,8 @@ class Endings:
     def of_request(self, stop: Sequence[str] | Sequence[int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The token ids and the texts that end the sequences of a request with `stop`.
 
-        The model's own end tokens end a sequence beside those, as in Tinker, but for `()`, with which nothing does.
-        Raises `ArgumentError` for an empty text, and for one that is no Unicode.
+        The model's own end tokens end a sequence beside those, as in Tinker, but for `()`, with which nothing
+        does. Raises `ArgumentError` for an empty text, and for one that is no Unicode.
         """
         if stop is None:
             return self.end_ids, ()
@@ -140,8 +140,8 @@ async def generated(
 ) -> SampleResult:
     """Sample with an engine. `max_length`: the model's, of prompt and sequence together.
 
-    `extra` are options of the engine; `generate` is called in place of its own for a request that scores its prompt.
-    Raises what the engine raises, and `GenerationInterruptedError`.
+    `extra` are options of the engine; `generate` is called in place of its own for a request that scores its
+    prompt. Raises what the engine raises, and `GenerationInterruptedError`.
     """
     ids = request.prompt.token_ids
     most = engine.vocab_size or MAX_TOKEN_ID  # the likeliest tokens are at most all that there are
@@ -191,7 +191,8 @@ def _asked(prompt: ModelInput, sampling: SamplingParams, **options: Any) -> Gene
 async def _with_texts(
     engine: Engine, generate: Generate, request: GenerateRequest, texts: tuple[str, ...], endings: Endings
 ) -> GenerateResult:
-    """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they come."""
+    """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they
+    come."""
     if not texts:
         return await generate(request)
     if engine.streams and not request.scores_prompt:

@@ -13,9 +13,10 @@ from rollouts.errors import ServerUnreachableError
 class SleepingServers:
     """Puts servers to sleep for training steps, and wakes them up for requests. `call` makes a control call.
 
-    Steps and requests begin in the order of their arrival: a request waits for the steps before it, a step for the
-    requests. Servers stay asleep after a step until the next request, because the next step often follows at once.
-    Before the first call it is not known whether they sleep: a program that was killed may have left them so.
+    Steps and requests begin in the order of their arrival: a request waits for the steps before it, a step
+    for the requests. Servers stay asleep after a step until the next request, because the next step often
+    follows at once. Before the first call it is not known whether they sleep: a program that was killed may
+    have left them so.
     """
 
     def __init__(self, call: Callable[[str], Awaitable[None]]) -> None:

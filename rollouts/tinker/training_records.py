@@ -1,4 +1,5 @@
-"""The figures of the models that a server trains, step by step: the files that `rollouts report` reads, and sinks."""
+"""The figures of the models that a server trains, step by step: the files that `rollouts report` reads, and
+sinks."""
 
 from __future__ import annotations
 
@@ -92,16 +93,17 @@ class TrainingRecords:
         records.trained(model_id, data, "cross_entropy", result, seconds)
         records.stepped(model_id, 1, learning_rate=1e-4, grad_norm=0.3, seconds=0.1)
 
-    The line of a step sums up the calls since the step before: `loss/NAME`, the sum of the loss of that name; `nll`,
-    the weighted mean of -log p over the tokens of `cross_entropy`, unless a weight is negative; means and maxima of the
-    trainer's own metrics, such as `ratio_mean` and `mismatch_max`; `rows`, `tokens`, and `trained_tokens`, those with a
-    weight or an advantage; `grad_norm`, `learning_rate`, and `seconds`, the time of the trainer.
+    The line of a step sums up the calls since the step before: `loss/NAME`, the sum of the loss of that name;
+    `nll`, the weighted mean of -log p over the tokens of `cross_entropy`, unless a weight is negative; means
+    and maxima of the trainer's own metrics, such as `ratio_mean` and `mismatch_max`; `rows`, `tokens`, and
+    `trained_tokens`, those with a weight or an advantage; `grad_norm`, `learning_rate`, and `seconds`, the
+    time of the trainer.
 
-    A forward pass alone has a line of its own at the step that has been made, with names that begin with `forward_`; it
-    sums up those since that step, so that the last one holds for all batches of an evaluation.
+    A forward pass alone has a line of its own at the step that has been made, with names that begin with
+    `forward_`; it sums up those since that step, so that the last one holds for all batches of an evaluation.
 
-    `sinks` makes those of a model, which are closed with it. What cannot be written is logged, and training goes on.
-    Threads may share it.
+    `sinks` makes those of a model, which are closed with it. What cannot be written is logged, and training
+    goes on. Threads may share it.
     """
 
     def __init__(

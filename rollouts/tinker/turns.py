@@ -14,7 +14,8 @@ GAP_SECONDS: Final = 60.0
 class Turns:
     """Lets the requests of one model run one at a time, in the order of their numbers, which begin with 1.
 
-    A client counts a request before it builds it, so that a number may never arrive: it is skipped after the wait.
+    A client counts a request before it builds it, so that a number may never arrive: it is skipped after the
+    wait.
     """
 
     def __init__(self) -> None:

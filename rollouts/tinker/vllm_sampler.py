@@ -22,15 +22,15 @@ T = TypeVar("T")
 class VLLMSampler:
     """`Sampler` with vLLM servers that serve the base model.
 
-    They are connected to at the first request, with `sleep` at the first training step too.
-    `directory` is that of the base model. The servers read the directories of adapters themselves, at most
-    `max_adapters` of them at a time; they need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Directories
-    with whole models are refused. They report up to 20 of the likeliest tokens, or as many as --max-logprobs; up to
-    vLLM 0.32 one less in the places of sampled tokens.
+    They are connected to at the first request, with `sleep` at the first training step too. `directory` is
+    that of the base model. The servers read the directories of adapters themselves, at most `max_adapters` of
+    them at a time; they need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Directories with whole
+    models are refused. They report up to 20 of the likeliest tokens, or as many as --max-logprobs; up to vLLM
+    0.32 one less in the places of sampled tokens.
 
-    With `sleep`, the servers free their memory for training steps: a step runs after the requests before it have ended,
-    and those after it wake the servers up. They need VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. Without it
-    training and sampling do not wait for each other.
+    With `sleep`, the servers free their memory for training steps: a step runs after the requests before it
+    have ended, and those after it wake the servers up. They need VLLM_SERVER_DEV_MODE=1 and
+    --enable-sleep-mode. Without it training and sampling do not wait for each other.
 
     `options` are those of `VLLMEngine`.
     """
@@ -59,7 +59,8 @@ class VLLMSampler:
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
-        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model, and for `scores_others`."""
+        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model, and for
+        `scores_others`."""
         if self._closed:
             raise EngineClosedError("sample", "the sampler is closed")
         if request.scores_others:

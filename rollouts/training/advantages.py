@@ -35,18 +35,21 @@ def group_advantages(
 ) -> np.ndarray:
     """Each reward minus the baseline of its group, float32 (n,); 0 in a group in which all rewards are equal.
 
-    `baseline` is the mean reward of the group ("mean"), or that of the group's other episodes ("leave_one_out", RLOO:
-    Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740). With `lengths`, the trained tokens of each episode, the
-    mean is weighted by them, as in OPO (Hao et al. 2025, arXiv:2505.23585).
+    `baseline` is the mean reward of the group ("mean"), or that of the group's other episodes
+    ("leave_one_out", RLOO: Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740). With `lengths`, the
+    trained tokens of each episode, the mean is weighted by them, as in OPO (Hao et al. 2025,
+    arXiv:2505.23585).
 
-    `scale` selects the standard deviation by which the difference is divided: "group", that of the group's rewards, as
-    in GRPO (Shao et al. 2024, arXiv:2402.03300); "batch", that of all differences, so that a group with almost equal
-    rewards weighs less (REINFORCE++, Hu et al. 2025, arXiv:2501.03262); "none", no division, as in Dr. GRPO (Liu et
-    al. 2025, arXiv:2503.20783) and RLOO. Standard deviations are those of the population (divided by n).
+    `scale` selects the standard deviation by which the difference is divided: "group", that of the group's
+    rewards, as in GRPO (Shao et al. 2024, arXiv:2402.03300); "batch", that of all differences, so that a
+    group with almost equal rewards weighs less (REINFORCE++, Hu et al. 2025, arXiv:2501.03262); "none", no
+    division, as in Dr. GRPO (Liu et al. 2025, arXiv:2503.20783) and RLOO. Standard deviations are those of
+    the population (divided by n).
 
-    Arrays and tensors (n,) count as lists of their values, and those without axes as their value. `degenerate_groups`
-    lists the groups whose advantages are all 0. Raises `ArgumentError` unless there is one finite reward, one group
-    whose hash is that of its value and one length of at least 1 for each episode.
+    Arrays and tensors (n,) count as lists of their values, and those without axes as their value.
+    `degenerate_groups` lists the groups whose advantages are all 0. Raises `ArgumentError` unless there is
+    one finite reward, one group whose hash is that of its value and one length of at least 1 for each
+    episode.
     """
     check_choice("baseline", baseline, Baseline)
     check_choice("scale", scale, Scale)
@@ -65,7 +68,8 @@ def group_advantages(
 
 
 def degenerate_groups(rewards: Sequence[float], groups: Sequence[Hashable]) -> tuple[DegenerateGroup, ...]:
-    """The groups that give no gradient, in order of appearance: one episode, or rewards equal to 1e-6 of the largest.
+    """The groups that give no gradient, in order of appearance: one episode, or rewards equal to 1e-6 of the
+    largest.
 
     Raises `ArgumentError` as `group_advantages` does.
     """
@@ -89,9 +93,10 @@ def _minus_baseline(rewards: np.ndarray, weights: np.ndarray, baseline: Baseline
 
 
 def _are_equal(rewards: np.ndarray) -> bool:
-    # Rewards of a group that differ by less than this, relative to the largest, are equal: a smaller difference is
-    # rounding, which a division by the standard deviation would turn into advantages of 1. Differences of rewards below
-    # this are 0: the squares of smaller ones, of which the standard deviation is made, are 0.
+    # Rewards of a group that differ by less than this, relative to the largest, are equal: a smaller
+    # difference is rounding, which a division by the standard deviation would turn into advantages of 1.
+    # Differences of rewards below this are 0: the squares of smaller ones, of which the standard deviation is
+    # made, are 0.
     return bool(np.ptp(rewards) <= max(1e-6 * np.abs(rewards).max(), 1e-30))
 
 
@@ -117,7 +122,8 @@ def _as_list(values: Any) -> Any:
 
 
 def _group_name(value: Any, index: int) -> Hashable:
-    """The name of a group. Raises `ArgumentError` for one by which equal groups would not be found to be equal."""
+    """The name of a group. Raises `ArgumentError` for one by which equal groups would not be found to be
+    equal."""
     name: Hashable = _as_value(value)
     if isinstance(name, tuple):
         return tuple(_group_name(part, index) for part in name)

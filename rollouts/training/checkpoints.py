@@ -25,19 +25,21 @@ from rollouts.models.lora_modules import LoraOptions
 def save_checkpoint(
     model: PreTrainedModel, renderer: TemplateRenderer | RendererPool, directory: str | os.PathLike[str]
 ) -> Path:
-    """Write the weights of `model`, and the tokenizer, template and processor files of `renderer`; the directory.
+    """Write the weights of `model`, and the tokenizer, template and processor files of `renderer`; the
+    directory.
 
         directory = save_checkpoint(model, renderer, "checkpoints/step-100")
         renderer = load_renderer(directory)
         engine = LocalEngine.from_pretrained(directory)  # or: vllm serve checkpoints/step-100
 
-    The renderer that is loaded from the directory gives the same tokens and pixels as `renderer`, if the same options
-    are passed: a `chat_template=` that `renderer` was loaded with is written, other options and `processors=` are not
-    files. Weights have the dtype of `model`, and safetensors files their names of transformers.
+    The renderer that is loaded from the directory gives the same tokens and pixels as `renderer`, if the same
+    options are passed: a `chat_template=` that `renderer` was loaded with is written, other options and
+    `processors=` are not files. Weights have the dtype of `model`, and safetensors files their names of
+    transformers.
 
-    `directory` must be new or empty, and appears when it is complete: a process that is killed leaves no half of it.
-    Raises `ArgumentError` for a model that is no `PreTrainedModel` (merge the adapters of PEFT first), a renderer that
-    was not loaded from files, and a directory that has files; `OSError`.
+    `directory` must be new or empty, and appears when it is complete: a process that is killed leaves no half
+    of it. Raises `ArgumentError` for a model that is no `PreTrainedModel` (merge the adapters of PEFT first),
+    a renderer that was not loaded from files, and a directory that has files; `OSError`.
     """
     target = Path(directory)
     if not isinstance(model, PreTrainedModel):
@@ -67,14 +69,15 @@ _FILE = "checkpoint.safetensors"
 
 _FORMAT = 2
 
-#: What AdamW keeps for a parameter: the number of its steps, and the averages of its gradient and of its square.
+#: What AdamW keeps for a parameter: the number of its steps, and the averages of its gradient and of its
+#: square.
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The parameters by name, and the state of AdamW: state name -> name of a parameter that has been changed by a step
-    -> value; empty where it was not read."""
+    """The parameters by name, and the state of AdamW: state name -> name of a parameter that has been changed
+    by a step -> value; empty where it was not read."""
 
     parameters: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, Mapping[str, torch.Tensor]]
@@ -111,8 +114,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """The checkpoint of a directory, for these parameters; on the CPU.
 
-    Raises `ArgumentError` for one of other parameters, shapes or dtypes, of another model or other options (the seed
-    may differ).
+    Raises `ArgumentError` for one of other parameters, shapes or dtypes, of another model or other options
+    (the seed may differ).
     """
     with _opened(directory) as file:
         about = _about(directory, file)

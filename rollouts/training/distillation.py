@@ -1,7 +1,7 @@
 """Distillation: losses and advantages from a teacher's log-probabilities.
 
-They are those of what the student sampled, or of the teacher's own likeliest tokens in the same places. The module
-`losses` explains `mean_over`, `sequence_ids` and `normaliser`.
+They are those of what the student sampled, or of the teacher's own likeliest tokens in the same places. The
+module `losses` explains `mean_over`, `sequence_ids` and `normaliser`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from rollouts.values import check_positive, finite_number
 def distillation_advantages(
     logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, mask: torch.Tensor, *, coefficient: float = 1.0
 ) -> torch.Tensor:
-    """coefficient * (log p(teacher) - log p(student)) on masked tokens, 0 elsewhere; (B, T), without gradient.
+    """coefficient * (log p(teacher) - log p(student)) on masked tokens, 0 elsewhere; (B, T), without
+    gradient.
 
         advantages = batch.advantages + distillation_advantages(
             batch.logprobs, batch.column("teacher_logprobs"), batch.loss_mask, coefficient=0.1
         )
 
-    A sampled token's part of -KL(student || teacher), as an advantage of a policy-gradient loss: on-policy distillation
-    (Lu 2025, "On-Policy Distillation", Thinking Machines Lab; Gu et al. 2023, arXiv:2306.08543, equation 2). `logprobs`
-    are the sampler's. float32, or float64 where an argument is float64. Raises `ArgumentError`.
+    A sampled token's part of -KL(student || teacher), as an advantage of a policy-gradient loss: on-policy
+    distillation (Lu 2025, "On-Policy Distillation", Thinking Machines Lab; Gu et al. 2023, arXiv:2306.08543,
+    equation 2). `logprobs` are the sampler's. float32, or float64 where an argument is float64. Raises
+    `ArgumentError`.
     """
     factor = check_positive("coefficient", coefficient)
     mask = checked_mask(logprobs, mask, teacher_logprobs=teacher_logprobs)
@@ -45,11 +47,12 @@ def reverse_kl_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """KL(student || teacher) from tokens that the student sampled: r (log p(old) - log p(teacher)), r = p / p(old).
+    """KL(student || teacher) from tokens that the student sampled: r (log p(old) - log p(teacher)), r = p /
+    p(old).
 
-    `importance_sampling_loss` with `distillation_advantages`: its value on policy is the mean of -d of `kl_loss`, and
-    its gradient in expectation that of the divergence of the next token. A student that equals its teacher has a loss
-    of 0. The other arguments are those of `policy_gradient_loss`.
+    `importance_sampling_loss` with `distillation_advantages`: its value on policy is the mean of -d of
+    `kl_loss`, and its gradient in expectation that of the divergence of the next token. A student that equals
+    its teacher has a loss of 0. The other arguments are those of `policy_gradient_loss`.
     """
     advantages = distillation_advantages(old_logprobs, teacher_logprobs, mask)
     return importance_sampling_loss(
@@ -72,15 +75,17 @@ def forward_kl_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> torch.Tensor:
-    """KL(teacher || student) over the teacher's k likeliest tokens, and the rest of the vocabulary as one token more.
+    """KL(teacher || student) over the teacher's k likeliest tokens, and the rest of the vocabulary as one
+    token more.
 
         ids, teacher = batch.column("teacher_top_ids"), batch.column("teacher_top_logprobs")
         loss = forward_kl_loss(candidate_logprobs(model, batch, ids), teacher, batch.loss_mask)
 
-    With p the teacher and q the student: the sum over the k tokens of p log(p / q), plus P log(P / Q) for the mass
-    P = 1 - sum p and Q = 1 - sum q that is left (Hinton et al. 2015, arXiv:1503.02531, for distributions as targets;
-    merging the rest of the vocabulary never increases the divergence). A mass below 1e-6 counts as 1e-6, which is what
-    sums of float32 can tell. A scalar. The first two arguments are (B, T, k); the others are those of `sft_loss`.
+    With p the teacher and q the student: the sum over the k tokens of p log(p / q), plus P log(P / Q) for the
+    mass P = 1 - sum p and Q = 1 - sum q that is left (Hinton et al. 2015, arXiv:1503.02531, for distributions
+    as targets; merging the rest of the vocabulary never increases the divergence). A mass below 1e-6 counts
+    as 1e-6, which is what sums of float32 can tell. A scalar. The first two arguments are (B, T, k); the
+    others are those of `sft_loss`.
     """
     mask = _checked_mask_of_top(top_logprobs, teacher_top_logprobs, mask)
     teacher, student = _with_rest(teacher_top_logprobs.detach(), mask), _with_rest(top_logprobs, mask)
@@ -97,11 +102,13 @@ def generalised_jsd_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> torch.Tensor:
-    """beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q: between the two directions of KL.
+    """beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q: between the two directions of
+    KL.
 
-    The generalised Jensen-Shannon divergence of GKD (Agarwal et al. 2024, arXiv:2306.13649, equation 1), p the teacher
-    and q the student over k tokens and the rest, as in `forward_kl_loss`, whose arguments these are. Divided by beta it
-    tends to KL(p || q) as beta falls to 0, and by 1 - beta to KL(q || p) as beta rises to 1. 0 < beta < 1.
+    The generalised Jensen-Shannon divergence of GKD (Agarwal et al. 2024, arXiv:2306.13649, equation 1), p
+    the teacher and q the student over k tokens and the rest, as in `forward_kl_loss`, whose arguments these
+    are. Divided by beta it tends to KL(p || q) as beta falls to 0, and by 1 - beta to KL(q || p) as beta
+    rises to 1. 0 < beta < 1.
     """
     weight = finite_number(beta)
     if weight is None or not 0 < weight < 1:
@@ -121,7 +128,8 @@ def _divergence(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _with_rest(top_logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The masked rows (n, k), and the log of the mass that their tokens leave: (n, k + 1)."""
     top = masked_logprobs(top_logprobs, mask)
-    # What is left of the vocabulary beside k tokens is at least this mass: less is within the rounding of their sum.
+    # What is left of the vocabulary beside k tokens is at least this mass: less is within the rounding of
+    # their sum.
     rest = (1 - top.exp().sum(dim=-1, keepdim=True)).clamp(min=1e-6).log()
     return torch.cat([top, rest], dim=-1)
 

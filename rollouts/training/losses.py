@@ -5,14 +5,15 @@ Every loss is a sum over the trained tokens of a batch, divided by what `mean_ov
 - `mean_over="tokens"`: by the number of trained tokens (DAPO, Yu et al. 2025, arXiv:2503.14476);
 - `mean_over="sequences"`: each sequence's terms by the number of its trained tokens, and the sum by the
   number of sequences with trained tokens (GRPO, Shao et al. 2024, arXiv:2402.03300);
-- a `normaliser` replaces the number of tokens or sequences of this batch: that of all micro-batches, so that their
-  gradients sum to the gradient of the whole; or a constant (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
+- a `normaliser` replaces the number of tokens or sequences of this batch: that of all micro-batches, so that
+  their gradients sum to the gradient of the whole; or a constant (Dr. GRPO, Liu et al. 2025,
+  arXiv:2503.20783).
 
-`sequence_ids` (B, T) says which sequence a token belongs to, so that padded and packed batches give the same loss.
-Positions outside `mask` may hold anything: they get no gradient. Ratios are computed in float32 at least, also from
-half-precision tensors. A token that the sampler found impossible leaves the loss finite: log-probabilities below -1e4,
--inf too, count as -1e4, and the exponential of a log-ratio above 20 continues linearly, so that the gradient keeps its
-direction.
+`sequence_ids` (B, T) says which sequence a token belongs to, so that padded and packed batches give the same
+loss. Positions outside `mask` may hold anything: they get no gradient. Ratios are computed in float32 at
+least, also from half-precision tensors. A token that the sampler found impossible leaves the loss finite:
+log-probabilities below -1e4, -inf too, count as -1e4, and the exponential of a log-ratio above 20 continues
+linearly, so that the gradient keeps its direction.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ Clip = float | tuple[float, float]
 
 
 class PolicyLoss(NamedTuple):
-    """The loss to minimise (scalar), the fraction of tokens whose ratio was clipped, and the mean ratio of tokens."""
+    """The loss to minimise (scalar), the fraction of tokens whose ratio was clipped, and the mean ratio of
+    tokens."""
 
     loss: torch.Tensor
     clipped: float
@@ -59,8 +61,8 @@ def sft_loss(
 ) -> torch.Tensor:
     """Negative log-likelihood of the masked tokens, a scalar.
 
-    `logprobs` float32 and `mask` bool, both (B, T). The module's docstring explains the other arguments. Raises
-    `ArgumentError` for other shapes and dtypes, and for a normaliser that is not above 0.
+    `logprobs` float32 and `mask` bool, both (B, T). The module's docstring explains the other arguments.
+    Raises `ArgumentError` for other shapes and dtypes, and for a normaliser that is not above 0.
     """
     mask = checked_mask(logprobs, mask)
     return -masked_mean(masked_values(logprobs, mask), mask, mean_over, sequence_ids, normaliser)
@@ -77,12 +79,13 @@ def policy_gradient_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """The clipped surrogate of PPO: -min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logprobs - old_logprobs).
+    """The clipped surrogate of PPO: -min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logprobs -
+    old_logprobs).
 
-    Schulman et al. 2017, arXiv:1707.06347, equation 7. `clip` is one limit, or (low, high): DAPO (arXiv:2503.14476,
-    "Clip-Higher") has (0.2, 0.28). `old_logprobs` are the sampler's, or the trainer's before its first step on these
-    episodes. All tensors (B, T); the module's docstring explains the other arguments. Raises `ArgumentError` for
-    tensors of other shapes and dtypes, and for values out of range.
+    Schulman et al. 2017, arXiv:1707.06347, equation 7. `clip` is one limit, or (low, high): DAPO
+    (arXiv:2503.14476, "Clip-Higher") has (0.2, 0.28). `old_logprobs` are the sampler's, or the trainer's
+    before its first step on these episodes. All tensors (B, T); the module's docstring explains the other
+    arguments. Raises `ArgumentError` for tensors of other shapes and dtypes, and for values out of range.
     """
     low, high = _limits(clip)
     mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
@@ -101,10 +104,11 @@ def importance_sampling_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """The policy gradient with importance sampling: -r A, with r = exp(logprobs - old_logprobs), without any limit.
+    """The policy gradient with importance sampling: -r A, with r = exp(logprobs - old_logprobs), without any
+    limit.
 
-    The surrogate before the clipping of PPO: Schulman et al. 2017, arXiv:1707.06347, equation 6. The arguments are
-    those of `policy_gradient_loss`; no ratio counts as clipped.
+    The surrogate before the clipping of PPO: Schulman et al. 2017, arXiv:1707.06347, equation 6. The
+    arguments are those of `policy_gradient_loss`; no ratio counts as clipped.
     """
     mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
     ratio = limited_exp(log_ratios(logprobs, old_logprobs, mask))
@@ -125,8 +129,9 @@ def cispo_loss(
 ) -> PolicyLoss:
     """CISPO: -clip(r, 1 - low, 1 + high) A log p, where no gradient passes through the ratio r.
 
-    MiniMax 2025, arXiv:2506.13585, equations 4 and 5. A clipped token keeps its gradient, unlike in PPO. The paper sets
-    no lower limit (`clip=(1.0, high)`) and tunes the upper one. The arguments are those of `policy_gradient_loss`.
+    MiniMax 2025, arXiv:2506.13585, equations 4 and 5. A clipped token keeps its gradient, unlike in PPO. The
+    paper sets no lower limit (`clip=(1.0, high)`) and tunes the upper one. The arguments are those of
+    `policy_gradient_loss`.
     """
     low, high = _limits(clip)
     mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
@@ -146,11 +151,13 @@ def sequence_ratio_loss(
     mean_over: MeanOver = "sequences",
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """GSPO: the surrogate of PPO with one ratio for a sequence, the geometric mean of the ratios of its trained tokens.
+    """GSPO: the surrogate of PPO with one ratio for a sequence, the geometric mean of the ratios of its
+    trained tokens.
 
-    Zheng et al. 2025, arXiv:2507.18071; this is the form for advantages per token (GSPO-token, equations 13 and 14),
-    whose value and gradient are those of GSPO (equation 5) where a sequence has one advantage. The default limits are
-    the paper's. The arguments are those of `policy_gradient_loss`; `sequence_ids` integers (B, T).
+    Zheng et al. 2025, arXiv:2507.18071; this is the form for advantages per token (GSPO-token, equations 13
+    and 14), whose value and gradient are those of GSPO (equation 5) where a sequence has one advantage. The
+    default limits are the paper's. The arguments are those of `policy_gradient_loss`; `sequence_ids` integers
+    (B, T).
     """
     low, high = _limits(clip)
     mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
@@ -175,9 +182,9 @@ def dro_loss(
 ) -> PolicyLoss:
     """DRO for each token: -(A log p - beta d^2 / 2), with d = logprobs - old_logprobs.
 
-    Richemond et al. 2024, arXiv:2405.19107, in the form of Kimi k1.5 (2025, arXiv:2501.12599, equation 3): the square
-    keeps the policy near the one that sampled, also where the advantage is 0. The arguments are those of
-    `policy_gradient_loss`; no ratio counts as clipped.
+    Richemond et al. 2024, arXiv:2405.19107, in the form of Kimi k1.5 (2025, arXiv:2501.12599, equation 3):
+    the square keeps the policy near the one that sampled, also where the advantage is 0. The arguments are
+    those of `policy_gradient_loss`; no ratio counts as clipped.
     """
     penalty = check_positive("beta", beta)
     mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
@@ -198,9 +205,9 @@ def kl_loss(
 ) -> torch.Tensor:
     """An estimate of KL(policy || reference) from tokens that the policy sampled, a scalar of at least 0.
 
-    With d = reference - policy it is k3, exp(d) - 1 - d (Schulman 2020, "Approximating KL Divergence"), as in GRPO
-    (arXiv:2402.03300, equation 4). Above d = 20 it continues linearly with the gradient that it has at 20, which moves
-    the policy towards the reference. The other arguments are those of `sft_loss`.
+    With d = reference - policy it is k3, exp(d) - 1 - d (Schulman 2020, "Approximating KL Divergence"), as in
+    GRPO (arXiv:2402.03300, equation 4). Above d = 20 it continues linearly with the gradient that it has at
+    20, which moves the policy towards the reference. The other arguments are those of `sft_loss`.
     """
     mask = checked_mask(logprobs, mask, reference_logprobs=reference_logprobs)
     terms = limited_k3(-log_ratios(logprobs, reference_logprobs, mask))

@@ -1,7 +1,8 @@
-"""The losses of a `Trainer` by name: sums over tokens, with the names of inputs and options that Tinker's API has.
+"""The losses of a `Trainer` by name: sums over tokens, with the names of inputs and options that Tinker's API
+has.
 
-Definitions: https://tinker-docs.thinkingmachines.ai/losses; those with a teacher are our own. A loss gets the values of
-all tokens of several rows, one after another, as tensors (1, n).
+Definitions: https://tinker-docs.thinkingmachines.ai/losses; those with a teacher are our own. A loss gets the
+values of all tokens of several rows, one after another, as tensors (1, n).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Given(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The sum of a loss over the tokens. Of the tokens that count: how many, the sum of ratios, how many clipped."""
+    """The sum of a loss over the tokens. Of the tokens that count: how many, the sum of ratios, how many
+    clipped."""
 
     loss: torch.Tensor
     tokens: int = 0
@@ -51,11 +53,12 @@ class Outcome(NamedTuple):
 class NamedLoss:
     """`compute` gives the loss.
 
-    `required` and `optional` are the inputs that a row has besides its target tokens. Without a `mask`, the tokens of a
-    row that count are those with an advantage, or with `counts_all` all of them. `options` are the defaults of
-    the numbers that a caller may set; None: it must set it. With `has_candidates` a row has the inputs `CANDIDATES`
-    (n, k), and `compute` gets the trained model's log-probabilities of these ids as the input `candidate_logprobs`.
-    With `takes_several` a row may have k targets for each token, whose log-probabilities and inputs are (1, n, k).
+    `required` and `optional` are the inputs that a row has besides its target tokens. Without a `mask`, the
+    tokens of a row that count are those with an advantage, or with `counts_all` all of them. `options` are
+    the defaults of the numbers that a caller may set; None: it must set it. With `has_candidates` a row has
+    the inputs `CANDIDATES` (n, k), and `compute` gets the trained model's log-probabilities of these ids as
+    the input `candidate_logprobs`. With `takes_several` a row may have k targets for each token, whose
+    log-probabilities and inputs are (1, n, k).
     """
 
     compute: Callable[[Given], Outcome]
@@ -75,7 +78,8 @@ class NamedLoss:
 
 
 def _cross_entropy(given: Given) -> Outcome:
-    """The sum of -w log p; a weight may be negative, as those are that a client computes for a loss of its own."""
+    """The sum of -w log p; a weight may be negative, as those are that a client computes for a loss of its
+    own."""
     weights = given.inputs.get("weights")
     return Outcome(-(given.logprobs if weights is None else weights * given.logprobs).sum())
 
@@ -94,7 +98,8 @@ def _clipped(loss: Callable[..., PolicyLoss], given: Given) -> Outcome:
 
 
 def _dro(given: Given) -> Outcome:
-    """As Tinker defines it, tokens with an advantage of 0 count too, those of the prompt as well: `mask` leaves out."""
+    """As Tinker defines it, tokens with an advantage of 0 count too, those of the prompt as well: `mask`
+    leaves out."""
     return _policy(dro_loss, given, beta=given.options["beta"])
 
 
@@ -105,7 +110,8 @@ def _gspo(given: Given) -> Outcome:
 
 
 def _reverse_kl(given: Given) -> Outcome:
-    """The policy gradient of the advantages and of `coefficient` times what a teacher thinks of the sampled tokens."""
+    """The policy gradient of the advantages and of `coefficient` times what a teacher thinks of the sampled
+    tokens."""
     inputs, mask = given.inputs, given.inputs["mask"] != 0
     teacher, coefficient = inputs["teacher_logprobs"], given.options["coefficient"]
     taught = distillation_advantages(inputs["logprobs"], teacher, mask, coefficient=coefficient)
@@ -114,7 +120,8 @@ def _reverse_kl(given: Given) -> Outcome:
 
 
 def _with_divergence(loss: Callable[..., torch.Tensor], given: Given) -> Outcome:
-    """The policy gradient of the advantages, and `coefficient` times a divergence from a teacher's likeliest tokens."""
+    """The policy gradient of the advantages, and `coefficient` times a divergence from a teacher's likeliest
+    tokens."""
     own = {name: number for name, number in given.options.items() if name != "coefficient"}
     policy = _policy(importance_sampling_loss, given)
     mask, teacher = given.inputs["mask"] != 0, given.inputs["teacher_top_logprobs"]
@@ -130,7 +137,8 @@ _POLICY = frozenset({"logprobs", "advantages"})
 _MASK = frozenset({"mask"})
 #: A teacher's likeliest ids in the place of each target, and their log-probabilities under it.
 CANDIDATES = frozenset({"teacher_top_ids", "teacher_top_logprobs"})
-#: Of PPO and CISPO: the limits of PPO's authors (Schulman et al. 2017, table 1), which Tinker documents as its own.
+#: Of PPO and CISPO: the limits of PPO's authors (Schulman et al. 2017, table 1), which Tinker documents as
+#: its own.
 _THRESHOLDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 
 NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
@@ -140,7 +148,8 @@ NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
         "ppo": NamedLoss(partial(_clipped, policy_gradient_loss), _POLICY, _MASK, _THRESHOLDS),
         "cispo": NamedLoss(partial(_clipped, cispo_loss), _POLICY, _MASK, _THRESHOLDS),
         "dro": NamedLoss(_dro, _POLICY, _MASK, {"beta": None}, counts_all=True),
-        # Of GSPO: those of its authors (Zheng et al. 2025, section 5.1). A mean over a sequence varies much less.
+        # Of GSPO: those of its authors (Zheng et al. 2025, section 5.1). A mean over a sequence varies much
+        # less.
         "gspo": NamedLoss(
             _gspo,
             _POLICY | {"sequence_ratio_mask"},

@@ -53,10 +53,11 @@ def sequence_logprobs(
     to them (`low_rank`, as the `OutputHead` of the model has it), times `scale`, then
     `softcap * tanh(logits / softcap)` (Gemma 2, arXiv:2408.00118, section 2), then divided by `temperature`.
 
-    Logits exist only as tiles of `chunk_positions` x `chunk_vocabulary`; the backward pass computes each tile again
-    (as Wijmans et al. 2024, arXiv:2411.09009, and Hsu et al. 2024, arXiv:2410.10989). Beyond the arguments and their
-    gradients, that takes about three tiles of float32, and for hidden states of less precision one float32 (P, H), in
-    which their gradient is summed. Raises `ArgumentError` for other targets, and for values out of range.
+    Logits exist only as tiles of `chunk_positions` x `chunk_vocabulary`; the backward pass computes each tile
+    again (as Wijmans et al. 2024, arXiv:2411.09009, and Hsu et al. 2024, arXiv:2410.10989). Beyond the
+    arguments and their gradients, that takes about three tiles of float32, and for hidden states of less
+    precision one float32 (P, H), in which their gradient is summed. Raises `ArgumentError` for other targets,
+    and for values out of range.
     """
     _check_targets(hidden, weight, targets)
     head = _Head(
@@ -82,7 +83,8 @@ def sequence_logprobs(
 class _TiledLogprobs(torch.autograd.Function):
     """The forward pass keeps two numbers for each position; the backward pass computes the logits again.
 
-    `targets` are (P, K). `low` (P, r) and `up` (V, r) of an adapter add `low @ up.T` to the logits; both None without.
+    `targets` are (P, K). `low` (P, r) and `up` (V, r) of an adapter add `low @ up.T` to the logits; both None
+    without.
     """
 
     @staticmethod
@@ -187,7 +189,8 @@ def _tile(
     added: torch.Tensor | None,
     head: _Head,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits of some positions and vocabulary entries, float32, and the derivative of the soft-capping there."""
+    """The logits of some positions and vocabulary entries, float32, and the derivative of the soft-capping
+    there."""
     logits = linear(hidden, weight, bias).float()
     if added is not None:
         logits += added
@@ -204,7 +207,8 @@ def _tile(
 
 
 def _log_sum_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """log(sum(exp(z))) of each row and the entropy of its softmax, with one exponential. `logits` is overwritten.
+    """log(sum(exp(z))) of each row and the entropy of its softmax, with one exponential. `logits` is
+    overwritten.
 
     With d = z - max(z) and s = sum(exp(d)), the entropy is log(s) - sum(exp(d) d) / s.
     """

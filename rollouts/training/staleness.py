@@ -16,7 +16,8 @@ from rollouts.version_order import VersionOrder
 
 
 class Staleness(NamedTuple):
-    """The oldest and the newest version that sampled trained tokens of a sample, and how far they are behind."""
+    """The oldest and the newest version that sampled trained tokens of a sample, and how far they are
+    behind."""
 
     oldest: str
     newest: str
@@ -34,12 +35,14 @@ class StalenessSplit(NamedTuple):
 def sample_staleness(
     sample: TrainingSample, current: str | int, *, versions: Sequence[str] | None = None
 ) -> Staleness | None:
-    """The versions of a sample's trained tokens, compared with the trainer's version `current`; None without any.
+    """The versions of a sample's trained tokens, compared with the trainer's version `current`; None without
+    any.
 
-    A lag is a difference of versions that are integers in decimal digits ("41"); for other names pass `versions`, all
-    names in the order in which they came into use, and a lag is a difference of places in it. Raises `SampleError` for
-    a trained token without a version, and for a version that is not known or newer than `current`; `ArgumentError` for
-    a `current` that is not known, and for `versions` that are not a list of names or have a name twice.
+    A lag is a difference of versions that are integers in decimal digits ("41"); for other names pass
+    `versions`, all names in the order in which they came into use, and a lag is a difference of places in it.
+    Raises `SampleError` for a trained token without a version, and for a version that is not known or newer
+    than `current`; `ArgumentError` for a `current` that is not known, and for `versions` that are not a list
+    of names or have a name twice.
     """
     lags = _trained_lags(sample, current, VersionOrder.of_names(versions))
     if not len(lags):
@@ -51,10 +54,11 @@ def sample_staleness(
 def split_by_staleness(
     samples: Iterable[TrainingSample], current: str | int, *, max_lag: int, versions: Sequence[str] | None = None
 ) -> StalenessSplit:
-    """The samples whose oldest trained token lags by at most `max_lag` versions, and the stale ones, both in order.
+    """The samples whose oldest trained token lags by at most `max_lag` versions, and the stale ones, both in
+    order.
 
-    A sample without trained tokens is kept. Raises as `sample_staleness` does, and `ArgumentError` for a negative
-    `max_lag`.
+    A sample without trained tokens is kept. Raises as `sample_staleness` does, and `ArgumentError` for a
+    negative `max_lag`.
     """
     limit = check_integer("max_lag", max_lag, least=0)
     order = VersionOrder.of_names(versions)

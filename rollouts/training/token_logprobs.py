@@ -20,17 +20,19 @@ from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logpr
 def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
 
-    Any model of transformers with an output layer of its own, through its own forward. Media are placed by range, so
-    that a sampled placeholder token is text. The log-probabilities are computed in chunks, on trained positions only.
-    Equal samples of a padded batch share one forward pass (episodes of a group often sample the same completion), and
-    for Qwen3-VL an image that is in many rows passes the vision tower once. A packed batch of a model that cannot keep
-    the sequences of a row apart (layers with a recurrent state) is computed in padded rows, with the same result.
-    Phi-4-multimodal projects the sounds of a prompt with images in another way: what it sampled before the first image
-    of a row is computed without that image, as it was sampled, in a row of its own.
+    Any model of transformers with an output layer of its own, through its own forward. Media are placed by
+    range, so that a sampled placeholder token is text. The log-probabilities are computed in chunks, on
+    trained positions only. Equal samples of a padded batch share one forward pass (episodes of a group often
+    sample the same completion), and for Qwen3-VL an image that is in many rows passes the vision tower once.
+    A packed batch of a model that cannot keep the sequences of a row apart (layers with a recurrent state) is
+    computed in padded rows, with the same result. Phi-4-multimodal projects the sounds of a prompt with
+    images in another way: what it sampled before the first image of a row is computed without that image, as
+    it was sampled, in a row of its own.
 
-    Raises `SampleError`, which names the row, for media and token ids that the model cannot take, `SampleError` for a
-    `loss_mask` that was changed to train padding or the first token of a sample, and `UnsupportedModelError`, which
-    says what was tried, for a model whose hidden states or output layer are not accessible.
+    Raises `SampleError`, which names the row, for media and token ids that the model cannot take,
+    `SampleError` for a `loss_mask` that was changed to train padding or the first token of a sample, and
+    `UnsupportedModelError`, which says what was tried, for a model whose hidden states or output layer are
+    not accessible.
     """
     return token_logprobs_and_entropy(model, batch).logprobs
 
@@ -41,8 +43,9 @@ def candidate_logprobs(model: Any, batch: TrainingBatch, candidates: torch.Tenso
         ids = torch.cat([batch.input_ids[..., None], batch.column("teacher_top_ids")], -1)
         logprobs = candidate_logprobs(model, batch, ids)  # [..., 0] are those of the sampled tokens
 
-    `candidates` integers (B, T, K), of the batch's rows and columns. One forward pass, as for `token_logprobs`, with
-    the same errors, and `ArgumentError` for candidates of another shape or outside of the vocabulary.
+    `candidates` integers (B, T, K), of the batch's rows and columns. One forward pass, as for
+    `token_logprobs`, with the same errors, and `ArgumentError` for candidates of another shape or outside of
+    the vocabulary.
     """
     shape = tuple(batch.loss_mask.shape)
     if not isinstance(candidates, torch.Tensor) or candidates.dim() != 3 or tuple(candidates.shape[:2]) != shape:
@@ -52,8 +55,9 @@ def candidate_logprobs(model: Any, batch: TrainingBatch, candidates: torch.Tenso
 
 
 def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature: float = 1.0) -> SequenceLogprobs:
-    """`token_logprobs`, and the entropy of the distribution that each token is drawn from: both float32 (B, T), in
-    nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the same errors.
+    """`token_logprobs`, and the entropy of the distribution that each token is drawn from: both float32 (B,
+    T), in nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the
+    same errors.
     """
     return _scored(model, batch, batch.input_ids, temperature)
 
@@ -110,7 +114,8 @@ def _distinct(sequences: Sequence[TokenRow]) -> tuple[list[TokenRow], list[int]]
     distinct: list[TokenRow] = []
     row_of = []
     for sequence in sequences:
-        # The key includes offsets: with a sampled placeholder token beside an image, equal ids have two placements.
+        # The key includes offsets: with a sampled placeholder token beside an image, equal ids have two
+        # placements.
         images = tuple(f"{item.mm_hash}@{placeholder.offset}" for item, placeholder in sequence.media)
         index = index_of.setdefault((sequence.token_ids.tobytes(), images), len(distinct))
         if index == len(distinct):

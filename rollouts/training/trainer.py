@@ -1,4 +1,5 @@
-"""`Trainer`: one base model in this process, and LoRA adapters or all of its parameters trained with AdamW."""
+"""`Trainer`: one base model in this process, and LoRA adapters or all of its parameters trained with
+AdamW."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class AdamParams(Bounded):
 class LossResult(NamedTuple):
     """`logprobs`: for each row log p of its targets, float32, in their shape. `metrics`: numbers by name.
 
-    `loss:sum` is the loss; a loss with ratios adds `ratio:mean` and `clipped:mean`, the mean ratio of the tokens that
-    count, and the fraction of them whose ratio was limited.
+    `loss:sum` is the loss; a loss with ratios adds `ratio:mean` and `clipped:mean`, the mean ratio of the
+    tokens that count, and the fraction of them whose ratio was limited.
     """
 
     logprobs: list[np.ndarray]
@@ -76,7 +77,8 @@ class LossResult(NamedTuple):
 class _Trained:
     """A model that is trained: its parameters by name, its gradients so far, and the state of AdamW.
 
-    `replacements` put its adapter into the base model; there are none where all parameters of that are trained.
+    `replacements` put its adapter into the base model; there are none where all parameters of that are
+    trained.
     """
 
     lora: LoraOptions | None
@@ -87,7 +89,8 @@ class _Trained:
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Add the gradients of the block to those so far; after an error of the block they are what they were."""
+        """Add the gradients of the block to those so far; after an error of the block they are what they
+        were."""
         try:
             yield
             for name, parameter in self.parameters.items():
@@ -115,14 +118,15 @@ class Trainer:
     Any model that `token_logprobs` takes. Each adapter has gradients and a state of AdamW of its own; those
     that wait need the memory of these and of their parameters, in float32, and no more. Dropout is off.
 
-    - `tokens_per_pass` and `patches_per_pass`: the largest number of tokens, padding included, and of patches and
-      frames in one forward pass. They bound the memory; the sum over the passes is that of one large pass.
+    - `tokens_per_pass` and `patches_per_pass`: the largest number of tokens, padding included, and of patches
+      and frames in one forward pass. They bound the memory; the sum over the passes is that of one large
+      pass.
     - `directory`: that of the base model.
     - `lock`: held by every call that uses the model. An engine that samples from the same model shares it:
       `LocalEngine(trainer.model, lock=trainer.lock)`.
 
-    One thread at a time should call it. Arguments raise `ArgumentError`, rows `SampleError`, and neither changes
-    anything.
+    One thread at a time should call it. Arguments raise `ArgumentError`, rows `SampleError`, and neither
+    changes anything.
     """
 
     def __init__(
@@ -148,8 +152,8 @@ class Trainer:
     ) -> Self:
         """The trainer of a checkpoint directory; by default on the GPU, if there is one.
 
-        `dtype` is that of the base model, `options` are those of the class. Raises `ArgumentError` where there is no
-        checkpoint, and `UnsupportedModelError`.
+        `dtype` is that of the base model, `options` are those of the class. Raises `ArgumentError` where
+        there is no checkpoint, and `UnsupportedModelError`.
         """
         check_choice("dtype", dtype, Dtype)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -168,15 +172,17 @@ class Trainer:
         return length
 
     def models(self) -> dict[str, LoraOptions | None]:
-        """The models that are trained: by id the options of the adapter, None where all parameters are trained."""
+        """The models that are trained: by id the options of the adapter, None where all parameters are
+        trained."""
         return {model_id: trained.lora for model_id, trained in self._trained.items()}
 
     def create_model(self, model_id: str, *, lora: LoraOptions | None) -> None:
-        """Begin a model: an adapter with `lora`, which changes nothing yet; None: all parameters of the base model.
+        """Begin a model: an adapter with `lora`, which changes nothing yet; None: all parameters of the base
+        model.
 
-        Full training changes the base model, so that it is alone: nothing else is trained beside it, and `unload` reads
-        the base model again. Raises `ArgumentError` for an id that is in use, and `UnsupportedModelError` for a model
-        without the layers that `lora` names.
+        Full training changes the base model, so that it is alone: nothing else is trained beside it, and
+        `unload` reads the base model again. Raises `ArgumentError` for an id that is in use, and
+        `UnsupportedModelError` for a model without the layers that `lora` names.
         """
         with self.lock:
             if not isinstance(model_id, str) or not model_id or model_id in self._trained:
@@ -191,7 +197,8 @@ class Trainer:
             self._trained[model_id] = _Trained(lora, parameters, replacements, optimizer)
 
     def unload(self, model_id: str) -> None:
-        """Forget a model, its gradients and its state of AdamW. After full training the base model is read again."""
+        """Forget a model, its gradients and its state of AdamW. After full training the base model is read
+        again."""
         with self.lock:
             trained = self._find(model_id)
             if trained.lora is None:
@@ -214,12 +221,13 @@ class Trainer:
     def forward_backward(
         self, model_id: str, data: Sequence[Datum], loss: str, options: Mapping[str, float] | None = None
     ) -> LossResult:
-        """Add the gradient of a loss, which is a sum over all tokens of the rows, to the gradients of a model.
+        """Add the gradient of a loss, which is a sum over all tokens of the rows, to the gradients of a
+        model.
 
-        `loss` is a name, `options` are its numbers, as the guide lists them: "cross_entropy", "importance_sampling",
-        "ppo", "cispo", "dro", "gspo"; with a teacher "reverse_kl", "forward_kl", "jsd". All rows are checked before the
-        first of them is computed; `SampleError` names the index of the row. After any error, of memory too, the
-        gradients are what they were.
+        `loss` is a name, `options` are its numbers, as the guide lists them: "cross_entropy",
+        "importance_sampling", "ppo", "cispo", "dro", "gspo"; with a teacher "reverse_kl", "forward_kl",
+        "jsd". All rows are checked before the first of them is computed; `SampleError` names the index of the
+        row. After any error, of memory too, the gradients are what they were.
         """
         with self.lock, torch.enable_grad():
             trained = self._find(model_id)
@@ -229,8 +237,9 @@ class Trainer:
     def optim_step(self, model_id: str, params: AdamParams) -> dict[str, float]:
         """Change the parameters of a model by the gradients so far, and forget these.
 
-        Returns `grad_norm`, the norm of all gradients before `grad_clip_norm` limits it. Raises `ArgumentError` for a
-        model without gradients, and for gradients that are not finite: these are forgotten, the parameters stay.
+        Returns `grad_norm`, the norm of all gradients before `grad_clip_norm` limits it. Raises
+        `ArgumentError` for a model without gradients, and for gradients that are not finite: these are
+        forgotten, the parameters stay.
         """
         with self.lock:
             trained = self._find(model_id)
@@ -258,7 +267,8 @@ class Trainer:
         return {"grad_norm": norm}
 
     def save(self, model_id: str, directory: str | os.PathLike[str]) -> None:
-        """Write the parameters, and the state of AdamW, to a file in `directory`, in place of one that is there.
+        """Write the parameters, and the state of AdamW, to a file in `directory`, in place of one that is
+        there.
 
         A process that is killed while it writes leaves the file of before. Gradients are not saved.
         """
@@ -275,10 +285,11 @@ class Trainer:
             write_checkpoint(directory, checkpoint, trained.lora, self.model_type)
 
     def load(self, model_id: str, directory: str | os.PathLike[str], *, with_optimizer: bool = True) -> None:
-        """Continue from what `save` has written for a model with the same options: as if it had never stopped.
+        """Continue from what `save` has written for a model with the same options: as if it had never
+        stopped.
 
-        Without `with_optimizer` AdamW begins anew. Gradients are forgotten. Raises `ArgumentError`, changing nothing,
-        for a directory without a checkpoint of this model.
+        Without `with_optimizer` AdamW begins anew. Gradients are forgotten. Raises `ArgumentError`, changing
+        nothing, for a directory without a checkpoint of this model.
         """
         with self.lock:
             trained = self._find(model_id)
@@ -298,12 +309,13 @@ class Trainer:
             trained.optimizer, trained.gradients = optimizer, {}
 
     def save_for_sampler(self, model_id: str, directory: str | os.PathLike[str]) -> None:
-        """Write a new directory that engines load: a LoRA adapter in PEFT's format (`load_adapter`), or a checkpoint.
+        """Write a new directory that engines load: a LoRA adapter in PEFT's format (`load_adapter`), or a
+        checkpoint.
 
-        The directory appears whole or not at all. PEFT's own `from_pretrained` converts adapters of some models with
-        fused experts (DeepSeek-V3, GLM-4-MoE, Qwen3-Next) and reads other layers than were trained, with a warning of
-        missing adapter keys; `LocalEngine.load_adapter` reads them as they are. Raises `ArgumentError` for a directory
-        that exists: a path stands for one set of weights.
+        The directory appears whole or not at all. PEFT's own `from_pretrained` converts adapters of some
+        models with fused experts (DeepSeek-V3, GLM-4-MoE, Qwen3-Next) and reads other layers than were
+        trained, with a warning of missing adapter keys; `LocalEngine.load_adapter` reads them as they are.
+        Raises `ArgumentError` for a directory that exists: a path stands for one set of weights.
         """
         with self.lock:
             trained = self._find(model_id)

@@ -15,17 +15,20 @@ import numpy as np
 
 from rollouts.errors import RolloutsError
 
-# What texts have in place of the hyphen: three hyphens, figure dash, en dash, minus, and two compatibility forms.
+# What texts have in place of the hyphen: three hyphens, figure dash, en dash, minus, and two compatibility
+# forms.
 _MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
-# A whole word: `(?>` keeps "1.5x" from being read as 1. What goes on as no number does has no value: "0.5.1", "5e -1".
+# A whole word: `(?>` keeps "1.5x" from being read as 1. What goes on as no number does has no value: "0.5.1",
+# "5e -1".
 _NUMBER = re.compile(
     rf"(?<![\w.])(?>[-+{_MINUS}]?\.?\d+(?:\.+\d+)*(?:\.?[eE^]\s*+[-+{_MINUS}]?\s*+\d+)?)(?!\.?[\w\u207a\u207b])"
 )
-# A word and the first character of its number: no other word and no end of a sentence is between them, and only white
-# space before a number with a sign of its own.
+# A word and the first character of its number: no other word and no end of a sentence is between them, and
+# only white space before a number with a sign of its own.
 _NEGATIVE = re.compile(rf"\b(?:minus|negative|neg\.?)(?:\s*[-+{_MINUS}]|[^\w.!?]*[.\d])\Z", re.IGNORECASE)
 _DASH = re.compile(r"HYPHEN|MINUS|MAQAF|MACRON|\bDASH\b|HORIZONTAL(?! ELLIPSIS)")  # in the name of a character
-# What a sign may have between it and its number: tags, commands of LaTeX, emphasis; and lines that have only dashes.
+# What a sign may have between it and its number: tags, commands of LaTeX, emphasis; and lines that have only
+# dashes.
 _MARKUP = re.compile(
     r"</?[a-zA-Z][^<>]*>|\\(?!minus|neg)[a-zA-Z]++(?:\{(?!minus|neg)\w*\})?|[*$`{}]"
     r"|^[ |:]*+[-\u2500\u2014]{3}[-\u2500\u2014|: \r]*+(?=\n)",
@@ -37,8 +40,8 @@ _ENTITY = re.compile(r"&#?\w{1,32};")
 def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
     """The actions of a `Discrete` or `Box` space in words for the model.
 
-    `action_names` are the names of discrete actions, in order. Raises `RolloutsError` for other spaces, for names that
-    are not one for each action, and for a name that is the number of another action.
+    `action_names` are the names of discrete actions, in order. Raises `RolloutsError` for other spaces, for
+    names that are not one for each action, and for a name that is the number of another action.
     """
     kind = kind_of(space)
     if kind == "discrete":
@@ -63,19 +66,20 @@ def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
 def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any:
     """The action in a text: an int of a `Discrete` space, an array of a `Box`.
 
-    A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
-    action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
-    finite numbers as it has, within its bounds. A minus, of any Unicode form or an entity of HTML, belongs to the
-    number that directly follows it. In a space with negative actions no number is read where the text does not say
-    which sign it has: "- 2", "minus 2", "negative: 2", "1-2", "x-2", "-<b>2</b>"; a minus or "minus" in a name is none.
-    Raises `ValueError`.
+    A discrete action is a number or a name, whole words regardless of case; the text may have other words,
+    but only one action. A name or number within a longer name ("left" in "turn left") does not count. A `Box`
+    needs exactly as many finite numbers as it has, within its bounds. A minus, of any Unicode form or an
+    entity of HTML, belongs to the number that directly follows it. In a space with negative actions no number
+    is read where the text does not say which sign it has: "- 2", "minus 2", "negative: 2", "1-2", "x-2",
+    "-<b>2</b>"; a minus or "minus" in a name is none. Raises `ValueError`.
     """
     text = _unescaped(text)
     return _discrete_action(text, space, action_names) if kind_of(space) == "discrete" else _box_action(text, space)
 
 
 def in_dtype_of(space: Any, action: Any) -> Any:
-    """An array of numbers in the dtype of a space that can hold them: a `Box` of float32 contains no array of float64.
+    """An array of numbers in the dtype of a space that can hold them: a `Box` of float32 contains no array of
+    float64.
 
     Other actions are returned as they are.
     """
@@ -126,8 +130,8 @@ def _outermost(text: str, space: Any, action_names: Sequence[str]) -> Iterator[t
 def _numbers(text: str, space: Any, ends: Sequence[int] = (0,)) -> Iterator[tuple[int, int]]:
     """Where the numbers in a text start and end, with everything on their left that may be a sign of theirs.
 
-    `ends` are those of the names, whose characters are no sign. Where no action is negative, only what directly
-    precedes a number is its sign.
+    `ends` are those of the names, whose characters are no sign. Where no action is negative, only what
+    directly precedes a number is its sign.
     """
     is_signed = bool(np.any((space.start if kind_of(space) == "discrete" else space.low) < 0))
     last = 0

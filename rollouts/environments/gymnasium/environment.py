@@ -1,4 +1,5 @@
-"""Environments of Gymnasium, whose rendered frames the model sees. Needs the extra `gym` when an episode begins."""
+"""Environments of Gymnasium, whose rendered frames the model sees. Needs the extra `gym` when an episode
+begins."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from rollouts.episodes.environment import StepResult
 from rollouts.errors import ArgumentError, RolloutsError, short_repr
 from rollouts.values import check_choice
 
-# pygame, with which many environments draw, keeps the points of a polygon in one buffer of the process: two threads
-# that draw get wrong frames and no error. And `close` calls `pygame.quit`, which ends what other environments use.
+# pygame, with which many environments draw, keeps the points of a polygon in one buffer of the process: two
+# threads that draw get wrong frames and no error. And `close` calls `pygame.quit`, which ends what other
+# environments use.
 _DRAWING: Final = ProcessLock()
 
 
@@ -57,7 +59,8 @@ OnInvalidAction = Literal["ask again", "end"]
 
 
 class _State(NamedTuple):
-    """What a reset or a step returned, and what the model sees of it; nothing of the last state of an episode."""
+    """What a reset or a step returned, and what the model sees of it; nothing of the last state of an
+    episode."""
 
     frame: np.ndarray | None
     text: str
@@ -76,26 +79,28 @@ class GymnasiumEnvironment:
             action_names=["left", "down", "right", "up"],
         )
 
-    `make` returns a new environment; it is called once for each episode. The first message has the `instructions`, the
-    description of the actions (of `Discrete` and `Box` spaces) and the first frame; every later message has the next
-    frame. The reward of a turn is that of the step; the episode is done when the environment has terminated, and
-    `truncated` when the environment is. The info of a turn has `action`, `terminated`, `truncated`, and the numbers and
-    texts of the environment's own info; `invalid_action` has the reason where an answer had no action.
+    `make` returns a new environment; it is called once for each episode. The first message has the
+    `instructions`, the description of the actions (of `Discrete` and `Box` spaces) and the first frame; every
+    later message has the next frame. The reward of a turn is that of the step; the episode is done when the
+    environment has terminated, and `truncated` when the environment is. The info of a turn has `action`,
+    `terminated`, `truncated`, and the numbers and texts of the environment's own info; `invalid_action` has
+    the reason where an answer had no action.
 
-    - `observation`: "image" (frames), "text" (`describe_observation` of the observation; no frame is rendered), or
-      "image and text".
-    - `parse_action(text)` returns the action in a completion and raises `ValueError` with a reason for the model; it is
-      needed for spaces other than `Discrete` and `Box`; an array need not have the dtype of the space. By default an
-      answer has one number or one of `action_names`, or the numbers of a `Box`.
-    - `on_invalid_action`: "ask again" (the model gets the reason and another turn, in which nothing has changed) or
-      "end" (the episode is done). The reward of such a turn is `invalid_action_reward`.
+    - `observation`: "image" (frames), "text" (`describe_observation` of the observation; no frame is
+      rendered), or "image and text".
+    - `parse_action(text)` returns the action in a completion and raises `ValueError` with a reason for the
+      model; it is needed for spaces other than `Discrete` and `Box`; an array need not have the dtype of the
+      space. By default an answer has one number or one of `action_names`, or the numbers of a `Box`.
+    - `on_invalid_action`: "ask again" (the model gets the reason and another turn, in which nothing has
+      changed) or "end" (the episode is done). The reward of such a turn is `invalid_action_reward`.
 
-    The environment's methods run on a thread of their own, always the same one: an OpenGL context belongs to one
-    thread. Frames are drawn one at a time in a process, because pygame draws wrong ones on several threads. The
-    environment is closed at the end of the episode. The same seed, a non-negative integer, gives the same episode.
+    The environment's methods run on a thread of their own, always the same one: an OpenGL context belongs to
+    one thread. Frames are drawn one at a time in a process, because pygame draws wrong ones on several
+    threads. The environment is closed at the end of the episode. The same seed, a non-negative integer, gives
+    the same episode.
 
-    Raises `ArgumentError`. An episode fails with `RolloutsError` for a vectorised environment and for a render mode
-    without frames, and with `MissingExtraError` without gymnasium.
+    Raises `ArgumentError`. An episode fails with `RolloutsError` for a vectorised environment and for a
+    render mode without frames, and with `MissingExtraError` without gymnasium.
     """
 
     def __init__(
@@ -152,7 +157,8 @@ class GymnasiumEnvironment:
         return StepResult([] if done else [self._message(state, "")], state.reward, done, info, reason)
 
     async def close(self) -> None:
-        """Close the environment; a step that still runs ends first, and if this call is cancelled, it is closed then.
+        """Close the environment; a step that still runs ends first, and if this call is cancelled, it is
+        closed then.
 
         A closed environment can be reset.
         """
@@ -161,8 +167,8 @@ class GymnasiumEnvironment:
             return
         try:
             closing = thread.submit(self._close)
-            # Its result is awaited through another call: a wait that is cancelled cancels what it waits for, so that
-            # an environment with a long step would never be closed.
+            # Its result is awaited through another call: a wait that is cancelled cancels what it waits for,
+            # so that an environment with a long step would never be closed.
             await asyncio.wrap_future(thread.submit(closing.result))
         finally:
             thread.shutdown(wait=False)
@@ -199,7 +205,8 @@ class GymnasiumEnvironment:
         return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
 
     def _described_actions(self) -> str:
-        """The actions for the model; "" where `parse_action` reads those of a space that has no description."""
+        """The actions for the model; "" where `parse_action` reads those of a space that has no
+        description."""
         space, names = self._env.action_space, self._action_names
         return "" if self._parse_action and not names and kind_of(space) is None else describe_actions(space, names)
 

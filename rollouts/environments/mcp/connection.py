@@ -23,8 +23,9 @@ log = logging.getLogger("rollouts")
 class Connection:
     """An open connection: the server's tools, and calls of them.
 
-    The client of MCP must be opened and closed by one task, and episodes come and go: a task of the connection opens
-    it, waits for `close`, and closes it. `open` and `close` are called once each; `call` may be called by many tasks.
+    The client of MCP must be opened and closed by one task, and episodes come and go: a task of the
+    connection opens it, waits for `close`, and closes it. `open` and `close` are called once each; `call` may
+    be called by many tasks.
     """
 
     def __init__(self, name: str, server: StdioServer | HttpServer) -> None:
@@ -54,8 +55,9 @@ class Connection:
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
         """Call a tool; the result is a `mcp.types.CallToolResult`.
 
-        Raises `ToolArgumentsError` for arguments that cannot be sent, `ToolFailedError` where the server refuses the
-        arguments, and `ToolUnavailableError` for any other error of the protocol and where the server has ended.
+        Raises `ToolArgumentsError` for arguments that cannot be sent, `ToolFailedError` where the server
+        refuses the arguments, and `ToolUnavailableError` for any other error of the protocol and where the
+        server has ended.
         """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST
@@ -81,7 +83,8 @@ class Connection:
     async def _responds(self) -> bool:
         """Whether the connection is still open, which calls of other episodes may be waiting on.
 
-        The code of the error does not say: servers use the one of a closed connection for errors of their own.
+        The code of the error does not say: servers use the one of a closed connection for errors of their
+        own.
         """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
@@ -100,7 +103,8 @@ class Connection:
         return not self._ended and not self._task.done()
 
     async def close(self) -> None:
-        """Close the connection and end the server's process. Takes a few seconds where the process does not end."""
+        """Close the connection and end the server's process. Takes a few seconds where the process does not
+        end."""
         self._closing.set()
         if not self._tools.done():
             self._task.cancel("the connection is closed before it is open")

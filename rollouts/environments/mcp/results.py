@@ -12,9 +12,9 @@ from rollouts.environments.tools import ToolUnavailableError
 def result_content(server: str, tool: str, result: Any) -> str | list[Any]:
     """The content of a `mcp.types.CallToolResult`: text, or a list of texts, images (bytes) and audio parts.
 
-    Images and sounds are those of the result and of embedded resources, all in their order. A link to a resource
-    becomes its address and name. Structured content without other content becomes JSON. Raises `ToolUnavailableError`
-    for other data, which no message can hold, and for data that are not base64.
+    Images and sounds are those of the result and of embedded resources, all in their order. A link to a
+    resource becomes its address and name. Structured content without other content becomes JSON. Raises
+    `ToolUnavailableError` for other data, which no message can hold, and for data that are not base64.
     """
     parts = [_part(server, tool, block) for block in result.content]
     if not any(parts) and result.structured_content is not None:

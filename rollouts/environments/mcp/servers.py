@@ -15,9 +15,10 @@ from rollouts.errors import ArgumentError
 class StdioServer:
     """A server that is started as a process and spoken to over its standard input and output.
 
-    `command` is a program, found in this process's PATH; `args` are its arguments; `cwd` is its working directory.
-    `env` is its whole environment: the process receives no other variable of this one, neither PATH nor HOME. A
-    program that starts others needs `env={"PATH": os.environ["PATH"]}`. Not on Windows. Raises `ArgumentError`.
+    `command` is a program, found in this process's PATH; `args` are its arguments; `cwd` is its working
+    directory. `env` is its whole environment: the process receives no other variable of this one, neither
+    PATH nor HOME. A program that starts others needs `env={"PATH": os.environ["PATH"]}`. Not on Windows.
+    Raises `ArgumentError`.
     """
 
     command: str
@@ -38,17 +39,19 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server that is reached over HTTP (the transport "streamable HTTP"). `headers` are sent with every request."""
+    """A server that is reached over HTTP (the transport "streamable HTTP"). `headers` are sent with every
+    request."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def process_arguments(server: StdioServer, inherited: Sequence[str]) -> tuple[str, list[str]]:
-    """The program to start, and its arguments, so that the process has no variables but those of `server.env`.
+    """The program to start, and its arguments, so that the process has no variables but those of
+    `server.env`.
 
-    `inherited` are the variables that the client of MCP passes on from this process; `env -u` removes them again.
-    Raises `FileNotFoundError` if the program, or `env`, is not found.
+    `inherited` are the variables that the client of MCP passes on from this process; `env -u` removes them
+    again. Raises `FileNotFoundError` if the program, or `env`, is not found.
     """
     program = _found(server.command)
     removed = [name for name in inherited if name in os.environ and name not in server.env]

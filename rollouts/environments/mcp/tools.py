@@ -25,18 +25,21 @@ class McpTools(StartAndClose):
         async with McpTools({"files": StdioServer("mcp-files"), "web": HttpServer("http://127.0.0.1:8000/mcp")}) as mcp:
             run_episodes(lambda: ToolEnvironment(task, tools=mcp.tools, messages=messages), ...)
 
-    `servers` are opened once, at the same time, and closed at the end; all episodes share them, so that a server should
-    not keep a state that one episode changes and another one reads. Opened and used on one event loop.
+    `servers` are opened once, at the same time, and closed at the end; all episodes share them, so that a
+    server should not keep a state that one episode changes and another one reads. Opened and used on one
+    event loop.
 
-    `tools` are the tools of all servers in their order. Two servers with a tool of the same name are an error, unless
-    `prefix_names` puts the server's name before each: "files__read". The list is that of the moment of opening.
+    `tools` are the tools of all servers in their order. Two servers with a tool of the same name are an
+    error, unless `prefix_names` puts the server's name before each: "files__read". The list is that of the
+    moment of opening.
 
-    What a model reads: results, an error that a tool reports (`isError`), arguments that the server refuses, and that a
-    call was cancelled after `call_seconds`. A server that ends, cannot be reached or responds with any other error
-    raises `ToolUnavailableError`, which fails the episode; the next call opens a new connection if there is none.
+    What a model reads: results, an error that a tool reports (`isError`), arguments that the server refuses,
+    and that a call was cancelled after `call_seconds`. A server that ends, cannot be reached or responds with
+    any other error raises `ToolUnavailableError`, which fails the episode; the next call opens a new
+    connection if there is none.
 
-    Needs the extra `mcp`. Raises `MissingExtraError`, `ArgumentError`; when opened `ToolUnavailableError`, and
-    `RolloutsError` for two tools of one name, after which no server is left open.
+    Needs the extra `mcp`. Raises `MissingExtraError`, `ArgumentError`; when opened `ToolUnavailableError`,
+    and `RolloutsError` for two tools of one name, after which no server is left open.
     """
 
     def __init__(
@@ -73,7 +76,8 @@ class McpTools(StartAndClose):
         self._tools = self._named(dict(zip(self._servers, listed, strict=True)))
 
     async def close(self) -> None:
-        """Close the connections and end the processes. Tools called afterwards raise `ToolUnavailableError`."""
+        """Close the connections and end the processes. Tools called afterwards raise
+        `ToolUnavailableError`."""
         self._tools = None
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 

@@ -8,7 +8,8 @@ from rollouts.errors import RolloutsError
 
 
 class ToolArgumentsError(RolloutsError):
-    """The arguments of a call do not fit the tool. The model gets the text. `problems`: one for each wrong argument.
+    """The arguments of a call do not fit the tool. The model gets the text. `problems`: one for each wrong
+    argument.
 
     Cure: none is needed: the model receives the text, and may call the tool again.
     """
@@ -30,18 +31,19 @@ class ToolFailedError(RolloutsError):
 
 
 class ToolUnavailableError(RolloutsError):
-    """A tool cannot be called at all, whatever the arguments: its server has ended, for example. The episode fails.
+    """A tool cannot be called at all, whatever the arguments: its server has ended, for example. The episode
+    fails.
 
-    Cure: start what the tool needs again (of an MCP server: check its command or URL, and read its log); the episode
-    can be repeated.
+    Cure: start what the tool needs again (of an MCP server: check its command or URL, and read its log); the
+    episode can be repeated.
     """
 
 
 class ToolResultError(RolloutsError):
     """A tool returned a value that cannot be part of a message. The episode fails: the tool has a defect.
 
-    Cure: let the tool return texts, JSON values, images (uint8 arrays, PIL images), sounds (`{"array": samples,
-    "sampling_rate": 16000}`), or lists of them.
+    Cure: let the tool return texts, JSON values, images (uint8 arrays, PIL images), sounds (`{"array":
+    samples, "sampling_rate": 16000}`), or lists of them.
     """
 
     def __init__(self, tool: str, reason: str) -> None:

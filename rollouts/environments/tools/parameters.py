@@ -19,8 +19,9 @@ from rollouts.environments.tools.errors import ToolArgumentsError
 _MAX_PROBLEMS = 10
 _MAX_PROBLEM_CHARACTERS = 300
 
-#: The parameters of a function or of the function of a method, by (name of the tool, whether it is a method). To build
-#: them takes a millisecond, and the tools of an episode are often methods of an object that is made for the episode.
+#: The parameters of a function or of the function of a method, by (name of the tool, whether it is a method).
+#: To build them takes a millisecond, and the tools of an episode are often methods of an object that is made
+#: for the episode.
 _CACHE: WeakKeyDictionary[Any, dict[tuple[str, bool], FunctionParameters]] = WeakKeyDictionary()
 
 
@@ -35,12 +36,13 @@ def function_parameters(tool: str, function: Callable[..., Any]) -> FunctionPara
 
 
 class FunctionParameters:
-    """The parameters of a function: their JSON schema, and the conversion of a model's arguments to their types.
+    """The parameters of a function: their JSON schema, and the conversion of a model's arguments to their
+    types.
 
-    Every parameter needs an annotation that pydantic knows, and a name (no `*args`, `**kwargs` or positional-only
-    ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; a `Field` there, or as the
-    default, may have constraints, a description, a default, and an alias, which the model gets as the name. Raises
-    `RolloutsError`.
+    Every parameter needs an annotation that pydantic knows, and a name (no `*args`, `**kwargs` or
+    positional-only ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; a
+    `Field` there, or as the default, may have constraints, a description, a default, and an alias, which the
+    model gets as the name. Raises `RolloutsError`.
     """
 
     def __init__(self, tool: str, function: Callable[..., Any]) -> None:
@@ -52,7 +54,8 @@ class FunctionParameters:
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the types of the annotations, by the names of the parameters, with their defaults.
 
-        Raises `ToolArgumentsError` with the name of each wrong argument, what is wrong with it, and its value.
+        Raises `ToolArgumentsError` with the name of each wrong argument, what is wrong with it, and its
+        value.
         """
         from pydantic import ValidationError
 
@@ -121,8 +124,8 @@ def _arguments(tool: str, function: Callable[..., Any], names: list[str]) -> Typ
     arguments.__signature__ = signature  # type: ignore[attr-defined]
     arguments.__annotations__ = {name: _described(hints[name]) for name in names}
     try:
-        # The configuration is that of dataclasses among the annotations, too. The schema has no `AliasChoices`: the
-        # model gets the name of such a parameter.
+        # The configuration is that of dataclasses among the annotations, too. The schema has no
+        # `AliasChoices`: the model gets the name of such a parameter.
         return TypeAdapter(cast(Any, arguments), config=ConfigDict(extra="forbid", validate_by_name=True))
     except (PydanticUserError, TypeError) as error:
         reason = f"pydantic cannot read an annotation: {describe_exception(error).splitlines()[0]}"
@@ -162,7 +165,8 @@ def _schema(tool: str, arguments: TypeAdapter[dict[str, Any]]) -> dict[str, Any]
 
 
 def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """The schema with definitions in place of references: the templates of many models do not print definitions.
+    """The schema with definitions in place of references: the templates of many models do not print
+    definitions.
 
     `within` are the names of the definitions around `schema`.
     """
@@ -184,7 +188,8 @@ def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tup
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of `X | None` as that of X with `nullable`, the form that `transformers` makes and templates print."""
+    """The schema of `X | None` as that of X with `nullable`, the form that `transformers` makes and templates
+    print."""
     alternatives = schema.get("anyOf", ())
     others = [each for each in alternatives if each != {"type": "null"}]
     if len(alternatives) != 2 or len(others) != 1:

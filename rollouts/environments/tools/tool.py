@@ -20,13 +20,15 @@ from rollouts.values import check_positive
 class Tool:
     """A tool of a `ToolEnvironment`. `from_function` makes one of a typed function.
 
-    `parameters` is the JSON schema of an object. `call(arguments)`, `async` or not, runs on the event loop. It gets
-    what the model wrote, checks it and returns the result: text, an image, a sound, a list of these, or anything that
-    JSON can hold (`tool_content`). It raises `ToolArgumentsError` for arguments that do not fit, and `ToolFailedError`,
-    or anything else, where it fails; the model gets the text of the error. A call that has not ended after
-    `timeout_seconds` is cancelled and the model is told; None: the limit of the environment.
+    `parameters` is the JSON schema of an object. `call(arguments)`, `async` or not, runs on the event loop.
+    It gets what the model wrote, checks it and returns the result: text, an image, a sound, a list of these,
+    or anything that JSON can hold (`tool_content`). It raises `ToolArgumentsError` for arguments that do not
+    fit, and `ToolFailedError`, or anything else, where it fails; the model gets the text of the error. A call
+    that has not ended after `timeout_seconds` is cancelled and the model is told; None: the limit of the
+    environment.
 
-    Tools of other origins (MCP servers) are made with the constructor. Raises `ArgumentError` for wrong fields.
+    Tools of other origins (MCP servers) are made with the constructor. Raises `ArgumentError` for wrong
+    fields.
     """
 
     name: str
@@ -55,16 +57,18 @@ class Tool:
         description: str | None = None,
         timeout_seconds: float | None = None,
     ) -> Tool:
-        """A tool that calls `function` with the model's arguments, checked and converted to the annotated types.
+        """A tool that calls `function` with the model's arguments, checked and converted to the annotated
+        types.
 
             def crop(left: Annotated[int, "in pixels"], size: Literal["small", "large"] = "small") -> Image.Image:
                 "Crop the image."
 
-        Every parameter is annotated; defaults, enums, `Literal`, `None`, nested pydantic models and dataclasses become
-        parts of the schema. A text or a pydantic `Field` in `Annotated` describes a parameter. The name of the tool
-        is that of the function, the description its docstring, unless they are given. An `async` function runs on the
-        event loop, any other on one of 256 threads. The time of a call begins when the function does: waiting for a
-        thread does not count. A call on a thread that timed out runs to its end.
+        Every parameter is annotated; defaults, enums, `Literal`, `None`, nested pydantic models and
+        dataclasses become parts of the schema. A text or a pydantic `Field` in `Annotated` describes a
+        parameter. The name of the tool is that of the function, the description its docstring, unless they
+        are given. An `async` function runs on the event loop, any other on one of 256 threads. The time of a
+        call begins when the function does: waiting for a thread does not count. A call on a thread that timed
+        out runs to its end.
 
         Raises `RolloutsError` for a function that cannot be called with named, typed arguments.
         """
@@ -87,7 +91,8 @@ class FunctionCall:
     function: Callable[..., Any]
 
     async def __call__(self, arguments: dict[str, Any], on_begin: Callable[[float], object] | None = None) -> Any:
-        """Call the function. `on_begin` gets the event loop's time at which it begins: it may wait for a thread."""
+        """Call the function. `on_begin` gets the event loop's time at which it begins: it may wait for a
+        thread."""
         function = self.function
         checked = function_parameters(self.tool, function).checked(arguments)
         if inspect.iscoroutinefunction(function):

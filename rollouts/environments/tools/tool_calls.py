@@ -62,7 +62,8 @@ def calls_of_message(assistant: Message) -> list[RequestedCall]:
 
 
 def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedCall]:
-    """The calls of a turn in the order in which the model wrote them, with those that are not calls of the message.
+    """The calls of a turn in the order in which the model wrote them, with those that are not calls of the
+    message.
 
     Such a call has the id that the model wrote, else one of the form that the chat template expects.
     """
@@ -96,12 +97,13 @@ def _problem(attempt: ParsedToolCall) -> str:
 async def answer_calls(
     calls: Sequence[RequestedCall], tools: Mapping[str, Tool], limits: CallLimits
 ) -> list[tuple[Message, dict[str, Any]]]:
-    """Make all calls at the same time; the tool message of each call, in their order, and what is stored of it.
+    """Make all calls at the same time; the tool message of each call, in their order, and what is stored of
+    it.
 
     The outcome is "ok", "malformed", "surplus", "unknown_tool", "invalid_arguments", "failed" or "timeout".
 
-    Raises `ToolResultError`, `ToolUnavailableError`, and `EpisodeLimitError` and `EngineError` of tools that call the
-    policy; whatever else goes wrong is answered.
+    Raises `ToolResultError`, `ToolUnavailableError`, and `EpisodeLimitError` and `EngineError` of tools that
+    call the policy; whatever else goes wrong is answered.
     """
     outcomes = await gathered(_outcome(call, tools, limits) for call in calls)
     return [

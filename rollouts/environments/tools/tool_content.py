@@ -24,16 +24,19 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
 
     - Text is passed on.
     - A PIL image and a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4) are an image part.
-    - `{"array": samples, "sampling_rate": hertz}` is an audio part. A numpy array of samples alone is numbers.
+    - `{"array": samples, "sampling_rate": hertz}` is an audio part. A numpy array of samples alone is
+      numbers.
     - Bytes are the file of an image, of a sound or of a video.
     - A list or tuple with one of these or a content part in it is a list of parts, one for each item.
-    - Anything else is JSON: numbers, dicts, lists, dataclasses, pydantic models, dates, enums, arrays of numbers.
+    - Anything else is JSON: numbers, dicts, lists, dataclasses, pydantic models, dates, enums, arrays of
+      numbers.
 
-    Text of more than `max_characters` characters in all is cut off, and images, sounds and videos beyond `max_images`
-    are left out; a text in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON,
-    for a text part whose `text` is no str, and for an array that has the shape of an image and not its dtype. Raises
-    `ToolFailedError` for what the arguments of a call may lead to: an image without pixels, such as the part of a photo
-    that lies beside it, a sound without samples, and an integer of so many digits that Python does not write it.
+    Text of more than `max_characters` characters in all is cut off, and images, sounds and videos beyond
+    `max_images` are left out; a text in the message says so. Raises `ToolResultError` for a value that cannot
+    be written as JSON, for a text part whose `text` is no str, and for an array that has the shape of an
+    image and not its dtype. Raises `ToolFailedError` for what the arguments of a call may lead to: an image
+    without pixels, such as the part of a photo that lies beside it, a sound without samples, and an integer
+    of so many digits that Python does not write it.
     """
     if not isinstance(result, (list, tuple)) or not any(map(_is_content, result)):
         if isinstance(result, str):
@@ -78,7 +81,8 @@ def _is_part(item: Any) -> bool:
 
 
 def _check_not_empty(tool: str, part: Mapping[str, Any]) -> None:
-    """Raise `ToolFailedError` for an empty file, an image that is 0 pixels wide or high, and a sound of no samples."""
+    """Raise `ToolFailedError` for an empty file, an image that is 0 pixels wide or high, and a sound of no
+    samples."""
     kind, value = part["type"], part[part["type"]]
     if isinstance(value, (bytes, bytearray)) and not value:
         raise ToolFailedError(f"{tool} returned {NOUNS[MEDIA_PART_TYPES[kind]]} of 0 bytes")
@@ -91,7 +95,8 @@ def _check_not_empty(tool: str, part: Mapping[str, Any]) -> None:
 
 
 def _json(tool: str, value: Any) -> str:
-    """A value as JSON. Raises `ToolResultError`, and `ToolFailedError` for an integer that Python does not write."""
+    """A value as JSON. Raises `ToolResultError`, and `ToolFailedError` for an integer that Python does not
+    write."""
     from pydantic_core import PydanticSerializationError
 
     if isinstance(value, np.ndarray) and value.ndim == 3 and value.shape[2] in (3, 4):

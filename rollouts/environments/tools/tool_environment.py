@@ -25,18 +25,20 @@ class ToolEnvironment:
 
         ToolEnvironment(task, tools=[look, Tool.from_function(zoom, timeout_seconds=5)], messages=question, score=exact)
 
-    `messages(task)` are the first messages, `score(conversation, task)` the reward of a completed episode; both as for
-    `ScoredPrompt`, with `conversation` a list of all messages, the model's last answer included. Without `score` the
-    reward is 0. `tools` are `Tool`s and typed functions (`Tool.from_function`).
+    `messages(task)` are the first messages, `score(conversation, task)` the reward of a completed episode;
+    both as for `ScoredPrompt`, with `conversation` a list of all messages, the model's last answer included.
+    Without `score` the reward is 0. `tools` are `Tool`s and typed functions (`Tool.from_function`).
 
-    The calls of a turn run at the same time; their tool messages are in the order of the calls. What goes wrong is
-    answered in a tool message that begins with "error: ": an unknown tool, arguments that do not fit, an exception, an
-    image without pixels, a sound without samples, a call that takes longer than `call_seconds`, and a malformed call.
-    Of a result, `max_result_characters` characters and `max_result_images` images, sounds and videos reach the model.
-    The info of a turn has the id, name and outcome of each call under `tool_calls`. A tool that returns what no message
-    can hold fails the episode (`ToolResultError`).
+    The calls of a turn run at the same time; their tool messages are in the order of the calls. What goes
+    wrong is answered in a tool message that begins with "error: ": an unknown tool, arguments that do not
+    fit, an exception, an image without pixels, a sound without samples, a call that takes longer than
+    `call_seconds`, and a malformed call. Of a result, `max_result_characters` characters and
+    `max_result_images` images, sounds and videos reach the model. The info of a turn has the id, name and
+    outcome of each call under `tool_calls`. A tool that returns what no message can hold fails the episode
+    (`ToolResultError`).
 
-    Raises `ArgumentError`, and `RolloutsError` for functions that cannot be tools and for two tools of one name.
+    Raises `ArgumentError`, and `RolloutsError` for functions that cannot be tools and for two tools of one
+    name.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class ToolEnvironment:
         return list(self._conversation)
 
     async def step(self, assistant: Message) -> StepResult:
-        """Answer the calls of a message, or score the conversation. Raises `RolloutsError` and `ToolResultError`."""
+        """Answer the calls of a message, or score the conversation. Raises `RolloutsError` and
+        `ToolResultError`."""
         return await self._step(assistant, calls_of_message(assistant))
 
     async def step_parsed(self, assistant: Message, parsed: ParsedResponse) -> StepResult:

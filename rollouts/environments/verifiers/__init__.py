@@ -1,8 +1,9 @@
 """Environments of verifiers, sampled from an `Engine`: a verifiers client, and episodes as `Trajectory`s.
 
-verifiers runs its own harnesses, tools and scoring. Every call of the model goes through the renderer and the engine,
-and each rollout is recorded as the exact token tree. Needs verifiers 0.4, which docs/migrating-from-renderers.md says
-how to install: it requires a distribution `renderers` whose place this project takes, and no index has that.
+verifiers runs its own harnesses, tools and scoring. Every call of the model goes through the renderer and the
+engine, and each rollout is recorded as the exact token tree. Needs verifiers 0.4, which
+docs/migrating-from-renderers.md says how to install: it requires a distribution `renderers` whose place this
+project takes, and no index has that.
 """
 
 try:

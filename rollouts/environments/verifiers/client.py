@@ -67,15 +67,15 @@ class EngineClient(Client):  # type: ignore[misc]
             trajectories = [client.pop_trajectory(trace) for trace in episode.traces]
 
     `config` takes the place of an `EvalClientConfig` or `TrainClientConfig` anywhere in this process: in a
-    `ModelContext`, an `AgentConfig` or an `EvalConfig`. A prompt that continues a sampled message of its rollout
-    extends the exact sampled tokens through the renderer's bridge, with their images; any other prompt, and one for
-    which the bridge is refused, is rendered. The sampling options of the `ModelContext` replace those of `sampling`;
-    what a harness itself asks for is not used, as with verifiers' `TrainClient`. Each call of a rollout has its own
-    seed, derived from verifiers' `seed` if there is one. A `ChatEngine` has no renderer (None): it receives the
-    messages, and the trajectories have no tokens.
+    `ModelContext`, an `AgentConfig` or an `EvalConfig`. A prompt that continues a sampled message of its
+    rollout extends the exact sampled tokens through the renderer's bridge, with their images; any other
+    prompt, and one for which the bridge is refused, is rendered. The sampling options of the `ModelContext`
+    replace those of `sampling`; what a harness itself asks for is not used, as with verifiers' `TrainClient`.
+    Each call of a rollout has its own seed, derived from verifiers' `seed` if there is one. A `ChatEngine`
+    has no renderer (None): it receives the messages, and the trajectories have no tokens.
 
-    The trajectory of a rollout is kept until `pop_trajectory` takes it. The end of the block leaves the engine open.
-    Raises `ArgumentError`, also for `sampling.n` other than 1.
+    The trajectory of a rollout is kept until `pop_trajectory` takes it. The end of the block leaves the
+    engine open. Raises `ArgumentError`, also for `sampling.n` other than 1.
     """
 
     _open: ClassVar[WeakValueDictionary[str, EngineClient]] = WeakValueDictionary()
@@ -131,7 +131,8 @@ class EngineClient(Client):  # type: ignore[misc]
         turn: PendingTurn | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Sample the next message of a rollout. Raises verifiers' `ProviderError`: status 400 for what cannot work.
+        """Sample the next message of a rollout. Raises verifiers' `ProviderError`: status 400 for what cannot
+        work.
 
         A limit of the rollout stops its trace, which verifiers then scores as it is.
         """
@@ -196,7 +197,8 @@ class EngineClient(Client):  # type: ignore[misc]
         activity: EpisodeActivity | None = None,
         deadlines: EpisodeDeadlines | None = None,
     ) -> Rollout:
-        """Begin to record a rollout, with the client's own settings by default. Called on the rollout's event loop.
+        """Begin to record a rollout, with the client's own settings by default. Called on the rollout's event
+        loop.
 
         `activity` and `deadlines` are those of its episode, which other rollouts may share.
         """
@@ -209,10 +211,12 @@ class EngineClient(Client):  # type: ignore[misc]
         return rollout
 
     def pop_trajectory(self, trace: Trace) -> Trajectory:
-        """The exact tree of a rollout with the rewards and metrics of its trace, finished; the client forgets it.
+        """The exact tree of a rollout with the rewards and metrics of its trace, finished; the client forgets
+        it.
 
-        `trace.reward` is recorded on the last turn, whose info has each reward with its weight, the stop condition,
-        the agent and the task; `metrics` are the trace's. Without a call of the model the tree is empty.
+        `trace.reward` is recorded on the last turn, whose info has each reward with its weight, the stop
+        condition, the agent and the task; `metrics` are the trace's. Without a call of the model the tree is
+        empty.
         """
         rollout = self.pop(trace.id)
         rollout.record_outcome(trace)
@@ -226,7 +230,8 @@ class EngineClient(Client):  # type: ignore[misc]
         return self._rollouts.pop(session_id)
 
     async def close(self) -> None:
-        """Do nothing: verifiers closes a client with each of its servers, and other servers may use this one."""
+        """Do nothing: verifiers closes a client with each of its servers, and other servers may use this
+        one."""
 
 
 class _TokenRecorder(TurnRecorder):
@@ -246,8 +251,8 @@ class _TokenRecorder(TurnRecorder):
 class Rollout:
     """One rollout: its tree, its sampled turns, and how many calls it has made, failed ones too.
 
-    Each turn stands beside its message in verifiers' trace. `limit` is the one that has stopped the rollout, `failure`
-    the error of the last call, None where it succeeded.
+    Each turn stands beside its message in verifiers' trace. `limit` is the one that has stopped the rollout,
+    `failure` the error of the last call, None where it succeeded.
     """
 
     recorder: EpisodeRecorder
@@ -262,7 +267,8 @@ class Rollout:
         return self.recorder.trajectory
 
     def continued_turn(self, pending: PendingTurn, tools: Any) -> SampledTurn | None:
-        """The sampled turn at the end of the part of a prompt that verifiers has in its graph, if `tools` are its."""
+        """The sampled turn at the end of the part of a prompt that verifiers has in its graph, if `tools` are
+        its."""
         if not pending.prefix_node_ids or not pending.tail:
             return None
         message = pending.trace.nodes[pending.prefix_node_ids[-1]].message
@@ -286,8 +292,9 @@ class Rollout:
 def _resolve_engine_clients() -> None:
     """Have verifiers find the client of an `EngineClientConfig`.
 
-    verifiers chooses a client by the type of its configuration and has no registry to add to. Its interception servers
-    call `resolve_client` through their own module; there it is wrapped, once. Other configurations are not affected.
+    verifiers chooses a client by the type of its configuration and has no registry to add to. Its
+    interception servers call `resolve_client` through their own module; there it is wrapped, once. Other
+    configurations are not affected.
     """
     original = interception_server.resolve_client
     if getattr(original, "finds_engine_clients", False):
@@ -315,7 +322,8 @@ def _sampling_params(base: SamplingParams, config: SamplingConfig) -> SamplingPa
         )
     fields = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids")
     named = {name: given.pop(name) for name in fields if name in given}
-    # An engine always reports log-probabilities, and separates what other weights computed. verifiers refuses n > 1.
+    # An engine always reports log-probabilities, and separates what other weights computed. verifiers refuses
+    # n > 1.
     for name in ("logprobs", "cache_salt", "n", *_TEMPLATE_OPTIONS):
         given.pop(name, None)
     if named.get("top_k") == -1:  # "off" in vLLM's API

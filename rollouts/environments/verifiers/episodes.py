@@ -31,13 +31,15 @@ from rollouts.values import check_integer
 
 
 class VerifiersTasks:
-    """The tasks of a verifiers environment as tasks of a `Runner`; iterating begins with the first one each time.
+    """The tasks of a verifiers environment as tasks of a `Runner`; iterating begins with the first one each
+    time.
 
         async for group in runner.stream(VerifiersTasks(env)):
             ...
 
-    The id of a task is its index in `env.taskset`, which is also its seed; its data has "index", and "id" and "name"
-    where the taskset gives them. verifiers' tasks are loaded as they are needed, once for an environment, and kept.
+    The id of a task is its index in `env.taskset`, which is also its seed; its data has "index", and "id" and
+    "name" where the taskset gives them. verifiers' tasks are loaded as they are needed, once for an
+    environment, and kept.
     """
 
     def __init__(self, env: Env) -> None:
@@ -74,7 +76,8 @@ _loaded_tasks: WeakKeyDictionary[Env, tuple[Taskset, list[VerifiersTask], Iterat
 
 
 class EpisodeRun:
-    """One episode of an environment, whose rollouts `client` records with `settings`. Made on its event loop."""
+    """One episode of an environment, whose rollouts `client` records with `settings`. Made on its event
+    loop."""
 
     def __init__(
         self, env: Env, client: EngineClient, settings: EpisodeSettings, observer: EpisodeObserver | None = None
@@ -144,14 +147,15 @@ async def run_verifiers_episodes(
 ) -> list[Trajectory]:
     """Run episodes of a verifiers environment; return a trajectory for each agent that the engine plays.
 
-    `seed` of a spec is the index of its task in `env.taskset`; `sampling_seed` is the seed of its samples. The order is
-    that of `specs`, so an environment with one agent gives one trajectory for each spec; the id of a further agent's
-    trajectory is that of the episode with "-1", "-2"... behind it. Roles with a client of their own (a judge) have
-    none. `model` is the name that harnesses send. Turns, tokens and time are limited by the configuration of the
-    agents. A journal, retries and groups of a `Runner` come with `VerifiersWorkers`.
+    `seed` of a spec is the index of its task in `env.taskset`; `sampling_seed` is the seed of its samples.
+    The order is that of `specs`, so an environment with one agent gives one trajectory for each spec; the id
+    of a further agent's trajectory is that of the episode with "-1", "-2"... behind it. Roles with a client
+    of their own (a judge) have none. `model` is the name that harnesses send. Turns, tokens and time are
+    limited by the configuration of the agents. A journal, retries and groups of a `Runner` come with
+    `VerifiersWorkers`.
 
-    A failed episode has `error` and its completed turns. `on_end` is called with each trajectory as soon as its episode
-    has ended, also when it is cancelled. Raises `ArgumentError` for an invalid argument.
+    A failed episode has `error` and its completed turns. `on_end` is called with each trajectory as soon as
+    its episode has ended, also when it is cancelled. Raises `ArgumentError` for an invalid argument.
     """
     check_on_end(on_end)
     check_integer("concurrency", concurrency)

@@ -19,8 +19,8 @@ _OUTCOME = {
 def record_outcome(trajectory: Trajectory, trace: Trace) -> None:
     """Record what verifiers' scoring and stages said of a rollout.
 
-    The sum of the weighted rewards is recorded on the last turn, whose info has `rewards` (each with score and weight),
-    `stop_condition`, `agent` and `task`.
+    The sum of the weighted rewards is recorded on the last turn, whose info has `rewards` (each with score
+    and weight), `stop_condition`, `agent` and `task`.
     """
     record = trace.model_dump(mode="json", include=_OUTCOME)
     rewards = {name: reward for name, reward in (record.get("rewards") or {}).items() if reward is not None}

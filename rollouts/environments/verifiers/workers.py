@@ -32,26 +32,27 @@ from rollouts.workers.worker_pool import WorkerPool
 
 
 class VerifiersWorkers(WorkerPool):
-    """Workers of a `Runner` that play a verifiers environment in this process, with verifiers' harnesses and scoring.
+    """Workers of a `Runner` that play a verifiers environment in this process, with verifiers' harnesses and
+    scoring.
 
         async with VerifiersWorkers(env, engine, renderer) as workers:
             async with Runner(None, engine, None, sampling=sampling, group_size=4, workers=workers) as runner:
                 async for group in runner.stream(VerifiersTasks(env)):
                     ...
 
-    At most `slots` episodes run at once. The tasks are `VerifiersTasks(env)`, or others whose seed is an index in
-    `env.taskset`. `model` is the name that harnesses send. The engine, and a pool that was given, are not closed. A
-    `ChatEngine` has no renderer (None).
+    At most `slots` episodes run at once. The tasks are `VerifiersTasks(env)`, or others whose seed is an
+    index in `env.taskset`. `model` is the name that harnesses send. The engine, and a pool that was given,
+    are not closed. A `ChatEngine` has no renderer (None).
 
-    The limits of the runner count the turns and tokens of each agent's rollout by itself. A rollout that reaches one
-    ends there and is scored; one whose `turn_seconds` or `episode_seconds` pass is not: verifiers' own
-    `agent.timeout.rollout` ends a rollout that is scored. What verifiers or a task raises is of the kind "environment"
-    for `RetryPolicy`, a failure of the engine of the kind of its error. Retries that are configured in verifiers come
-    before those of the runner.
+    The limits of the runner count the turns and tokens of each agent's rollout by itself. A rollout that
+    reaches one ends there and is scored; one whose `turn_seconds` or `episode_seconds` pass is not:
+    verifiers' own `agent.timeout.rollout` ends a rollout that is scored. What verifiers or a task raises is
+    of the kind "environment" for `RetryPolicy`, a failure of the engine of the kind of its error. Retries
+    that are configured in verifiers come before those of the runner.
 
-    An episode is one trajectory. Where several agents sampled from the engine, or one several times, it has their turns
-    one rollout after the other, each with the name of its agent; rewards and metrics are sums, and the names of the
-    metrics begin with that of the agent. Raises `ArgumentError`.
+    An episode is one trajectory. Where several agents sampled from the engine, or one several times, it has
+    their turns one rollout after the other, each with the name of its agent; rewards and metrics are sums,
+    and the names of the metrics begin with that of the agent. Raises `ArgumentError`.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class VerifiersWorkers(WorkerPool):
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what runs, and end the environment's servers. Called by the task that has entered the context."""
+        """Cancel what runs, and end the environment's servers. Called by the task that has entered the
+        context."""
         await super().close()
         await self._opened.aclose()
 
@@ -167,7 +169,8 @@ def _joined(rollouts: Sequence[tuple[Trace, Rollout]]) -> Trajectory:
 
 
 def _failure(rollouts: Sequence[tuple[Trace, Rollout]], reason: str) -> EpisodeFailure:
-    """Why an episode failed: the error of the engine where that is what verifiers has recorded, else verifiers'."""
+    """Why an episode failed: the error of the engine where that is what verifiers has recorded, else
+    verifiers'."""
     for trace, rollout in rollouts:
         last = trace.errors[-1] if trace.errors else None
         if not rollout.trajectory.error or last is None or trace.ok:

@@ -1,7 +1,7 @@
 """Messages of a chat-completions request as messages of a renderer.
 
-Clients add keys to messages that nothing depends on; those are left out. Any other unknown key, and any form of content
-that OpenAI's API does not have, is an error that names its place.
+Clients add keys to messages that nothing depends on; those are left out. Any other unknown key, and any form
+of content that OpenAI's API does not have, is an error that names its place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
 from rollouts.serve.errors import invalid_message, unsupported_field
 
-#: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for others.
+#: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for
+#: others.
 _WITHOUT_EFFECT: Final = frozenset({"cache_control", "id", "index", "provider_specific_fields", "status"})
 _REASONING: Final = ("reasoning_content", "reasoning")
 _KEYS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *_REASONING})
@@ -35,8 +36,9 @@ _PART_KEYS: Final[Mapping[str, frozenset[str]]] = {
 def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[UnprintedField], start: int) -> None:
     """Refuse messages of which the template prints nothing. Raises `RequestError`.
 
-    `unprinted` counts from message `start` of the request, and `messages` begin there. Content beside tool calls that
-    are printed may be missing: the model may have written it, and the client could not change that.
+    `unprinted` counts from message `start` of the request, and `messages` begin there. Content beside tool
+    calls that are printed may be missing: the model may have written it, and the client could not change
+    that.
     """
     for index, field, reason in unprinted:
         message = messages[index]
@@ -48,7 +50,8 @@ def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[
 
 
 def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
-    """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id, reasoning.
+    """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id,
+    reasoning.
 
     Images, videos and sounds stay data URLs; http(s) URLs need `allow_urls`. Raises `RequestError`.
     """
@@ -90,8 +93,9 @@ def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
 def check_tool_results(messages: Sequence[Mapping[str, Any]]) -> None:
     """Check that each message of the role tool answers a call of an earlier message. Raises `RequestError`.
 
-    OpenAI refuses more: results that do not follow the message with their call, and calls without a result. Templates
-    render those. A result without an id is taken as vLLM takes it, and so is any id after a call that has none.
+    OpenAI refuses more: results that do not follow the message with their call, and calls without a result.
+    Templates render those. A result without an id is taken as vLLM takes it, and so is any id after a call
+    that has none.
     """
     known_ids: set[str] = set()
     has_calls = has_calls_without_id = False

@@ -1,4 +1,5 @@
-"""The body of a chat-completions request: every field is honoured, is known to have no effect, or is refused."""
+"""The body of a chat-completions request: every field is honoured, is known to have no effect, or is
+refused."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _WITHOUT_EFFECT: Final = frozenset(
     }
 )
 
-#: Sampling options that are passed to the engine, with the value that means nothing. Engines refuse those they lack.
+#: Sampling options that are passed to the engine, with the value that means nothing. Engines refuse those
+#: they lack.
 _ENGINE_OPTIONS: Final[Mapping[str, Any]] = {
     "allowed_token_ids": None,
     "bad_words": [],

@@ -15,14 +15,16 @@ from rollouts.serve.bodies import END_OF_STREAM, event
 from rollouts.serve.gateway.chat_request import ChatRequest
 from rollouts.serve.gateway.completions import ChatCompletion, Choice
 
-#: The text and the bytes of each token; the bytes are None where only a text is known, which is not whole characters.
+#: The text and the bytes of each token; the bytes are None where only a text is known, which is not whole
+#: characters.
 TokenTexts = Callable[[Sequence[int]], list[tuple[str, bytes | None]]]
 
 
 def token_texts_of(tokenizer: Any) -> TokenTexts | None:
     """What tells the texts of tokens; None without a tokenizer that decodes.
 
-    The bytes of the tokens of a completion, joined, are its text in UTF-8, also where a character has several tokens.
+    The bytes of the tokens of a completion, joined, are its text in UTF-8, also where a character has several
+    tokens.
     """
     if isinstance(tokenizer, TemplateTokenizer):
         decoder = TokenDecoder(tokenizer)
@@ -56,7 +58,8 @@ def _entry_of(choice: Choice, chat: ChatRequest, texts: TokenTexts | None, **con
 
 @dataclass(slots=True)
 class SentText:
-    """What a client has of a choice whose completion is not finished: the text of its reasoning and its content."""
+    """What a client has of a choice whose completion is not finished: the text of its reasoning and its
+    content."""
 
     reasoning: str = ""
     content: str = ""
@@ -83,8 +86,8 @@ def completion_events(
 ) -> Iterator[bytes]:
     """The `chat.completion.chunk` objects as server-sent events, without the text that was `sent`, by choice.
 
-    Each part of a message is one chunk: role, reasoning, content, and the name and the arguments of each tool call.
-    Log-probabilities and token ids are in the last chunk of their choice.
+    Each part of a message is one chunk: role, reasoning, content, and the name and the arguments of each tool
+    call. Log-probabilities and token ids are in the last chunk of their choice.
     """
     first = {"prompt_token_ids": completion.prompt_ids} if chat.return_token_ids else {}
     for choice in completion.choices:

@@ -1,11 +1,12 @@
 """When messages of a request are those of a recorded conversation: equality by a digest of each prefix.
 
-Clients do not send back messages as they received them: they drop the reasoning, write the arguments of tool calls
-again, send missing content as null or an empty text, and text as one part or several. None of that is a change. The
-digest of a prefix covers what is left: role, text, images, names, tool calls without their ids, ids of tool results.
+Clients do not send back messages as they received them: they drop the reasoning, write the arguments of tool
+calls again, send missing content as null or an empty text, and text as one part or several. None of that is a
+change. The digest of a prefix covers what is left: role, text, images, names, tool calls without their ids,
+ids of tool results.
 
-Two things are compared where the client sends them, and are ignored where it does not: reasoning, and the ids of tool
-calls (`rollouts.serve.gateway.session` compares both).
+Two things are compared where the client sends them, and are ignored where it does not: reasoning, and the ids
+of tool calls (`rollouts.serve.gateway.session` compares both).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 
 class History:
-    """The conversation of a request: its checked messages, and a digest for each prefix. `tools` are part of it.
+    """The conversation of a request: its checked messages, and a digest for each prefix. `tools` are part of
+    it.
 
     `digests[k]` is that of the tools and the first k messages.
     """
@@ -74,7 +76,8 @@ def _identity(message: Mapping[str, Any]) -> bytes:
 
 
 def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:
-    """Text for parts of text alone; otherwise texts, adjacent ones joined, and (modality, digest) of media."""
+    """Text for parts of text alone; otherwise texts, adjacent ones joined, and (modality, digest) of
+    media."""
     joined: list[Any] = []
     for part in content:
         if part["type"] != "text":

@@ -15,14 +15,15 @@ class GatewayLimits(Bounded):
 
     - `max_body_bytes`: of the body of a request, media in base64 included.
     - `max_parts`: messages of a request, parts of their contents, tool calls and tools, together.
-    - `max_field_bytes`: of each field that a session keeps: `group_id`, `error`, `metrics`, and the `info` of a reward.
+    - `max_field_bytes`: of each field that a session keeps: `group_id`, `error`, `metrics`, and the `info` of
+      a reward.
     - `body_seconds`: until the body of a request has arrived.
     - `request_seconds`: until a completion is finished; then it is aborted, with HTTP 504.
     - `max_choices`: `n` of a request.
     - `max_sessions`: sessions at a time; further ones are refused with HTTP 503.
-    - `max_bytes`: of all sessions together, as estimated from all that they keep: tokens, messages, tools, images, the
-      prompts of their last turns, and the fields above; further sessions, completions and infos are refused with HTTP
-      503.
+    - `max_bytes`: of all sessions together, as estimated from all that they keep: tokens, messages, tools,
+      images, the prompts of their last turns, and the fields above; further sessions, completions and infos
+      are refused with HTTP 503.
     - `idle_seconds`: a session without a request for so long is evicted.
 
     Raises `ArgumentError` for counts that are not integers from 1, and for seconds that are not above 0.

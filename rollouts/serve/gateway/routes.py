@@ -46,17 +46,18 @@ _FORMATS: Final = ("records", "json")
 class Gateway:
     """Chat completions in front of an engine and a renderer; each session is recorded as a trajectory.
 
-    A request's messages are matched to the recorded conversations of its session. The request continues the longest one
-    that it begins with: tokens of the history are those that the engine has seen and sampled, and only what is new is
-    rendered. Where there is none, its conversation is rendered in full, as a branch or a new root of the tree.
+    A request's messages are matched to the recorded conversations of its session. The request continues the
+    longest one that it begins with: tokens of the history are those that the engine has seen and sampled, and
+    only what is new is rendered. Where there is none, its conversation is rendered in full, as a branch or a
+    new root of the tree.
 
-    `model` is the name that requests have to give; None accepts and returns any name. The name of a LoRA adapter that
-    the engine has loaded (`VLLMEngine.load_adapter`) is accepted too, and samples with the adapter. `sampling` has the
-    options that a request leaves out. `allow_media_urls` lets http(s) URLs of media through to the renderer, whose
-    `MediaPolicy` decides about them; otherwise media are data URLs. `on_session_end` is called with the trajectory of
-    every session that ends, is deleted or is evicted. Where it raises, the session is kept, and it is called again when
-    the session is ended or deleted once more, would be evicted, and by `close`. One event loop serves a gateway. Raises
-    `ArgumentError`.
+    `model` is the name that requests have to give; None accepts and returns any name. The name of a LoRA
+    adapter that the engine has loaded (`VLLMEngine.load_adapter`) is accepted too, and samples with the
+    adapter. `sampling` has the options that a request leaves out. `allow_media_urls` lets http(s) URLs of
+    media through to the renderer, whose `MediaPolicy` decides about them; otherwise media are data URLs.
+    `on_session_end` is called with the trajectory of every session that ends, is deleted or is evicted. Where
+    it raises, the session is kept, and it is called again when the session is ended or deleted once more,
+    would be evicted, and by `close`. One event loop serves a gateway. Raises `ArgumentError`.
     """
 
     def __init__(
@@ -128,10 +129,11 @@ class Gateway:
         return snapshot(self._sessions.get(session_id).trajectory)
 
     async def close(self) -> None:
-        """End all sessions, and the threads of a renderer that was passed without a pool. The engine stays open.
+        """End all sessions, and the threads of a renderer that was passed without a pool. The engine stays
+        open.
 
-        Raises `SessionNotDeliveredError` after all have ended, with the sessions that `on_session_end` did not accept;
-        `trajectory` still returns them, and another `close` delivers them again.
+        Raises `SessionNotDeliveredError` after all have ended, with the sessions that `on_session_end` did
+        not accept; `trajectory` still returns them, and another `close` delivers them again.
         """
         try:
             await self._sessions.close()
@@ -198,8 +200,8 @@ class Gateway:
         name = chat.model
         if name is None or name == self._model:
             return self._model or "model", None
-        # Asked again about a name that the engine did not have before: adapters are loaded while it serves. One that
-        # was unloaded since is an error of the engine when it samples.
+        # Asked again about a name that the engine did not have before: adapters are loaded while it serves.
+        # One that was unloaded since is an error of the engine when it samples.
         if name in self._known_adapters or name in await self._adapters():
             return name, name
         if self._model is None:

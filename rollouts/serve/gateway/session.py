@@ -15,7 +15,8 @@ from rollouts.serve.gateway.limits import kept_bytes
 
 #: Turns of a session whose prompts stay in memory; those of other turns are made again from the trajectory.
 _KEPT_PROMPTS: Final = 8
-#: Estimated bytes of a token: id, mask and log-probability in the tree, and an integer that kept prompts share.
+#: Estimated bytes of a token: id, mask and log-probability in the tree, and an integer that kept prompts
+#: share.
 _TOKEN_BYTES: Final = 40
 #: Of a place in the list of ids of a kept prompt.
 _PLACE_BYTES: Final = 8
@@ -28,10 +29,10 @@ _TURN_BYTES: Final = 2500
 class RecordedTurn:
     """A turn of the trajectory, as a client knows it.
 
-    `parent` is the turn that its request continued. `reasoning` and `call_ids` are by position in the conversation, of
-    the messages that the parent does not have; `call_ids` are the ids that the client received. `order` is larger for a
-    later request, and for a smaller index among its choices. `sampled` are the sampled ranges of a prompt that was
-    rendered in full, None for one that was bridged.
+    `parent` is the turn that its request continued. `reasoning` and `call_ids` are by position in the
+    conversation, of the messages that the parent does not have; `call_ids` are the ids that the client
+    received. `order` is larger for a later request, and for a smaller index among its choices. `sampled` are
+    the sampled ranges of a prompt that was rendered in full, None for one that was bridged.
     """
 
     index: int
@@ -56,8 +57,8 @@ class Match(NamedTuple):
 class Session:
     """Made on the event loop that serves it. `is_anonymous`: its client named no session.
 
-    Its trajectory is finished when it ends; `is_delivered` says that it was handed over, too. `nbytes` are the
-    estimated bytes of all that it keeps; `on_count` is called with each change of them.
+    Its trajectory is finished when it ends; `is_delivered` says that it was handed over, too. `nbytes` are
+    the estimated bytes of all that it keeps; `on_count` is called with each change of them.
     """
 
     def __init__(self, recorder: TurnRecorder, *, is_anonymous: bool, on_count: Callable[[int], object]) -> None:
@@ -98,7 +99,8 @@ class Session:
         return None
 
     def _agrees(self, turn: RecordedTurn | None, history: History) -> bool:
-        """Whether reasoning and ids of calls are those of the turn and of the turns before it, where they were sent."""
+        """Whether reasoning and ids of calls are those of the turn and of the turns before it, where they
+        were sent."""
         while turn is not None:
             for position, reasoning in turn.reasoning.items():
                 sent = reasoning_of(history.messages[position])

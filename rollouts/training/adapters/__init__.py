@@ -1,7 +1,7 @@
 """Training samples as the types of other trainers, and back where those keep everything.
 
-Each module is for one trainer and imports its package only when called. What a type cannot hold is an `AdapterError`
-that names the sample and the part.
+Each module is for one trainer and imports its package only when called. What a type cannot hold is an
+`AdapterError` that names the sample and the part.
 """
 
 from rollouts.training.adapters.checks import AdapterError

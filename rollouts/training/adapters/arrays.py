@@ -15,9 +15,9 @@ from rollouts.training.samples import TrainingSample
 class TokenArrays(NamedTuple):
     """Rows of tokens, each tensor (rows, longest row): int64, `logprobs` and `advantages` float32.
 
-    `is_token` is 1 on tokens and 0 on padding, where `token_ids` has the padding id and all others 0. `loss_mask` is 1
-    on trained tokens; `logprobs` and `advantages` are 0 on the others. `media_types` are those of the function of
-    that name.
+    `is_token` is 1 on tokens and 0 on padding, where `token_ids` has the padding id and all others 0.
+    `loss_mask` is 1 on trained tokens; `logprobs` and `advantages` are 0 on the others. `media_types` are
+    those of the function of that name.
     """
 
     token_ids: torch.Tensor
@@ -35,7 +35,8 @@ def token_arrays(
     side: Literal["left", "right"] = "right",
     part: Literal["all", "prompt", "response"] = "all",
 ) -> TokenArrays:
-    """The tokens of samples, padded on `side`: all, those before the first trained one, or those from it on."""
+    """The tokens of samples, padded on `side`: all, those before the first trained one, or those from it
+    on."""
     rows = []
     for sample in samples:
         start = response_start(sample)
@@ -79,9 +80,9 @@ def media_types(sample: TrainingSample) -> np.ndarray:
 def other_columns(samples: Sequence[TrainingSample]) -> dict[str, list[Any]]:
     """Entries of a trainer's own dict, each with a value for a row.
 
-    `weight_spans`, (version, start, end) for each span; `routed_experts`, integers (n, layers, experts a token);
-    `top_ids` int32 and `top_logprobs` float32 (n, k), those of `TrainingSample.top_logprobs`. The last three are None
-    in a row that has none, and absent where no row has any.
+    `weight_spans`, (version, start, end) for each span; `routed_experts`, integers (n, layers, experts a
+    token); `top_ids` int32 and `top_logprobs` float32 (n, k), those of `TrainingSample.top_logprobs`. The
+    last three are None in a row that has none, and absent where no row has any.
     """
     columns = {
         "routed_experts": [sample.routed_experts for sample in samples],

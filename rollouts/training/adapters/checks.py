@@ -29,8 +29,8 @@ Violations = Iterator[tuple[str, str]]
 class AdapterError(RolloutsError):
     """A sample that a trainer's type cannot hold, or an object of such a type that no sample can be made of.
 
-    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit; `index` is the
-    place of the sample in the list that was given, None where no single one is at fault.
+    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit; `index`
+    is the place of the sample in the list that was given, None where no single one is at fault.
 
     Cure: change the part of the sample that the text names, as the text says.
     """
@@ -54,8 +54,8 @@ def check_samples(
 ) -> None:
     """Raise `AdapterError`, with the `index` of the sample, for the first that does not pass all of `checks`.
 
-    With `media_by_id`, a trainer that calls transformers' forward, samples are refused too that this would compute
-    otherwise. Raises `SampleError` for no samples, and for one with a teacher unless `takes_teacher`.
+    With `media_by_id`, a trainer that calls transformers' forward, samples are refused too that this would
+    compute otherwise. Raises `SampleError` for no samples, and for one with a teacher unless `takes_teacher`.
     """
     if not samples:
         raise SampleError(None, "pass a list of at least one TrainingSample")
@@ -73,9 +73,9 @@ def check_samples(
 def without_parts(lacking: Collection[str], omit: Collection[str]) -> Callable[[TrainingSample], Violations]:
     """The check that a sample has no values in a part that a type lacks (`lacking`) and `omit` does not name.
 
-    A part has values if `logprobs` has a value other than 0, `advantages` one other than 1 (on trained tokens),
-    `weight_spans` is not empty, or `routed_experts` or `top_logprobs` is not None. Raises `ArgumentError` for an
-    `omit` that names no part in `lacking`.
+    A part has values if `logprobs` has a value other than 0, `advantages` one other than 1 (on trained
+    tokens), `weight_spans` is not empty, or `routed_experts` or `top_logprobs` is not None. Raises
+    `ArgumentError` for an `omit` that names no part in `lacking`.
     """
     if isinstance(omit, str) or not set(omit) <= set(lacking):
         raise ArgumentError("omit", omit, f"pass a tuple of names out of {', '.join(map(repr, sorted(lacking)))}")
@@ -96,7 +96,8 @@ def _values(sample: TrainingSample, parts: Collection[str]) -> Violations:
 
 
 def fits_response_of_images(sample: TrainingSample, tensors: Collection[str]) -> Violations:
-    """The check that a token is trained, and that the media have no other tensors than a type has fields for."""
+    """The check that a token is trained, and that the media have no other tensors than a type has fields
+    for."""
     yield from has_response(sample)
     for name in (name for item, _ in sample.media for name in item if name not in tensors):
         fields = ", ".join(tensors)
@@ -139,8 +140,8 @@ def _stock_forward(sample: TrainingSample, placeholder_ids: np.ndarray) -> Viola
 def media_arguments(target: str, samples: Sequence[TrainingSample], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The tensors of the samples' media by the names of the model's arguments; empty without media.
 
-    Uint8 pixels are normalised; floats have `dtype`, integers (grids) keep theirs. Several items are combined in
-    order, as their `fields` describe. Raises `AdapterError` where they cannot be combined.
+    Uint8 pixels are normalised; floats have `dtype`, integers (grids) keep theirs. Several items are combined
+    in order, as their `fields` describe. Raises `AdapterError` where they cannot be combined.
     """
     try:
         return item_tensors([item for sample in samples for item, _ in sample.media], dtype)

@@ -38,7 +38,8 @@ _FILES: Mapping[Modality, str] = {"image": "images", "audio": "sounds"}
 
 
 def row_features() -> Any:
-    """The `datasets.Features` of the rows. `images` and `sounds` are files, not decoded; cast a column to decode it."""
+    """The `datasets.Features` of the rows. `images` and `sounds` are files, not decoded; cast a column to
+    decode it."""
     datasets = trainer_module("datasets")
     value, column = datasets.Value, datasets.List
     features: dict[str, Any] = {}
@@ -63,13 +64,15 @@ def row_features() -> Any:
 
 
 def dataset_row(sample: TrainingSample) -> dict[str, Any]:
-    """A sample as a row with the columns of `row_features`, for `datasets.Dataset.from_list(rows, features=...)`.
+    """A sample as a row with the columns of `row_features`, for `datasets.Dataset.from_list(rows,
+    features=...)`.
 
-    `images` are PNG and JPEG files (see `image_file`), `sounds` the files that were given or WAV files of arrays, and
-    `placeholders` their ranges in the tokens, with the hash of what a processor makes of each file; pixels and features
-    are left out. An image or sound that was an array becomes a new file: its item has another source and `mm_hash` in
-    the sample that `sample_from_row` makes, so `==` of the items, and of batches of the samples, is False, although
-    ids, columns, ranges and tensors are equal. Routed experts come back as int32. Raises `AdapterError` for a video.
+    `images` are PNG and JPEG files (see `image_file`), `sounds` the files that were given or WAV files of
+    arrays, and `placeholders` their ranges in the tokens, with the hash of what a processor makes of each
+    file; pixels and features are left out. An image or sound that was an array becomes a new file: its item
+    has another source and `mm_hash` in the sample that `sample_from_row` makes, so `==` of the items, and of
+    batches of the samples, is False, although ids, columns, ranges and tensors are equal. Routed experts come
+    back as int32. Raises `AdapterError` for a video.
     """
     check_samples(ROW, [sample], _has_no_video, media_by_id=False, takes_teacher=True)
     files: dict[str, list[dict[str, Any]]] = {column: [] for column in _FILES.values()}
@@ -113,8 +116,9 @@ def _sound_file(source: MediaSource) -> bytes:
 def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaProcessor]) -> TrainingSample:
     """The sample of a row, with pixels and features computed from its files by a renderer's `processors`.
 
-    Raises `AdapterError` for a row without its files and for decoded ones, `PixelMismatchError` where the pixels or
-    features are not those that the sampler saw, and `SampleError` for columns that contradict each other.
+    Raises `AdapterError` for a row without its files and for decoded ones, `PixelMismatchError` where the
+    pixels or features are not those that the sampler saw, and `SampleError` for columns that contradict each
+    other.
     """
     files: dict[Modality, Iterator[dict[str, bytes]]] = {}
     for modality, column in _FILES.items():

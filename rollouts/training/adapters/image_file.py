@@ -15,9 +15,9 @@ from renderers.media.policy import MediaPolicy
 def image_file(source: MediaSource) -> tuple[bytes, Literal["png", "jpeg"]]:
     """The bytes of a PNG or JPEG, and its format.
 
-    A PNG or JPEG of plain RGB or grey pixels is returned as it is. One that is turned by EXIF data or has transparent
-    pixels, other formats and raw pixels become a PNG of the RGB pixels that `decode_image` makes: readers differ in
-    what they do with such files. Raises `MediaError` for a source that cannot be decoded.
+    A PNG or JPEG of plain RGB or grey pixels is returned as it is. One that is turned by EXIF data or has
+    transparent pixels, other formats and raw pixels become a PNG of the RGB pixels that `decode_image` makes:
+    readers differ in what they do with such files. Raises `MediaError` for a source that cannot be decoded.
     """
     try:
         with Image.open(io.BytesIO(source.data), formats=("PNG", "JPEG")) as image:

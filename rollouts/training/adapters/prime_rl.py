@@ -1,4 +1,5 @@
-"""prime-rl: `TrainingSample` and `MicroBatch` of `prime_rl.transports.rollouts.types`, msgspec structs of its wire."""
+"""prime-rl: `TrainingSample` and `MicroBatch` of `prime_rl.transports.rollouts.types`, msgspec structs of its
+wire."""
 
 from __future__ import annotations
 
@@ -33,14 +34,16 @@ def prime_rl_sample(
 ) -> Any:
     """A `prime_rl.transports.rollouts.types.TrainingSample` of one sample.
 
-    `token_ids`, `mask`, `logprobs`, `temperatures` and `advantages` have one value per token; `mm_kwargs` are the
-    model's arguments, floats in float32, and `mm_token_type_ids` mark media tokens by range. prime-rl divides logits by
-    `temperature` before it compares them with `logprobs`: pass 1.0 for the log-probabilities of the raw distribution,
-    which engines here report, else the temperature that they include. `types` is the module with the structs.
+    `token_ids`, `mask`, `logprobs`, `temperatures` and `advantages` have one value per token; `mm_kwargs` are
+    the model's arguments, floats in float32, and `mm_token_type_ids` mark media tokens by range. prime-rl
+    divides logits by `temperature` before it compares them with `logprobs`: pass 1.0 for the
+    log-probabilities of the raw distribution, which engines here report, else the temperature that they
+    include. `types` is the module with the structs.
 
-    The struct has no field for weight versions, and its `routed_experts` are bytes of its own inference server:
-    `omit=("weight_spans", "routed_experts")` leaves them out. Raises `AdapterError` for what the struct cannot hold,
-    `ArgumentError` for a temperature that is no positive number, and `ImportError` where prime-rl is not installed.
+    The struct has no field for weight versions, and its `routed_experts` are bytes of its own inference
+    server: `omit=("weight_spans", "routed_experts")` leaves them out. Raises `AdapterError` for what the
+    struct cannot hold, `ArgumentError` for a temperature that is no positive number, and `ImportError` where
+    prime-rl is not installed.
     """
     structs, columns = _columns("prime-rl TrainingSample", [sample], temperature, omit, types)
     return structs.TrainingSample(env_name=env_name, **columns)
@@ -56,9 +59,9 @@ def prime_rl_micro_batch(
 ) -> Any:
     """A `prime_rl.transports.rollouts.types.MicroBatch`: packed samples of text, or one sample with media.
 
-    `position_ids` count from 0 in each sample; `sequence_lengths` and `seq_lens` have the lengths. prime-rl trains a
-    sample with media in a micro batch of its own; others beside it raise `AdapterError`. Otherwise as
-    `prime_rl_sample`.
+    `position_ids` count from 0 in each sample; `sequence_lengths` and `seq_lens` have the lengths. prime-rl
+    trains a sample with media in a micro batch of its own; others beside it raise `AdapterError`. Otherwise
+    as `prime_rl_sample`.
     """
     target = "prime-rl MicroBatch"
     structs, columns = _columns(target, samples, temperature, omit, types)
@@ -81,7 +84,8 @@ def prime_rl_micro_batch(
 def _columns(
     target: str, samples: Sequence[TrainingSample], temperature: float, omit: Collection[str], types: ModuleType | None
 ) -> tuple[Any, dict[str, Any]]:
-    """The module of the structs, and the fields of a `TrainingSample`: those of all samples, one after another."""
+    """The module of the structs, and the fields of a `TrainingSample`: those of all samples, one after
+    another."""
     check_samples(target, samples, without_parts(_LACKING, omit))
     rule = "pass the temperature of sampling, a number above 0"
     temperature = check_positive("temperature", temperature, rule)

@@ -18,18 +18,22 @@ from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
-"""The advantage of an episode as `samples_from_trajectory` takes it, or a function that computes it; None: left out."""
+"""The advantage of an episode as `samples_from_trajectory` takes it, or a function that computes it; None:
+left out."""
 
 
 def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: EpisodeAdvantage = 1.0) -> Any:
-    """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of `row_features`.
+    """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of
+    `row_features`.
 
-    The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a torch
-    `DataLoader`, so pass at least as many files as workers. Neither pixels nor features are computed: a row has
-    the files of its images and sounds, and `sample_from_row` computes them in the worker. `advantage` is that of
-    `samples_from_trajectory`, or a function from the trajectory to it, None to leave the episode out.
+    The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a
+    torch `DataLoader`, so pass at least as many files as workers. Neither pixels nor features are computed: a
+    row has the files of its images and sounds, and `sample_from_row` computes them in the worker. `advantage`
+    is that of `samples_from_trajectory`, or a function from the trajectory to it, None to leave the episode
+    out.
 
-    Raises `ArgumentError` for `paths` that is no list of paths, and while reading `AdapterError` for another record.
+    Raises `ArgumentError` for `paths` that is no list of paths, and while reading `AdapterError` for another
+    record.
     """
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Sequence) or not paths:
         raise ArgumentError("paths", paths, "pass a list of at least one path")

@@ -32,15 +32,16 @@ def skyrl_training_batch(
 ) -> Any:
     """A SkyRL `TrainingInputBatch` of B rows, padded on the left to T tokens.
 
-    `sequences` and `attention_mask` int64 (B, T). A response begins at the first trained token; `response_mask`,
-    `loss_mask` int64 and `rollout_logprobs`, `advantages` float32 are (B, R), aligned to the right, R the longest
-    response. `pixel_values` (floats of `dtype`) and `image_grid_thw` are `TensorList`s with one tensor per row, None
-    if no row has images. `metadata` has `uids` (the names of the samples), `response_length` (R) and `weight_spans`,
-    (version, start, end) for each span of a row, and `routed_experts`, if a sample has them.
+    `sequences` and `attention_mask` int64 (B, T). A response begins at the first trained token;
+    `response_mask`, `loss_mask` int64 and `rollout_logprobs`, `advantages` float32 are (B, R), aligned to the
+    right, R the longest response. `pixel_values` (floats of `dtype`) and `image_grid_thw` are `TensorList`s
+    with one tensor per row, None if no row has images. `metadata` has `uids` (the names of the samples),
+    `response_length` (R) and `weight_spans`, (version, start, end) for each span of a row, and
+    `routed_experts`, if a sample has them.
 
-    SkyRL's models take images in every row of a batch or in none: mixed rows raise `AdapterError`, as do media other
-    than the patches and grids of Qwen-VL images and a sampled placeholder token. `types` is the module with the two
-    classes; raises `ImportError` where skyrl is not installed.
+    SkyRL's models take images in every row of a batch or in none: mixed rows raise `AdapterError`, as do
+    media other than the patches and grids of Qwen-VL images and a sampled placeholder token. `types` is the
+    module with the two classes; raises `ImportError` where skyrl is not installed.
     """
     check_samples(_TARGET, samples, partial(fits_response_of_images, tensors=_MEDIA))
     structs = trainer_module("skyrl.backends.skyrl_train.training_batch", types)

@@ -1,8 +1,8 @@
 """Tinker: `ModelInput` and `Datum` of samples.
 
-A Tinker service takes images as files, not as pixels, and processes them itself. An image is a chunk of its own, which
-takes the place of its placeholder tokens; with `expected_tokens` the service refuses an image that becomes another
-number of tokens.
+A Tinker service takes images as files, not as pixels, and processes them itself. An image is a chunk of its
+own, which takes the place of its placeholder tokens; with `expected_tokens` the service refuses an image that
+becomes another number of tokens.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ TinkerLoss = Literal["policy", "cross_entropy"]
 
 
 def tinker_datum(sample: TrainingSample, *, loss: TinkerLoss = "policy", omit: Collection[str] = ()) -> Any:
-    """A `tinker.Datum` of a sample with n tokens: its input is the first n - 1, `target_tokens` int64 the last n - 1.
+    """A `tinker.Datum` of a sample with n tokens: its input is the first n - 1, `target_tokens` int64 the
+    last n - 1.
 
-    `policy` (Tinker's importance_sampling, ppo and cispo): `loss_fn_inputs` also has `logprobs`, `advantages` and
-    `mask`, float32 (n - 1,), 0 where a token is not trained. The service takes no `mask`: remove it before
-    `forward_backward`, as Tinker's cookbook does. `cross_entropy`: `weights` float32 (n - 1,) are the advantages, 1 for
-    a supervised sample. Targets that are placeholder tokens are 0 (the service makes image tokens itself).
+    `policy` (Tinker's importance_sampling, ppo and cispo): `loss_fn_inputs` also has `logprobs`, `advantages`
+    and `mask`, float32 (n - 1,), 0 where a token is not trained. The service takes no `mask`: remove it
+    before `forward_backward`, as Tinker's cookbook does. `cross_entropy`: `weights` float32 (n - 1,) are the
+    advantages, 1 for a supervised sample. Targets that are placeholder tokens are 0 (the service makes image
+    tokens itself).
 
-    A `Datum` has no field for weight versions and routed experts, and with `cross_entropy` none for log-probabilities:
-    `omit` names the parts to leave out. Raises `AdapterError` for what cannot be expressed, as
-    `tinker_model_input` does.
+    A `Datum` has no field for weight versions and routed experts, and with `cross_entropy` none for
+    log-probabilities: `omit` names the parts to leave out. Raises `AdapterError` for what cannot be
+    expressed, as `tinker_model_input` does.
     """
     tinker = trainer_module("tinker")
     check_choice("loss", loss, TinkerLoss)
@@ -56,10 +58,10 @@ def tinker_datum(sample: TrainingSample, *, loss: TinkerLoss = "policy", omit: C
 def tinker_model_input(token_ids: Sequence[int] | np.ndarray, media: Sequence[PlacedItem] = ()) -> Any:
     """A `tinker.ModelInput` of token ids and the images in them, such as a prompt to sample from.
 
-    `media` are items with their ranges, in order (`rendered.multi_modal_data.items_with_ranges()`). A PNG or JPEG is
-    sent as it is if it is plain RGB or grey and not turned by EXIF data; all other sources become a PNG of the RGB
-    pixels that the renderer saw. Raises `AdapterError` for videos, and for images whose range has text between feature
-    tokens.
+    `media` are items with their ranges, in order (`rendered.multi_modal_data.items_with_ranges()`). A PNG or
+    JPEG is sent as it is if it is plain RGB or grey and not turned by EXIF data; all other sources become a
+    PNG of the RGB pixels that the renderer saw. Raises `AdapterError` for videos, and for images whose range
+    has text between feature tokens.
     """
     return _model_input(trainer_module("tinker"), np.asarray(token_ids), media, "the prompt")
 

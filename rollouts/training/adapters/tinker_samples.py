@@ -18,11 +18,12 @@ _DATUM, _INPUT = "Tinker Datum", "Tinker ModelInput"
 
 
 def tokens_from_tinker(model_input: Any, renderer: TemplateRenderer) -> tuple[np.ndarray, tuple[PlacedItem, ...]]:
-    """The way back from `tinker_model_input`: ids int32 (n,) and the images with their ranges, processed by `renderer`.
+    """The way back from `tinker_model_input`: ids int32 (n,) and the images with their ranges, processed by
+    `renderer`.
 
-    An image that a chunk names by its path or URL is read as far as the renderer's media policy allows. Raises
-    `AdapterError` for chunks of another kind, for an image that cannot be read, one that the renderer makes another
-    number of tokens of than `expected_tokens`, and one that it surrounds with text.
+    An image that a chunk names by its path or URL is read as far as the renderer's media policy allows.
+    Raises `AdapterError` for chunks of another kind, for an image that cannot be read, one that the renderer
+    makes another number of tokens of than `expected_tokens`, and one that it surrounds with text.
     """
     ids: list[int] = []
     media: list[PlacedItem] = []
@@ -38,10 +39,11 @@ def tokens_from_tinker(model_input: Any, renderer: TemplateRenderer) -> tuple[np
 
 
 def sample_from_tinker_datum(datum: Any, renderer: TemplateRenderer, *, name: str = "") -> TrainingSample:
-    """The way back from `tinker_datum`, for a `Datum` with `mask` or with `weights`; it has no weight versions.
+    """The way back from `tinker_datum`, for a `Datum` with `mask` or with `weights`; it has no weight
+    versions.
 
-    Raises `AdapterError` for a `Datum` with neither, for targets that are not the next tokens of the input, and as
-    `tokens_from_tinker` does.
+    Raises `AdapterError` for a `Datum` with neither, for targets that are not the next tokens of the input,
+    and as `tokens_from_tinker` does.
     """
     head, media = tokens_from_tinker(datum.model_input, renderer)
     columns = {key: value.to_numpy() for key, value in datum.loss_fn_inputs.items()}

@@ -24,7 +24,8 @@ _SFT_LACKING = ("logprobs", "advantages", "weight_spans", "routed_experts", "top
 _NOT_TRAINED = -100
 
 TypeIds = Literal["mm_token_type_ids", "token_type_ids"] | None
-"""The argument of the model's forward that marks media tokens: Qwen-VL has the first, Gemma the second, others none."""
+"""The argument of the model's forward that marks media tokens: Qwen-VL has the first, Gemma the second,
+others none."""
 
 
 def trl_grpo_inputs(
@@ -34,18 +35,20 @@ def trl_grpo_inputs(
     dtype: torch.dtype = torch.float32,
     type_ids: TypeIds = "mm_token_type_ids",
 ) -> dict[str, Any]:
-    """The dict that `GRPOTrainer` computes its loss from: B prompts, padded left to P, and completions, right to C.
+    """The dict that `GRPOTrainer` computes its loss from: B prompts, padded left to P, and completions, right
+    to C.
 
-    A completion begins at the first trained token. `prompt_ids`, `prompt_mask` int64 (B, P); `completion_ids`,
-    `completion_mask`, `tool_mask` int64 (B, C), `tool_mask` 1 on trained tokens and on padding; `advantages` and
-    `sampling_per_token_logps` float32 (B, C); `num_items_in_batch` the number of trained tokens. With images also
-    `pixel_values` (floats of `dtype`), `image_grid_thw` or `image_sizes`, `num_images` per row and, under the name
-    `type_ids`, int64 (B, P + C) with 1 on the tokens of images. `weight_spans` has (version, start, end) for each span
-    of a row; `routed_experts`, if a sample has them, its array or None for each row.
+    A completion begins at the first trained token. `prompt_ids`, `prompt_mask` int64 (B, P);
+    `completion_ids`, `completion_mask`, `tool_mask` int64 (B, C), `tool_mask` 1 on trained tokens and on
+    padding; `advantages` and `sampling_per_token_logps` float32 (B, C); `num_items_in_batch` the number of
+    trained tokens. With images also `pixel_values` (floats of `dtype`), `image_grid_thw` or `image_sizes`,
+    `num_images` per row and, under the name `type_ids`, int64 (B, P + C) with 1 on the tokens of images.
+    `weight_spans` has (version, start, end) for each span of a row; `routed_experts`, if a sample has them,
+    its array or None for each row.
 
-    TRL takes the present policy as the old one unless `old_per_token_logps` is there: to clip against the sampler, add
-    `sampling_per_token_logps` under that name. Raises `AdapterError` for a sampled placeholder token and for media
-    whose tensors TRL cannot divide among rows.
+    TRL takes the present policy as the old one unless `old_per_token_logps` is there: to clip against the
+    sampler, add `sampling_per_token_logps` under that name. Raises `AdapterError` for a sampled placeholder
+    token and for media whose tensors TRL cannot divide among rows.
     """
     tensors = ("pixel_values", "image_grid_thw", "image_sizes")
     check_samples(_GRPO, samples, partial(fits_response_of_images, tensors=tensors))
@@ -74,11 +77,12 @@ def trl_grpo_inputs(
 
 
 def trl_sft_row(sample: TrainingSample, *, omit: Collection[str] = ()) -> dict[str, list[int]]:
-    """A row of a tokenised dataset for `SFTTrainer`: `input_ids` and `labels`, -100 where a token is not trained.
+    """A row of a tokenised dataset for `SFTTrainer`: `input_ids` and `labels`, -100 where a token is not
+    trained.
 
-    For samples of text; `trl_sft_batch` takes media too. Labels say neither advantages nor log-probabilities nor weight
-    versions nor routed experts: `omit` names those of "advantages", "logprobs", "weight_spans" and "routed_experts" to
-    leave out. Raises `AdapterError`.
+    For samples of text; `trl_sft_batch` takes media too. Labels say neither advantages nor log-probabilities
+    nor weight versions nor routed experts: `omit` names those of "advantages", "logprobs", "weight_spans" and
+    "routed_experts" to leave out. Raises `AdapterError`.
     """
     check_samples(_SFT, [sample], without_parts(_SFT_LACKING, omit), _is_text, media_by_id=False)
     rows = token_arrays([sample])
@@ -93,12 +97,13 @@ def trl_sft_batch(
     type_ids: TypeIds = "mm_token_type_ids",
     omit: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """A batch as a data collator of TRL or transformers returns it: the keyword arguments of the model, with labels.
+    """A batch as a data collator of TRL or transformers returns it: the keyword arguments of the model, with
+    labels.
 
-    `input_ids`, `attention_mask`, `labels` int64 (B, T), padded on the right; with media, the model's arguments, floats
-    of `dtype`, and under the name `type_ids` int64 (B, T), 1 on tokens of images and 2 on those of videos.
-    `functools.partial(trl_sft_batch, pad_id=...)` is a `data_collator` for a list of samples. `omit` and errors are
-    those of `trl_sft_row`.
+    `input_ids`, `attention_mask`, `labels` int64 (B, T), padded on the right; with media, the model's
+    arguments, floats of `dtype`, and under the name `type_ids` int64 (B, T), 1 on tokens of images and 2 on
+    those of videos. `functools.partial(trl_sft_batch, pad_id=...)` is a `data_collator` for a list of
+    samples. `omit` and errors are those of `trl_sft_row`.
     """
     check_samples(_SFT, samples, without_parts(_SFT_LACKING, omit))
     rows = token_arrays(samples, pad_id=pad_id)

@@ -26,18 +26,20 @@ def verl_data_proto(
     dtype: torch.dtype = torch.float32,
     types: ModuleType | None = None,
 ) -> Any:
-    """A verl `DataProto` of B rows: P tokens of prompt, padded on the left, then R of response, padded on the right.
+    """A verl `DataProto` of B rows: P tokens of prompt, padded on the left, then R of response, padded on the
+    right.
 
-    A response begins at the first trained token. `batch` has `prompts` (B, P), `responses` (B, R), `input_ids` and
-    `attention_mask` (B, P + R), `response_mask` (B, R), all int64; `rollout_log_probs`, `advantages` float32 (B, R);
-    and `position_ids` int64, (B, P + R), or with `mrope` (models of Qwen-VL) (B, 4, P + R): the position in the row,
-    then M-RoPE's time, row and column. Padding has position 0, and 1 in M-RoPE, as in transformers' `get_rope_index`.
+    A response begins at the first trained token. `batch` has `prompts` (B, P), `responses` (B, R),
+    `input_ids` and `attention_mask` (B, P + R), `response_mask` (B, R), all int64; `rollout_log_probs`,
+    `advantages` float32 (B, R); and `position_ids` int64, (B, P + R), or with `mrope` (models of Qwen-VL) (B,
+    4, P + R): the position in the row, then M-RoPE's time, row and column. Padding has position 0, and 1 in
+    M-RoPE, as in transformers' `get_rope_index`.
 
-    `non_tensor_batch` has `multi_modal_inputs` (a dict of the model's arguments per row, floats of `dtype`, empty for
-    text; `images_seqlens` are the patches of each frame), `weight_spans`, `sample_name` and, if a sample has
-    them, `routed_experts`. `types` is the module with `DataProto`. Raises `AdapterError` for a sampled placeholder
-    token and for media without grids under `mrope`, and
-    `ImportError` where verl is not installed.
+    `non_tensor_batch` has `multi_modal_inputs` (a dict of the model's arguments per row, floats of `dtype`,
+    empty for text; `images_seqlens` are the patches of each frame), `weight_spans`, `sample_name` and, if a
+    sample has them, `routed_experts`. `types` is the module with `DataProto`. Raises `AdapterError` for a
+    sampled placeholder token and for media without grids under `mrope`, and `ImportError` where verl is not
+    installed.
     """
     check_samples(_TARGET, samples, has_response, *([_unknown_positions] if mrope else []))
     module = trainer_module("verl.protocol", types)
@@ -86,7 +88,8 @@ def _unknown_positions(sample: TrainingSample) -> Violations:
     """Media whose tensors do not tell their positions of M-RoPE."""
     for item, placeholder in sample.media:
         grid = item.get(f"{item.modality}_grid_thw")
-        # The frames of a video are images of their own, as Qwen3-VL has them; other models count its time otherwise.
+        # The frames of a video are images of their own, as Qwen3-VL has them; other models count its time
+        # otherwise.
         if grid is None or grid[0] != len(placeholder.runs):
             yield (
                 "position_ids",

@@ -1,4 +1,5 @@
-"""The log-probabilities of sampler and trainer for each trained token, and where in its episode the token is."""
+"""The log-probabilities of sampler and trainer for each trained token, and where in its episode the token
+is."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ _no_floats, _no_integers = partial(np.empty, 0, np.float32), partial(np.empty, 0
 class ComparedTokens:
     """The n trained tokens of a batch, in the order of samples and positions. Every array is (n,).
 
-    `sampler` and `trainer` float32, log-probabilities in nats. The others are int32: `sample`, an index into `names`;
-    `position` in the sample; `turn`, the number of the run of trained tokens in the sample, from 0; `turn_position`,
-    the position in that run; `item`, the last image, video or sound before the token, an index into `media_hashes` and
-    `media_modalities`, -1 where there is none; `version`, an index into `versions`, -1 where it is not known.
+    `sampler` and `trainer` float32, log-probabilities in nats. The others are int32: `sample`, an index into
+    `names`; `position` in the sample; `turn`, the number of the run of trained tokens in the sample, from 0;
+    `turn_position`, the position in that run; `item`, the last image, video or sound before the token, an
+    index into `media_hashes` and `media_modalities`, -1 where there is none; `version`, an index into
+    `versions`, -1 where it is not known.
     """
 
     sampler: np.ndarray = field(default_factory=_no_floats)
@@ -50,7 +52,8 @@ class ComparedTokens:
 
     @property
     def difference(self) -> np.ndarray:
-        """trainer - sampler, float64 (n,). Infinite where it is not a number, so that it exceeds every threshold."""
+        """trainer - sampler, float64 (n,). Infinite where it is not a number, so that it exceeds every
+        threshold."""
         with np.errstate(invalid="ignore"):
             difference = self.trainer.astype(np.float64) - self.sampler.astype(np.float64)
         return np.where(np.isnan(difference), np.inf, difference)
@@ -63,8 +66,8 @@ class ComparedTokens:
     def lag(self, trainer_version: str | None = None) -> np.ndarray | None:
         """How many versions older than the trainer's weights those of each token are, int64 (n,).
 
-        The trainer's version is `trainer_version`, or the newest of the tokens. None where a version is not known or no
-        integer: then the order of the versions is not known.
+        The trainer's version is `trainer_version`, or the newest of the tokens. None where a version is not
+        known or no integer: then the order of the versions is not known.
         """
         if not len(self) or (self.version < 0).any():
             return None
@@ -82,7 +85,8 @@ _ARRAYS = tuple(each.name for each in fields(ComparedTokens) if each.name not in
 
 
 class _Places(NamedTuple):
-    """Where the trained tokens of a batch are: row and column in its tensors, sample, position. int64 (n,) each."""
+    """Where the trained tokens of a batch are: row and column in its tensors, sample, position. int64 (n,)
+    each."""
 
     row: np.ndarray
     column: np.ndarray
@@ -123,7 +127,8 @@ def compare_tokens(batch: TrainingBatch, logprobs: torch.Tensor) -> ComparedToke
 
 
 def concat_tokens(parts: Sequence[ComparedTokens]) -> ComparedTokens:
-    """The tokens of all parts, one after another. An image or a version that several parts have is listed once."""
+    """The tokens of all parts, one after another. An image or a version that several parts have is listed
+    once."""
     if not parts:
         return ComparedTokens()
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
@@ -179,7 +184,8 @@ def _turns(places: _Places) -> tuple[np.ndarray, np.ndarray]:
 def _last_items(
     samples: Sequence[TrainingSample], places: _Places, tokens_of: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
-    """For each token the index of the last item that ends before it, and hash and modality of the distinct items."""
+    """For each token the index of the last item that ends before it, and hash and modality of the distinct
+    items."""
     indices: dict[tuple[str, str], int] = {}
     last = np.full(len(places.sample), -1, dtype=np.int32)
     for sample, tokens in zip(samples, tokens_of, strict=True):

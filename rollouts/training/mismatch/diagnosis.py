@@ -1,7 +1,8 @@
-"""Tests hypotheses about a mismatch: computes log-probabilities under each, and compares them with the reported ones.
+"""Tests hypotheses about a mismatch: computes log-probabilities under each, and compares them with the
+reported ones.
 
-If the log-probabilities that a hypothesis predicts are those that a side reported, to within arithmetic, then that side
-had this fault, or one that computes the same numbers.
+If the log-probabilities that a hypothesis predicts are those that a side reported, to within arithmetic, then
+that side had this fault, or one that computes the same numbers.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _ROWS_AT_ONCE = 16
 class HypothesisResult(NamedTuple):
     """What the log-probabilities under a hypothesis showed.
 
-    `samples` are the examined samples that could have the fault, `explained` those of them whose differences it reduces
-    to arithmetic: indices into the samples of the batch. `before` and `after` are the mean |difference| over the tokens
-    of `samples`, in nats, without and with the fault. `skipped`: why the model could not compute it.
+    `samples` are the examined samples that could have the fault, `explained` those of them whose differences
+    it reduces to arithmetic: indices into the samples of the batch. `before` and `after` are the mean
+    |difference| over the tokens of `samples`, in nats, without and with the fault. `skipped`: why the model
+    could not compute it.
     """
 
     name: str
@@ -54,9 +56,9 @@ class Diagnosis:
     """The result of `diagnose_mismatch`.
 
     `side` is the one that has the fault; None where no sample differs. `report` compares sampler and trainer.
-    `tolerance` in nats. Of `affected` samples, those of `examined`
-    were tested. `tested` has every hypothesis; `causes` those that explain samples, the one that explains most first;
-    `unexplained` are the examined samples that none explains. Samples are indices into the samples of the batch.
+    `tolerance` in nats. Of `affected` samples, those of `examined` were tested. `tested` has every
+    hypothesis; `causes` those that explain samples, the one that explains most first; `unexplained` are the
+    examined samples that none explains. Samples are indices into the samples of the batch.
     """
 
     side: Side | None
@@ -71,7 +73,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Examined:
-    """A sample, what the differing side reported for its trained tokens, and what was computed here, float64 (n,)."""
+    """A sample, what the differing side reported for its trained tokens, and what was computed here, float64
+    (n,)."""
 
     index: int
     sample: TrainingSample
@@ -102,13 +105,14 @@ def diagnose_mismatch(
 ) -> Diagnosis:
     """Find out which fault makes the sampler's log-probabilities of a batch differ from those of `model`.
 
-    Computes the log-probabilities of the batch with `token_logprobs`, and then those of the `max_samples` samples with
-    the largest mean difference under each hypothesis: images normalised twice, not at all or with the numbers of a
-    published processor; images or sounds dropped, replaced by zeros, in another order or of other samples; the first
-    token twice or missing; another temperature, fitted; for a mixture of experts, the experts that the sampler took, in
-    samples that have `routed_experts`; and `hypotheses`, for example prompts of another template. `model` must have the
-    weights that sampled the batch: other weights cannot be tested. It takes one forward pass of the batch and, for each
-    examined sample, some 10 without media and up to 90 with them, without gradients.
+    Computes the log-probabilities of the batch with `token_logprobs`, and then those of the `max_samples`
+    samples with the largest mean difference under each hypothesis: images normalised twice, not at all or
+    with the numbers of a published processor; images or sounds dropped, replaced by zeros, in another order
+    or of other samples; the first token twice or missing; another temperature, fitted; for a mixture of
+    experts, the experts that the sampler took, in samples that have `routed_experts`; and `hypotheses`, for
+    example prompts of another template. `model` must have the weights that sampled the batch: other weights
+    cannot be tested. It takes one forward pass of the batch and, for each examined sample, some 10 without
+    media and up to 90 with them, without gradients.
 
     `logprobs` floating (B, T), if given, are those of the caller's own trainer. Where the sampler agrees with
     what is computed here and they do not, the trainer has the fault, and the hypotheses are tested on it.
@@ -149,7 +153,8 @@ def diagnose_mismatch(
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
-    """The diagnosis for people: tested causes with their cures, what stays unexplained, and every hypothesis."""
+    """The diagnosis for people: tested causes with their cures, what stays unexplained, and every
+    hypothesis."""
     figures = diagnosis.report.statistics
     lines = [
         f"{diagnosis.affected} samples differ by more than {2 * diagnosis.tolerance:.0e} nats on average "
@@ -238,7 +243,8 @@ def _test_temperature(model: Any, pad_id: int, examined: Sequence[_Examined], to
 
 
 def _test_routing(model: Any, pad_id: int, examined: Sequence[_Examined], tolerance: float) -> HypothesisResult:
-    """Whether the log-probabilities are those of the experts that the sampler took, in samples that record them."""
+    """Whether the log-probabilities are those of the experts that the sampler took, in samples that record
+    them."""
     name, recorded = "the sampler's experts", [each for each in examined if each.sample.routed_experts is not None]
     if not recorded:
         reason = "the samples have no routed_experts; let the server report them"
@@ -277,7 +283,8 @@ def _result(
 def _causes(
     tested: Sequence[HypothesisResult], examined: Sequence[_Examined]
 ) -> tuple[tuple[HypothesisResult, ...], tuple[int, ...]]:
-    """The hypotheses that explain samples, each those that none before it explains; and the samples that remain."""
+    """The hypotheses that explain samples, each those that none before it explains; and the samples that
+    remain."""
     tokens = {each.index: len(each.reported) for each in examined}
     causes: list[HypothesisResult] = []
     while True:
@@ -314,8 +321,8 @@ def _variants(hypothesis: Hypothesis, sample: TrainingSample, items: Sequence[Me
 
 
 def _replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> tuple[np.ndarray, RoutingComparison]:
-    """The log-probabilities of the trained tokens of a sample with its `routed_experts`, float64 (n,), in one forward
-    pass; and how many of these experts the model itself did not choose.
+    """The log-probabilities of the trained tokens of a sample with its `routed_experts`, float64 (n,), in one
+    forward pass; and how many of these experts the model itself did not choose.
 
     Raises the errors of `replayed_experts` and `token_logprobs`.
     """
@@ -332,11 +339,12 @@ _LARGEST_TEMPERATURE = 20.0
 
 
 def _fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) -> tuple[float, np.ndarray]:
-    """The temperature T that brings log softmax(z / T) of the trained tokens closest to `reported` float64 (n,), and
-    their log-probabilities at it, float64 (n,).
+    """The temperature T that brings log softmax(z / T) of the trained tokens closest to `reported` float64
+    (n,), and their log-probabilities at it, float64 (n,).
 
-    Least squares over b = 1 / T by Gauss-Newton: the derivative of log softmax(b z) at the token y is z_y minus the
-    mean of z, which is (log-probability + entropy) / b. One forward pass a step, at most 8, between T = 0.05 and 20.
+    Least squares over b = 1 / T by Gauss-Newton: the derivative of log softmax(b z) at the token y is z_y
+    minus the mean of z, which is (log-probability + entropy) / b. One forward pass a step, at most 8, between
+    T = 0.05 and 20.
     """
     inverse, best = 1.0, (1.0, np.empty(0))
     least = np.inf

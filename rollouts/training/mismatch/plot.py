@@ -21,9 +21,9 @@ _SMALLEST = 1e-8
 def plot_mismatch(report: MismatchReport, path: str | Path) -> None:
     """Write a figure of the report to `path`; its ending selects the format (PNG, SVG, PDF).
 
-    Four plots: the trainer's against the sampler's log-probabilities, by modality; |difference| by position in the
-    turn; the mean |difference| by turn, modality and version lag; the mean |difference| of the 12 worst images. Raises
-    `MissingExtraError` without matplotlib.
+    Four plots: the trainer's against the sampler's log-probabilities, by modality; |difference| by position
+    in the turn; the mean |difference| by turn, modality and version lag; the mean |difference| of the 12
+    worst images. Raises `MissingExtraError` without matplotlib.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

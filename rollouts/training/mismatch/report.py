@@ -1,4 +1,5 @@
-"""The mismatch: the difference between the sampler's and the trainer's log-probabilities of the sampled tokens."""
+"""The mismatch: the difference between the sampler's and the trainer's log-probabilities of the sampled
+tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ class DifferenceStatistics(NamedTuple):
     """Figures of d = log p(trainer) - log p(sampler) over `tokens` sampled tokens, in nats.
 
     `mean_abs` and `max_abs` are of |d|. `k1`, the mean of -d, and `k3`, the mean of exp(d) - 1 - d, estimate
-    KL(sampler || trainer) from tokens that the sampler drew: both without bias, k3 is never negative and varies less
-    (Schulman 2020, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html).
+    KL(sampler || trainer) from tokens that the sampler drew: both without bias, k3 is never negative and
+    varies less (Schulman 2020, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html).
     """
 
     tokens: int = 0
@@ -75,10 +76,11 @@ _TOKENS_BEFORE, _TOKENS_AFTER = 16, 4
 @wire_type("rollouts.MismatchOutlier")
 @dataclass(frozen=True, slots=True, eq=False)
 class MismatchOutlier:
-    """A token with one of the largest differences. `sampler` and `trainer` are its log-probabilities, in nats.
+    """A token with one of the largest differences. `sampler` and `trainer` are its log-probabilities, in
+    nats.
 
-    `sample` is the name of its sample, `position` its position there. `before` and `after` int32 hold the ids of up to
-    16 tokens before it and up to 4 after it.
+    `sample` is the name of its sample, `position` its position there. `before` and `after` int32 hold the ids
+    of up to 16 tokens before it and up to 4 after it.
     """
 
     sample: str
@@ -154,7 +156,8 @@ class MismatchReport:
 
     @property
     def by_modality(self) -> tuple[MismatchGroup, ...]:
-        """Labels "text", "image", "video", "audio": by the last medium before a token, text where there is none."""
+        """Labels "text", "image", "video", "audio": by the last medium before a token, text where there is
+        none."""
         labels = ("text", "image", "video", "audio")
         modality = self.compared.modality()
         number = np.select([modality == label for label in labels], range(len(labels)), default=-1)
@@ -162,7 +165,8 @@ class MismatchReport:
 
     @property
     def by_lag(self) -> tuple[MismatchGroup, ...]:
-        """Labels "lag 0", "lag 1"...: by how many versions the weights that sampled a token are behind the trainer's.
+        """Labels "lag 0", "lag 1"...: by how many versions the weights that sampled a token are behind the
+        trainer's.
 
         "version ..." instead where versions are no integers; empty where samples have none.
         """
@@ -175,7 +179,8 @@ class MismatchReport:
 
     @property
     def by_image(self) -> tuple[MismatchGroup, ...]:
-        """Labels are `mm_hash`es: the tokens after an image, video or sound and before the next, over all samples."""
+        """Labels are `mm_hash`es: the tokens after an image, video or sound and before the next, over all
+        samples."""
         return _groups(self.compared, self.compared.item, self.compared.media_hashes)
 
     @property
@@ -189,8 +194,9 @@ def mismatch_report(
 ) -> MismatchReport:
     """Compare the sampler's log-probabilities of a batch with the trainer's, `logprobs` floating (B, T).
 
-    The trainer's must be of the weights that sampled the batch, before any optimizer step. `trainer_version` is the
-    version of these weights, from which the lag of each token is counted (by default from the newest in the batch).
+    The trainer's must be of the weights that sampled the batch, before any optimizer step. `trainer_version`
+    is the version of these weights, from which the lag of each token is counted (by default from the newest
+    in the batch).
 
     Raises `ArgumentError` for log-probabilities of another shape.
     """
@@ -200,7 +206,8 @@ def mismatch_report(
 
 
 def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:
-    """One report over the tokens of all `reports`, with the trainer's version of the first that has tokens."""
+    """One report over the tokens of all `reports`, with the trainer's version of the first that has
+    tokens."""
     nonempty = [report for report in reports if report.tokens]
     if not nonempty:
         return MismatchReport()
@@ -248,9 +255,9 @@ def check_mismatch(
 ) -> None:
     """Compare figures of the report with thresholds in nats; None is no threshold.
 
-    A figure above its threshold raises `RolloutsError`, or with action="warning" warns with `MismatchWarning`. Either
-    text names the figure, the threshold and the sample with the largest difference. Raises
-    `ArgumentError` for a threshold that is not above 0, without any threshold, and for another action.
+    A figure above its threshold raises `RolloutsError`, or with action="warning" warns with
+    `MismatchWarning`. Either text names the figure, the threshold and the sample with the largest difference.
+    Raises `ArgumentError` for a threshold that is not above 0, without any threshold, and for another action.
     """
     thresholds = {"max_abs": max_abs, "mean_abs": mean_abs, "k3": k3}
     given = {name: value for name, value in thresholds.items() if value is not None}

@@ -20,8 +20,8 @@ _REPEATS_SHOWN = 2
 def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
     """The report for people: figures, groups and outliers, one a line.
 
-    `decode` turns token ids into text (`renderer.tokenizer.decode`); without it outliers show ids. Of images the 12
-    with the largest mean are listed.
+    `decode` turns token ids into text (`renderer.tokenizer.decode`); without it outliers show ids. Of images
+    the 12 with the largest mean are listed.
     """
     lines = [f"mismatch over {report.tokens} sampled tokens, in nats", *_table("all tokens", report)]
     if report.outliers:
@@ -37,7 +37,8 @@ def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
 def report_json(report: MismatchReport, *, decode: Decode | None = None, indent: int | None = None) -> str:
     """The report as strict JSON: an object with the figures, the groups and the outliers.
 
-    A number that is not finite is the text "Infinity", "-Infinity" or "NaN". `decode` adds `text` to the outliers.
+    A number that is not finite is the text "Infinity", "-Infinity" or "NaN". `decode` adds `text` to the
+    outliers.
     """
     content = {
         **_figures(report.statistics),
@@ -101,7 +102,8 @@ def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:
 
 
 def _readable(ids: Sequence[int], decode: Decode | None) -> str:
-    """The ids as text in which a longer run of one id, such as the placeholder tokens of an image, is written once."""
+    """The ids as text in which a longer run of one id, such as the placeholder tokens of an image, is written
+    once."""
     if decode is None:
         return f" {' '.join(map(str, ids))} "
     pieces: list[str] = []
