@@ -131,14 +131,17 @@ class TemplateError(RendererError, ValueError):
     """The chat template refused the conversation or failed on it.
 
     `template_message` is the template's own message; `message_index` is the message that it was printing (None: before
-    the first).
+    the first). A prompt function raises it without `model`, which `PythonTemplate` adds.
 
     Cure: change the conversation as the template's message says; many templates require alternating roles or a first
     user message.
     """
 
-    def __init__(self, template_message: str, *, model: str, cure: str, message_index: int | None = None) -> None:
+    def __init__(
+        self, template_message: str, *, cure: str, model: str = "the model", message_index: int | None = None
+    ) -> None:
         self.template_message = template_message
+        self.cure = cure
         self.model = model
         self.message_index = message_index
         place = "" if message_index is None else f" at message {message_index}"
@@ -166,20 +169,6 @@ class WorkLimitError(RendererError):
 
     Cure: none here: callers of a renderer receive the `TemplateLimitError` that is made of it.
     """
-
-
-class PromptRefusedError(RendererError):
-    """A prompt function cannot print the conversation; `PythonTemplate` turns this into a `TemplateError`.
-
-    Cure: none here: callers of a renderer receive the `TemplateError` that is made of it.
-    """
-
-    def __init__(self, reason: str, *, cure: str, message_index: int | None = None) -> None:
-        self.reason = reason
-        self.cure = cure
-        self.message_index = message_index
-        place = "" if message_index is None else f"message {message_index}: "
-        super().__init__(f"{place}{reason}. {cure}")
 
 
 class MediaError(RendererError):

@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from renderers.errors import PromptRefusedError, short_repr, type_name
+from renderers.errors import TemplateError, short_repr, type_name
 from renderers.template.chat_template import Messages, Tools
 from renderers.template.traced import plain, traced_join
 from renderers.template.traced_input import traced_value
@@ -36,9 +36,9 @@ CONTROL_TOKENS = (BOS, EOS, USER, ASSISTANT, THINK, END_THINK, DSML)
 
 
 def check_thinking_mode(mode: object) -> bool:
-    """Whether `mode` is "thinking". Raises `PromptRefusedError` for modes other than "thinking" and "chat"."""
+    """Whether `mode` is "thinking". Raises `TemplateError` for modes other than "thinking" and "chat"."""
     if mode not in ("chat", "thinking"):
-        raise PromptRefusedError(f"unknown thinking_mode {short_repr(mode)}", cure="It is 'chat' or 'thinking'.")
+        raise TemplateError(f"unknown thinking_mode {short_repr(mode)}", cure="It is 'chat' or 'thinking'.")
     return mode == "thinking"
 
 
@@ -53,7 +53,7 @@ def with_tools(messages: Messages, tools: Tools | None) -> list[tuple[int, Mappi
     if not messages or messages[0]["role"] != "system":
         return [(-1, {"role": "system", "content": "", "tools": tools}), *numbered]
     if messages[0].get("tools"):
-        raise PromptRefusedError(
+        raise TemplateError(
             "tools are declared twice, by the message itself and beside the messages",
             cure="Declare them once.",
             message_index=0,
@@ -69,14 +69,14 @@ def message_text(message: Mapping[str, Any], index: int, *, between_parts: str |
     role, content = message["role"], message.get("content")
     if not content:
         if role == "developer":
-            raise PromptRefusedError(
+            raise TemplateError(
                 "an empty developer message", cure="Leave it out, or give it a text.", message_index=index
             )
         return ""
     if isinstance(content, str):
         return content
     if len(content) > 1 and between_parts is None:
-        raise PromptRefusedError(
+        raise TemplateError(
             f"{len(content)} text parts, but this format does not define their separator in a message of role {role!r}",
             cure="Join them into one text.",
             message_index=index,
@@ -89,9 +89,7 @@ def json_text(value: Any, where: str) -> str:
     try:
         return traced_json(value)
     except (TypeError, ValueError) as error:
-        raise PromptRefusedError(
-            f"{where} cannot be written as JSON: {error}", cure="Use plain JSON values."
-        ) from error
+        raise TemplateError(f"{where} cannot be written as JSON: {error}", cure="Use plain JSON values.") from error
 
 
 def sections(message: Mapping[str, Any], tools_head: str, tools_tail: str) -> list[str]:
@@ -99,7 +97,7 @@ def sections(message: Mapping[str, Any], tools_head: str, tools_tail: str) -> li
     schemas: list[str] = []
     for index, tool in enumerate(message.get("tools") or ()):
         if not isinstance(tool.get("function"), Mapping):
-            raise PromptRefusedError(
+            raise TemplateError(
                 f"tools[{index}] has no function",
                 cure='A tool is {"type": "function", "function": {"name": ..., "parameters": ...}}.',
             )
@@ -142,7 +140,7 @@ def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
             return {"arguments": arguments}
         arguments = traced_value(parsed, index, path)
     if not isinstance(arguments, Mapping):
-        raise PromptRefusedError(
+        raise TemplateError(
             f"{path} is {type_name(arguments)}, but a call takes parameters with names",
             cure="Give the arguments as a JSON object.",
             message_index=index,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.errors import PromptRefusedError
+from renderers.errors import TemplateError
 from renderers.formats.deepseek_dsml import (
     ASSISTANT,
     BOS,
@@ -137,13 +137,13 @@ class _ToolResults:
 
     def printed(self, message: Mapping[str, Any], index: int) -> list[str]:
         if not self.missing:
-            raise PromptRefusedError(
+            raise TemplateError(
                 "a result without a call", cure="Put it behind the assistant message that calls.", message_index=index
             )
         call_id, expected = message.get("tool_call_id"), self.calls[self.count].get("id")
         ids = [call.get("id") for call in self.calls]
         if call_id is not None and expected is not None and call_id != expected and call_id in ids:
-            raise PromptRefusedError(
+            raise TemplateError(
                 f"the result of call {str.__str__(call_id)!r} where that of {str.__str__(expected)!r} is expected; the "
                 "format distinguishes results by their order only",
                 cure="Put the results into the order of the calls.",
@@ -158,7 +158,7 @@ class _ToolResults:
     def check_complete(self) -> None:
         # Without any result the assistant message is the last one, or its calls were abandoned.
         if self.count and self.missing:
-            raise PromptRefusedError(
+            raise TemplateError(
                 f"{len(self.calls)} calls but {self.count} results, whose block the encoder would leave open",
                 cure="Give one result for each call.",
                 message_index=self.index,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from renderers.errors import PromptRefusedError
+from renderers.errors import TemplateError
 from renderers.formats.deepseek_dsml import (
     ASSISTANT,
     BOS,
@@ -179,14 +179,14 @@ def _effort_text(effort: str | None, release: str | None) -> str:
     if effort is None and release is None:
         return ""
     if release is None or release not in _EFFORT_TEXTS:
-        raise PromptRefusedError(
+        raise TemplateError(
             f"release {release!r}, where an effort means one text in the first checkpoints and another in later ones",
             cure="Set release='preview', or release='0731' where encoding_dsv4.py has the effort 'low'.",
         )
     if effort is None:
         return ""
     if effort not in _EFFORT_TEXTS[release]:
-        raise PromptRefusedError(
+        raise TemplateError(
             f"release {release!r} has no reasoning_effort {effort!r}",
             cure=f"It is None or one of {', '.join(map(repr, _EFFORT_TEXTS[release]))}.",
         )
@@ -206,7 +206,7 @@ def _turns(numbered: Sequence[tuple[int, Mapping[str, Any]]]) -> list[_Turn]:
             last = _Turn(index, "user", message, task if call_id is None else None)
             turns.append(last)
         elif task is not None:
-            raise PromptRefusedError(
+            raise TemplateError(
                 "a task on a message that continues a turn, where the encoder would drop it",
                 cure=f"Put the task on message {last.index}, or combine the messages.",
                 message_index=index,
@@ -256,7 +256,7 @@ def _transition(turn: _Turn, thinking: bool, opens: bool) -> str:
         return ASSISTANT + (THINK if opens else END_THINK) if turn.is_query else ""
     token = _TASK_TOKENS.get(turn.task)
     if token is None:
-        raise PromptRefusedError(
+        raise TemplateError(
             f"unknown task {str.__str__(turn.task)!r}",
             cure=f"A task is one of {', '.join(_TASK_TOKENS)}.",
             message_index=turn.index,

@@ -1,8 +1,8 @@
 """Prompts that a vendor prints with Python code instead of a Jinja template.
 
-A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options>) -> str`. It joins its
-pieces with `traced_join` (an f-string would drop the spans), puts a `message_mark` before the text of each
-message, and raises `PromptRefusedError` for a conversation that its format cannot express.
+A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options>) -> str`. It joins its pieces with
+`traced_join` (an f-string would drop the spans), puts a `message_mark` before the text of each message, and raises
+`TemplateError` for a conversation that its format cannot express.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from renderers.errors import PromptRefusedError, TemplateError, TemplateLimitError
+from renderers.errors import TemplateError, TemplateLimitError
 from renderers.template.chat_template import NESTED_TOO_DEEPLY, Messages, Printed, Tools, segments_of
 from renderers.template.traced import TracedStr, loop_mark, plain
 from renderers.template.traced_input import traced_message, traced_tools
@@ -63,9 +63,9 @@ class PythonTemplate:
             )
         except RecursionError as error:
             raise TemplateLimitError(NESTED_TOO_DEEPLY, model=self._model) from error
-        except PromptRefusedError as refusal:
+        except TemplateError as refusal:
             raise TemplateError(
-                refusal.reason, model=self._model, cure=refusal.cure, message_index=refusal.message_index
+                refusal.template_message, model=self._model, cure=refusal.cure, message_index=refusal.message_index
             ) from refusal
         return Printed(plain(text), segments_of(text))
 
