@@ -23,12 +23,6 @@ def workers_killed(base: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_is_exact_though_its_workers_and_its_process_are_killed(runs: Runs, tmp_path: Path) -> None:
-    assert kill_rounds(runs, tmp_path, 3, seed=1) >= 1
-    assert workers_killed(tmp_path) >= 1
-
-
-@pytest.mark.slow
-def test_a_run_is_exact_though_its_process_is_killed_twenty_times(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_is_exact_though_its_workers_and_its_process_are_killed_twenty_times(runs: Runs, tmp_path: Path) -> None:
     assert kill_rounds(runs, tmp_path, 20, seed=2) >= 1
     assert workers_killed(tmp_path) >= 5
