@@ -117,6 +117,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 collect_ignore = ["rollouts/adapters"] if find_spec("torch") is None else []
 
 
+@pytest.fixture
+def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3-VL checkpoint with random weights. Read only: copy what you want to change.

@@ -40,9 +40,7 @@ def run_page(page):
     return names
 
 
-@pytest.fixture(autouse=True)
-def empty_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_working_directory")
 
 
 @pytest.mark.slow
@@ -286,16 +284,11 @@ def test_each_concept_has_a_test_here_and_a_drawing_that_its_page_shows():
         ("bridging", lambda names: names["bridged"].token_ids[: len(names["prefix"])] == names["prefix"]),
         ("branches", lambda names: names["trajectory"].leaves() == [1, 2]),
         ("staleness", lambda names: names["modes"][2].max_staleness == 2),
+        pytest.param("mismatch", lambda names: names["report"].max_abs < 1e-4, marks=pytest.mark.slow),
     ],
 )
 def test_a_page_on_a_concept(page, is_as_stated):
     assert is_as_stated(run_page(f"concepts/{page}.md"))
-
-
-@pytest.mark.slow
-def test_the_mismatch():
-    report = run_page("concepts/mismatch.md")["report"]
-    assert report.max_abs < 1e-4
 
 
 # The limits that docs/security.md states are those of the code.

@@ -22,10 +22,7 @@ from rollouts.testing import CHAT_TEMPLATE, ScriptedEngine, tiny_qwen3_vl
 from rollouts.tinker.model_app import model_app
 from transport import RecordReader, RecordWriter
 
-
-@pytest.fixture(autouse=True)
-def empty_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_working_directory")
 
 
 @pytest.fixture

@@ -14,9 +14,7 @@ from renderers import load_renderer
 HELLO = [{"role": "user", "content": "Hello."}]
 
 
-@pytest.fixture(autouse=True)
-def empty_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_working_directory")
 
 
 @pytest.mark.slow

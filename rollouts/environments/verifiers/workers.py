@@ -26,6 +26,7 @@ from rollouts.episodes.errors import (
 )
 from rollouts.errors import as_unicode
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import check_integer
 from rollouts.workers.episode_worker import MOST_TRACE, EpisodeJob, EpisodeOutcome
 from rollouts.workers.protocol import JobObserver
 from rollouts.workers.worker_pool import WorkerPool
@@ -68,7 +69,7 @@ class VerifiersWorkers(WorkerPool):
         self._env = env
         self._client = EngineClient(engine, renderer)
         self._model = model
-        self._slots = slots
+        self._slots = check_integer("slots", slots)
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -3,10 +3,7 @@
 import pytest
 from test_docs_pages import run_page
 
-
-@pytest.fixture(autouse=True)
-def empty_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_working_directory")
 
 
 def rewards_of(groups):
