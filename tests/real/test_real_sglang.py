@@ -167,7 +167,8 @@ async def test_a_completion_that_a_pause_cuts_off_is_continued_with_the_new_weig
         before = await engine.served_version()
         heard: list[TokenDelta] = []
         sampling = asyncio.create_task(engine.generate(request(), heard.append))
-        await _until_running(engine)
+        while not heard and not sampling.done():
+            await asyncio.sleep(0.02)
         await engine.update_weights(server.model_dir, f"by {in_flight}", in_flight=in_flight)  # type: ignore[arg-type]
         (completion,) = (await sampling).completions
         assert completion.finish_reason is FinishReason.LENGTH
@@ -176,7 +177,7 @@ async def test_a_completion_that_a_pause_cuts_off_is_continued_with_the_new_weig
         assert completion.weight_spans[-1].version == f"by {in_flight}"
         assert {span.version for span in completion.weight_spans} <= {before, f"by {in_flight}"}
     running = asyncio.create_task(engine.generate(request()))
-    await _until_running(engine)
+    await _until_running(engine, running)
     await engine.update_weights(server.model_dir, "by wait", in_flight="wait")
     assert (await running).completions[0].weight_spans == (WeightSpan("by keep", 0, _LONG.max_tokens),)
     assert await engine.served_version() == engine.weight_version == "by wait"
@@ -186,19 +187,20 @@ def _joined(heard: list[TokenDelta], index: int = 0) -> np.ndarray:
     return np.concatenate([delta.token_ids for delta in heard if delta.index == index])
 
 
-async def _until_running(engine: SGLangEngine) -> None:
-    while not (await engine.control.metrics()).total("sglang:num_running_reqs"):
+async def _until_running(engine: SGLangEngine, call: asyncio.Task[GenerateResult]) -> None:
+    """Also until the call has ended: a server that is asked on a busy machine may never show it as running."""
+    while not call.done() and not (await engine.control.metrics()).total("sglang:num_running_reqs"):
         await asyncio.sleep(0.02)
 
 
 async def test_aborted_and_cancelled_requests_end_on_the_server(engine: SGLangEngine, rendered: RenderedTokens) -> None:
     sampling = replace(_LONG, max_tokens=3000, n=2)
     aborted = asyncio.create_task(engine.generate(_request(rendered, sampling, request_id="aborted")))
-    await _until_running(engine)
+    await _until_running(engine, aborted)
     await engine.abort(["aborted"])
     assert {each.finish_reason for each in (await aborted).completions} == {FinishReason.ABORT}
     cancelled = asyncio.create_task(engine.generate(_request(rendered, sampling)))
-    await _until_running(engine)
+    await _until_running(engine, cancelled)
     cancelled.cancel()
     while (await engine.control.metrics()).total("sglang:num_running_reqs"):
         await asyncio.sleep(0.02)
