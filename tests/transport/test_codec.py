@@ -86,6 +86,16 @@ def test_any_graph_of_objects_without_cycles_comes_back_with_every_link_and_noth
     assert shape(decode(encode(top))) == shape(top)
 
 
+def test_objects_and_arrays_with_two_references_are_one_after_decoding() -> None:
+    small, large = np.arange(3), np.arange(1000)
+    node = Node(small, large)
+    back = decode(encode([small, large, node, small, large, (node,)]))
+    assert back[0] is back[3] is back[2].tokens
+    assert back[1] is back[4] is back[2].extras
+    assert back[5][0] is back[2]
+    assert [back[0].tolist(), back[1].tolist()] == [small.tolist(), large.tolist()]
+
+
 def test_media_the_receiver_holds_is_left_out_and_asked_for() -> None:
     held, sent = MediaSource.of(b"held"), MediaSource.of(b"sent")
     buffer = encode([held, sent], omit_media=lambda source: source.digest == held.digest)

@@ -249,6 +249,20 @@ def test_each_limit_holds_and_names_itself(limit: str, value: int) -> None:
         decode(encode(big), limits=limits)
 
 
+def test_objects_beyond_the_limit_are_not_built_and_arrays_and_omitted_media_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[object] = []
+    monkeypatch.setattr(Item, "__init__", lambda self, *values: built.append(values))
+    with pytest.raises(LimitError, match="max_objects"):
+        decode_frames(message([obj(ITEM, 1, 2)] * 100), limits=DecodeLimits(max_objects=3))
+    assert 0 < len(built) < 100
+    with pytest.raises(LimitError, match="max_objects"):
+        decode_frames(message([vector(3, b"x")] * 4), limits=DecodeLimits(max_objects=3))
+    with pytest.raises(LimitError, match="max_frames"):
+        decode_frames(message(1, [[EMPTY, True]] * 4), limits=DecodeLimits(max_frames=3))
+
+
 @pytest.mark.parametrize("value", [math.nan, 1.5, "5", None, True, -1, np.float64(3)], ids=repr)
 @pytest.mark.parametrize("name", ["max_total_bytes", "max_objects"])
 def test_a_limit_that_is_no_integer_from_0_is_refused(name: str, value: Any) -> None:

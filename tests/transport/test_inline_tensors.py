@@ -94,31 +94,23 @@ def test_a_dict_that_a_peer_could_take_for_an_array_is_refused(tag: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
+    "change",
     [
-        ({"dtype": "object"}, MalformedError),
-        ({"dtype": "|O"}, MalformedError),
-        ({"dtype": "f4,f4"}, MalformedError),
-        ({"dtype": "float1024"}, MalformedError),
-        ({"dtype": "os.system"}, MalformedError),
-        ({"dtype": ""}, MalformedError),
-        ({"dtype": "x" * 10**6}, MalformedError),
-        ({"shape": [3]}, MalformedError),
-        ({"shape": [-2]}, MalformedError),
-        ({"shape": [-1, -2]}, MalformedError),
-        ({"shape": [2**62, 2**62]}, MalformedError),
-        ({"shape": [2**64] * 100_000}, MalformedError),
-        ({"shape": [0, 2**63], "data": b""}, MalformedError),
-        ({"data": memoryview(b"12345678" * 2)[::2]}, MalformedError),
-        ({"dtype": "<U2", "data": b"\xff" * 8, "shape": [1]}, MalformedError),
-        ({"dtype": "bfloat16", "shape": [-4], "data": b""}, MalformedError),
+        {"dtype": "object"},
+        {"dtype": "f4,f4"},
+        {"dtype": "float1024"},
+        {"dtype": "x" * 10**6},
+        {"shape": [3]},
+        {"shape": [2**64] * 100_000},
+        {"data": memoryview(b"12345678" * 2)[::2]},
+        {"dtype": "bfloat16", "shape": [-4], "data": b""},
     ],
     ids=lambda value: f"{value!r:.60}".partition(" at 0x")[0],
 )
-def test_payloads_that_are_not_what_they_say_are_errors(change: dict[str, Any], error: type[Exception]) -> None:
+def test_payloads_that_are_not_what_they_say_are_errors(change: dict[str, Any]) -> None:
     for to_torch in (False, True):
         for payload in ({**FLOATS, **change}, [{"a": ({**FLOATS, **change},)}]):
-            with pytest.raises(error):
+            with pytest.raises(MalformedError):
                 walk_decode_tensors(payload, to_torch=to_torch)
 
 

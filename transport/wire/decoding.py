@@ -207,5 +207,6 @@ def _hooks(
     def check_ended() -> None:
         if ending is not None:
             raise MalformedError(_MISPLACED)
+        limits.check("max_objects", len(objects))
 
     return extension, end_list, check_ended
