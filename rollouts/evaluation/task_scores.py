@@ -132,10 +132,8 @@ class TaskScores:
 
     def pass_at(self, k: int, estimate: Callable[[int, int, int], float] = pass_at_k) -> np.ndarray:
         """The estimate for k samples of each task, float64 (tasks,); NaN where fewer than `k` episodes count."""
-        pairs, of_task = np.unique(np.stack([self.counts, self.successes]), axis=1, return_inverse=True)
-        values = [estimate(n, c, k) if k <= n else math.nan for n, c in pairs.T.tolist()]
-        column: np.ndarray = np.array(values, np.float64)[of_task.reshape(-1)]
-        return column
+        values = {(n, c): estimate(n, c, k) for n, c in {*zip(self.counts, self.successes, strict=True)} if k <= n}
+        return np.array([values.get(pair, math.nan) for pair in zip(self.counts, self.successes, strict=True)])
 
     def warnings(self) -> Iterable[str]:
         """What a reader has to know of the episodes that were added."""
