@@ -191,10 +191,10 @@ class _Rest:
         def path() -> str:
             checkpoint = self._directory.checkpoint(**request.path_params)
             signature = self._signature(checkpoint.uri, file, expires).encode()
-            if not hmac.compare_digest(signature, request.query_params.get("signature", "").encode()):
-                raise RequestError(403, "this URL is not signed by this server as it runs now; ask for URLs again")
-            if int(expires) < datetime.now(UTC).timestamp():
-                raise RequestError(403, "this URL has expired; ask for URLs again")
+            is_ours = hmac.compare_digest(signature, request.query_params.get("signature", "").encode())
+            if not is_ours or int(expires) < datetime.now(UTC).timestamp():
+                reason = "has expired" if is_ours else "is not signed by this server as it runs now"
+                raise RequestError(403, f"this URL {reason}; ask for URLs again")
             found = self._directory.files(checkpoint).get(file)
             if found is None:
                 raise RequestError(404, f"{checkpoint.uri} has no file {file!r:.200}")

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,21 +42,9 @@ def samples(draw):
     )
 
 
-batches = st.lists(samples(), min_size=1, max_size=5)
-
-
 def assert_columns(sample, token_ids, loss_mask, logprobs, advantages):
     for name, values in zip(COLUMNS, (token_ids, loss_mask, logprobs, advantages), strict=True):
         assert np.asarray(values).tolist() == getattr(sample, name).tolist()
-
-
-def whole(start, column):
-    """A column of a response as one of the sample: 0 in the prompt, which is never trained."""
-    return np.concatenate([np.zeros(start), np.asarray(column)])
-
-
-def spans_of(sample):
-    return [(span.version, span.start, span.end) for span in sample.weight_spans]
 
 
 def assert_experts(sample, experts):
@@ -63,55 +52,49 @@ def assert_experts(sample, experts):
     assert experts is None or np.array_equal(experts, sample.routed_experts)
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
-@given(batches)
-def test_trl_inputs(rows):
+# Of each form: ids, which are tokens, which of a response are tokens, the columns of responses, and what is no tensor.
+
+
+def of_trl(rows):
     inputs = trl_grpo_inputs(rows, pad_id=0)
-    for index, sample in enumerate(rows):
-        prompt = inputs["prompt_ids"][index][inputs["prompt_mask"][index].bool()]
-        present = inputs["completion_mask"][index].bool()
-        keys = ("tool_mask", "sampling_per_token_logps", "advantages")
-        columns = [whole(len(prompt), inputs[key][index][present]) for key in keys]
-        ids = np.concatenate([prompt, inputs["completion_ids"][index][present]])
-        assert_columns(sample, ids, columns[0].astype(bool), *columns[1:])
-        assert inputs["weight_spans"][index] == spans_of(sample)
-        assert_experts(sample, inputs.get("routed_experts", [None] * len(rows))[index])
     assert (inputs["completion_mask"] * inputs["tool_mask"]).sum() == inputs["num_items_in_batch"]
+    ids, is_token = (
+        torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
+    )
+    columns = [inputs[name] for name in ("tool_mask", "sampling_per_token_logps", "advantages")]
+    return ids, is_token, inputs["completion_mask"], columns, inputs
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
-@given(batches)
-def test_skyrl_tensors(rows):
+def of_skyrl(rows):
     class Batch(dict):
         metadata = None
 
     batch = skyrl_training_batch(rows, pad_id=0, types=SimpleNamespace(TrainingInputBatch=Batch))
-    for index, sample in enumerate(rows):
-        ids = batch["sequences"][index][batch["attention_mask"][index].bool()]
-        present = batch["response_mask"][index].bool()
-        start = len(ids) - int(present.sum())
-        columns = [whole(start, batch[key][index][present]) for key in ("loss_mask", "rollout_logprobs", "advantages")]
-        assert_columns(sample, ids, columns[0].astype(bool), *columns[1:])
-        assert batch.metadata["weight_spans"][index] == spans_of(sample)
-        assert_experts(sample, batch.metadata.get("routed_experts", [None] * len(rows))[index])
+    columns = [batch[name] for name in ("loss_mask", "rollout_logprobs", "advantages")]
+    return batch["sequences"], batch["attention_mask"], batch["response_mask"], columns, batch.metadata
+
+
+def of_verl(rows):
+    proto = SimpleNamespace(from_dict=lambda tensors, non_tensors: (tensors, non_tensors))
+    tensors, others = verl_data_proto(rows, pad_id=0, mrope=False, types=SimpleNamespace(DataProto=proto))
+    is_token = tensors["attention_mask"]
+    columns = [tensors[name] for name in ("response_mask", "rollout_log_probs", "advantages")]
+    return tensors["input_ids"], is_token, is_token[:, tensors["prompts"].shape[1] :], columns, others
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", [of_trl, of_skyrl, of_verl])
 @settings(max_examples=40)
-@given(batches)
-def test_verl_tensors(rows):
-    proto = SimpleNamespace(from_dict=lambda tensors, non_tensors: (tensors, non_tensors))
-    tensors, others = verl_data_proto(rows, pad_id=0, mrope=False, types=SimpleNamespace(DataProto=proto))
-    width = tensors["prompts"].shape[1]
+@given(rows=st.lists(samples(), min_size=1, max_size=5))
+def test_every_column_of_every_row_comes_back_from_a_batch(form, rows):
+    ids, is_token, is_response, columns, others = form(rows)
     for index, sample in enumerate(rows):
-        is_token = tensors["attention_mask"][index].bool()
-        present, start = is_token[width:], int(is_token[:width].sum())
-        keys = ("response_mask", "rollout_log_probs", "advantages")
-        columns = [whole(start, tensors[key][index][present]) for key in keys]
-        assert_columns(sample, tensors["input_ids"][index][is_token], columns[0].astype(bool), *columns[1:])
-        assert others["weight_spans"][index] == spans_of(sample)
+        own, present = ids[index][is_token[index].bool()], is_response[index].bool()
+        # A column of a response as one of the sample: 0 in the prompt, which is never trained.
+        prompt = np.zeros(len(own) - int(present.sum()))
+        mask, *floats = (np.concatenate([prompt, column[index][present]]) for column in columns)
+        assert_columns(sample, own, mask.astype(bool), *floats)
+        assert others["weight_spans"][index] == [(span.version, span.start, span.end) for span in sample.weight_spans]
         assert_experts(sample, others.get("routed_experts", [None] * len(rows))[index])
 
 
