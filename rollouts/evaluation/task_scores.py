@@ -99,7 +99,8 @@ class TaskScores:
             self.highest = max(self.highest, float(values[0].max()))
             if row.failed == len(counting):  # its parts, of which the names are not known, are 0 as its total is
                 self._without_parts.append(place)
-            for number, (name, mean) in enumerate(zip(names, values.mean(axis=1).tolist(), strict=True)):
+            for number, (name, rewards) in enumerate(zip(names, (values / count).tolist(), strict=True)):
+                mean = math.fsum(rewards)
                 self._put(self.rewards if number < 3 else self.parts, name, place, mean, count)
         self.episodes[place] += len(counting)
         self.counts[place] += count
