@@ -179,7 +179,8 @@ def test_a_call_whose_values_hold_delimiters_is_read_back_or_flagged_without_a_l
             renderer, turn_of(renderer, arguments(text)), TOOLS
         )
         return
-    rest = renderer.tokenizer.decode(ids)
-    for text in [*(made.raw for made in parsed.tool_calls), parsed.reasoning_content or ""]:
-        rest = rest.replace(text, "", 1)
+    rest, start = renderer.tokenizer.decode(ids), 0
+    for text in [parsed.reasoning_content or "", *(made.raw for made in parsed.tool_calls)]:
+        start = rest.index(text, start)
+        rest = rest[:start] + rest[start + len(text) :]
     assert without_layout(renderer, rest) == without_layout(renderer, parsed.content)

@@ -122,7 +122,7 @@ def test_several_targets_in_another_form_fail_by_their_place(training, targets, 
 
 
 def test_other_losses_have_one_target_a_token(training):
-    with pytest.raises(tinker.RequestFailedError, match=r"data\[0\].*the targets are int64 \(20, 2\)"):
+    with pytest.raises(tinker.RequestFailedError, match=r"data\[0\].*target_ids is int64 \(20, 2\)"):
         training.forward([row(TARGETS, logprobs=ONES, advantages=ONES)], "ppo").result()
 
 
