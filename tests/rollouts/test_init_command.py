@@ -118,8 +118,8 @@ def test_a_model_directory_is_run_in_process(
         (["--base-url", "http://127.0.0.1:8000"], "--base-url needs --model"),
         (["--model", "Qwen/Qwen3-VL-4B-Instruct"], "add --base-url"),
         (["--model", "m", "--base-url", "http://user:secret@host"], "api_key_env"),
-        (["--model", "m", "--base-url", "host:8000"], "--base-url: base_url 'host:8000' must look like"),
-        (["--model", "m", "--base-url", "http://host/?key=secret"], "--base-url: base_url 'http://host/' has a query"),
+        (["--model", "m", "--base-url", "host:8000"], "--base-url: base_url is 'host:8000'; pass an address"),
+        (["--model", "m", "--base-url", "http://host/?key=secret"], "--base-url: base_url is 'http://host/'; it has a query"),
     ],
 )
 def test_a_model_that_cannot_be_used_is_an_error_before_anything_is_written(
