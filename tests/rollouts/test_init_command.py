@@ -119,7 +119,10 @@ def test_a_model_directory_is_run_in_process(
         (["--model", "Qwen/Qwen3-VL-4B-Instruct"], "add --base-url"),
         (["--model", "m", "--base-url", "http://user:secret@host"], "api_key_env"),
         (["--model", "m", "--base-url", "host:8000"], "--base-url: base_url is 'host:8000'; pass an address"),
-        (["--model", "m", "--base-url", "http://host/?key=secret"], "--base-url: base_url is 'http://host/'; it has a query"),
+        (
+            ["--model", "m", "--base-url", "http://host/?key=secret"],
+            "--base-url: base_url is 'http://host/'; it has a query",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_used_is_an_error_before_anything_is_written(

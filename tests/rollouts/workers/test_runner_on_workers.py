@@ -202,6 +202,7 @@ async def test_an_environment_that_ends_its_worker_again_and_again_is_given_up(r
 
 async def test_an_update_of_the_weights_reaches_workers_and_drops_what_began_before_it(renderer):
     engine = HeldEngine(renderer)
+    engine.update_release.set()
     pool, workers = local_pool(lambda: EpisodeWorker(Counting, engine, renderer))
     runner = Runner(None, engine, None, sampling=SamplingParams(max_tokens=8), workers=pool, tasks=iter(tasks(100)))
     async with runner:
