@@ -180,7 +180,8 @@ def test_a_call_whose_values_hold_delimiters_is_read_back_or_flagged_without_a_l
         )
         return
     rest, start = renderer.tokenizer.decode(ids), 0
-    for text in [parsed.reasoning_content or "", *(made.raw for made in parsed.tool_calls)]:
-        start = rest.index(text, start)
-        rest = rest[:start] + rest[start + len(text) :]
+    for made in parsed.tool_calls:
+        start = rest.index(made.raw, start)
+        rest = rest[:start] + rest[start + len(made.raw) :]
+    rest = rest.replace(parsed.reasoning_content or "", "", 1)
     assert without_layout(renderer, rest) == without_layout(renderer, parsed.content)
