@@ -137,7 +137,9 @@ class WorkerPool:
                 self._give_back(member)
             if outcome is not None:
                 return outcome.result()
-            self._jobs_moved += not self._is_closed
+            if self._is_closed:
+                raise WorkersClosedError
+            self._jobs_moved += 1
             if member.is_lost:
                 losses.append(f"{member.name}: {member.removed}")
             if len(losses) >= self._max_losses:
