@@ -72,6 +72,7 @@ def test_where_nothing_can_compress_the_error_names_the_extra_and_plain_records_
     write(path, RECORDS[0])
     code = (
         "import sys; sys.modules['backports.zstd'] = sys.modules['compression.zstd'] = None\n"
+        "from renderers.errors import MissingExtraError\n"
         "from renderers.installation import install_command\n"
         "from transport import *\n"
         "reader = RecordReader(sys.argv[1]); assert reader[0] == 'plain'\n"
