@@ -1,5 +1,4 @@
-"""`generate`: messages in, one completion of a vLLM server out, sent with an OpenAI-style client of the
-caller.
+"""`generate`: messages in, one completion of a vLLM server out, sent with an OpenAI-style client of the caller.
 
 Programs that have a client of their own (verifiers, prime-rl) use it in place of `rollouts.VLLMEngine`. The
 client is any object with `base_url`, `post(url, cast_to=, body=, options=)` and `get(path, cast_to=)`, such
@@ -115,8 +114,7 @@ async def generate(
 
 
 def parse_generate_response(raw: bytes) -> dict[str, Any]:
-    """The JSON of a response. The base64 of `routed_experts` becomes a view of `raw`: it may take
-    megabytes."""
+    """The JSON of a response. The base64 of `routed_experts` becomes a view of `raw`: it may take megabytes."""
     start = raw.find(_ROUTED_EXPERTS)
     if start < 0:
         payload: dict[str, Any] = json.loads(raw)
@@ -129,8 +127,7 @@ def parse_generate_response(raw: bytes) -> dict[str, Any]:
 
 
 async def _maybe_offload(renderer: Renderer, call: Callable[[], T]) -> T:
-    """Run a call of a renderer on a thread, so that it does not delay the event loop (verifiers 0.3 imports
-    this)."""
+    """Run a call of a renderer on a thread, so that it does not delay the event loop (verifiers 0.3 imports this)."""
     return await asyncio.to_thread(call)
 
 
@@ -175,8 +172,7 @@ async def _longest_prompt(client: Any, model: str) -> int | None:
 
 
 def _published_length(listed: Any, model: str) -> int | None:
-    """The `max_model_len` that a response of `/v1/models` has for a model; None in a response of another
-    form."""
+    """The `max_model_len` that a response of `/v1/models` has for a model; None in a response of another form."""
     cards = listed.get("data") if isinstance(listed, Mapping) else None
     for card in cards if isinstance(cards, list) else ():
         if isinstance(card, Mapping) and card.get("id") == model:
@@ -186,8 +182,7 @@ def _published_length(listed: Any, model: str) -> int | None:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """The errors of clients: of the connection, and the root of those of `openai`, where the caller has
-    loaded it."""
+    """The errors of clients: of the connection, and the root of those of `openai`, where the caller has loaded it."""
     openai = sys.modules.get("openai")
     return (OSError,) if openai is None else (OSError, openai.OpenAIError)
 

@@ -1,5 +1,4 @@
-"""Arrays and tensors inline in msgpack, as dicts inside its dicts and lists, for peers that read plain
-msgpack.
+"""Arrays and tensors inline in msgpack, as dicts inside its dicts and lists, for peers that read plain msgpack.
 
     {"__torch_tensor__": True, "dtype": "float32", "shape": [2, 3], "data": b"..."}
     {"__ndarray__": True, "dtype": "float32", "shape": [2, 3], "data": b"..."}

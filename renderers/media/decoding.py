@@ -58,7 +58,7 @@ _MODE_OF_CHANNELS = {count: mode for mode, count in _CHANNELS.items()}
 def raw_planes(data: bytes | memoryview, *, digest: str | None = None) -> np.ndarray:
     """uint8 (channels, height, width), a read-only view of raw source bytes, of mode L, RGB or RGBA.
 
-    Raises `MediaDecodeError` for bytes of another length; `digest` is for it.
+    Raises `MediaError` for bytes of another length; `digest` is for it.
     """
     if len(data) < _HEADER.size:
         raise MediaError("raw pixels end inside their header", digest=digest)
@@ -164,7 +164,7 @@ def frames_to_raw(frames: np.ndarray, fps: float | None = None) -> bytes:
 def raw_video_frames(data: bytes | memoryview, *, digest: str | None = None) -> tuple[np.ndarray, float | None]:
     """Frames (time, height, width, 3), a read-only view of the bytes, and frames per second (None: unknown).
 
-    Raises `MediaDecodeError` for bytes of another length; `digest` is for it.
+    Raises `MediaError` for bytes of another length; `digest` is for it.
     """
     if len(data) < _VIDEO_HEADER.size:
         raise MediaError("raw video ends inside its header", digest=digest)

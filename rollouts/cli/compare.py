@@ -92,8 +92,7 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def _print_table(table: Table, console: Console, *, names: int, dropped: Sequence[str] = ()) -> None:
-    """Print a table: a column of texts, and others of numbers; the first `names` have headings or texts that
-    wrap.
+    """Print a table: a column of texts, and others of numbers; the first `names` have headings or texts that wrap.
 
     The columns of the headings `dropped` are left out where the terminal is too narrow, in that order.
     """

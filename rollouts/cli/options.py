@@ -138,8 +138,7 @@ def changes_of(options: tuple[ConfigOption, ...], values: Mapping[str, Any]) -> 
 
 
 def model_changes(values: Mapping[str, Any], *, configured: str | None) -> list[Change]:
-    """What --model, --base-url and --engine change in a configuration with an engine of the kind
-    `configured`.
+    """What --model, --base-url and --engine change in a configuration with an engine of the kind `configured`.
 
     None: it has none, and a model must be named.
     """

@@ -80,8 +80,7 @@ def tinker(
     ] = None,
     max_body_mb: Annotated[int, typer.Option(min=1, metavar="MB", help="The largest body of a request.")] = 256,
 ) -> None:
-    """Train and sample a model through the Tinker API: clients and recipes of `tinker` run against this
-    machine.
+    """Train and sample a model through the Tinker API: clients and recipes of `tinker` run against this machine.
 
     Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host,
     and then every request needs a key of --api-key-file.

@@ -38,8 +38,7 @@ def view(
     serve: Annotated[bool, typer.Option("--serve", help="Serve the page on 127.0.0.1, and follow the file.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="With --serve; 0: any free one.")] = 0,
 ) -> None:
-    """Look at episodes in a browser: messages with media, tokens with log-probabilities, branches, prompts,
-    drift.
+    """Look at episodes in a browser: messages with media, tokens with log-probabilities, branches, prompts, drift.
 
     Writes one HTML file that needs nothing else. With --serve, starts at once however large the file is, and
     shows the episodes that are written while it runs.

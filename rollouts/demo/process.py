@@ -1,5 +1,4 @@
-"""What the demonstration does before it imports torch: its output directory, and the process of the
-trainer."""
+"""What the demonstration does before it imports torch: its output directory, and the process of the trainer."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def remove_earlier_episodes(out: Path) -> None:
 
 
 def has_episodes(out: Path, started_at: float) -> bool:
-    """Whether this run (started at `started_at`, epoch) wrote episodes: the file is made before the first of
-    them."""
+    """Whether this run (started at `started_at`, epoch) wrote episodes: the file is made before the first of them."""
     episodes = episodes_file(out)
     if not episodes.exists() or episodes.stat().st_mtime < started_at:
         return False

@@ -1,5 +1,4 @@
-"""The rollout process of the demonstration: engine, episodes, file, measurements. Training runs in another
-process."""
+"""The rollout process of the demonstration: engine, episodes, file, measurements. Training runs in another process."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One RL step. `stale_mismatch`: largest mismatch between the step's episodes and the weights after the
-    step."""
+    """One RL step. `stale_mismatch`: largest mismatch between the step's episodes and the weights after the step."""
 
     step: int
     train_accuracy: float
@@ -185,8 +183,7 @@ local_policy = partial(LocalEngine.from_pretrained, attn_implementation=ATTENTIO
 
 
 class Demo:
-    """The demonstration, from random weights to the results. It writes `model/` and `trajectories.mmr` to
-    `out`.
+    """The demonstration, from random weights to the results. It writes `model/` and `trajectories.mmr` to `out`.
 
     `trainer` reads the model directory `out / "model"`, which is written here; `make_policy` gets the same
     path.

@@ -1,5 +1,4 @@
-"""The trainer of the demonstration, which receives episodes only as decoded bytes, and its policy on a
-server."""
+"""The trainer of the demonstration, which receives episodes only as decoded bytes, and its policy on a server."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class Trainer:
     # Supervised.
 
     def _labelled_samples(self) -> list[TrainingSample]:
-        """Return two conversations for each labelled digit: with the correct answer, and with a wrong answer
-        before it.
+        """Return two conversations for each labelled digit: with the correct answer, and with a wrong answer before it.
 
         Only the correct answer is trained.
         """

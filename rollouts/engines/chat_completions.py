@@ -1,5 +1,4 @@
-"""The form of OpenAI's chat completions: messages of a request, the answer in a response, refusals of long
-prompts."""
+"""The form of OpenAI's chat completions: messages of a request, the answer in a response, refusals of long prompts."""
 
 from __future__ import annotations
 
@@ -116,8 +115,7 @@ def _sent_part(part: Mapping[str, Any], message_index: int, part_index: int, dat
 
 
 def wav_or_mp3(source: MediaSource, policy: MediaPolicy) -> SourceFile:
-    """A WAV or MP3 file as it is; an array as a WAV of its samples; another file as a WAV in mono at its own
-    rate.
+    """A WAV or MP3 file as it is; an array as a WAV of its samples; another file as a WAV in mono at its own rate.
 
     Every sound is decoded first. Raises `MediaError`.
     """

@@ -57,8 +57,7 @@ class SingleFlight(Generic[T]):
         self._running: dict[Hashable, asyncio.Task[T]] = {}
 
     async def run(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the running call of this key, else of `make()`. Raises `EngineError` on another open
-        loop."""
+        """The result of the running call of this key, else of `make()`. Raises `EngineError` on another open loop."""
         task = self._running.get(key)
         if task is not None and task.get_loop() is not asyncio.get_running_loop():
             if not task.get_loop().is_closed():

@@ -63,8 +63,7 @@ def adapter_exists_error(holder: str, name: str, directory: object) -> WeightUpd
 
 
 def listed_adapters(content: object) -> dict[str, str]:
-    """The adapters in a server's answer to /v1/models, the directory of each by its name: the models with a
-    parent."""
+    """The adapters in a server's answer to /v1/models, the directory of each by its name: the models with a parent."""
     cards = content.get("data") if isinstance(content, dict) else None
     return {
         card["id"]: str(card.get("root"))
@@ -89,8 +88,7 @@ def checked_adapter_directory(directory: str | os.PathLike[str]) -> str:
 
 
 class LoRAEngine(ForwardingEngine):
-    """Samples with one LoRA adapter of another engine, and replaces it where another engine replaces its
-    weights.
+    """Samples with one LoRA adapter of another engine, and replaces it where another engine replaces its weights.
 
         policy = LoRAEngine(VLLMEngine(url), "policy")
         await policy.update_weights(directory, "policy@1")
@@ -141,8 +139,7 @@ class LoRAEngine(ForwardingEngine):
     async def update_weights(
         self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
     ) -> None:
-        """Load the adapter of the directory `weights` as `version`, sample with it from now on, and unload
-        the old one.
+        """Load the adapter of the directory `weights` as `version`, sample with it from now on, and unload the old one.
 
         No pause: with "wait", requests in flight end with the old weights, beside new ones that have the new
         weights; with "abort" and "keep", which are the same here, they continue from their tokens with the

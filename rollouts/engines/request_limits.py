@@ -46,8 +46,7 @@ def check_streamable(request: GenerateRequest) -> None:
 
 
 def check_prompt(request: GenerateRequest, max_length: int, vocab_size: int | None) -> np.ndarray:
-    """The prompt as int64 (tokens,). `max_length` bounds prompt and completion; `vocab_size` None: any id
-    from 0.
+    """The prompt as int64 (tokens,). `max_length` bounds prompt and completion; `vocab_size` None: any id from 0.
 
     Raises `ContextLengthError` and `InvalidRequestError`.
     """

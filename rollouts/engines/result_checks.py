@@ -1,5 +1,4 @@
-"""Checks of what an engine returns: completions, their log-probabilities, likeliest tokens and weight
-versions."""
+"""Checks of what an engine returns: completions, their log-probabilities, likeliest tokens and weight versions."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ def _check_top_logprobs(request: GenerateRequest, result: GenerateResult, vocab_
 def top_logprobs_error(
     top: object, count: int, k: int | None, vocab_size: int | None = None, *, unpredicted: int = 0
 ) -> str | None:
-    """The likeliest tokens in the places of `count` tokens are a `TopLogprobs` of valid rows, the likeliest
-    first.
+    """The likeliest tokens in the places of `count` tokens are a `TopLogprobs` of valid rows, the likeliest first.
 
     `k`: how many there are in each place; None: any number. The first `unpredicted` rows are without a
     prediction.
@@ -156,8 +154,7 @@ def _which(completion: Completion) -> str:
 
 
 def ending_error(completion: Completion) -> str | None:
-    """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are
-    valid."""
+    """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are valid."""
     if not isinstance(completion.finish_reason, FinishReason):
         reasons = ", ".join(f"FinishReason.{reason.name}" for reason in FinishReason)
         return f"finish_reason is {short_repr(completion.finish_reason)}; pass one of {reasons}"
@@ -167,8 +164,7 @@ def ending_error(completion: Completion) -> str | None:
 
 
 def weight_span_error(spans: object, count: int) -> str | None:
-    """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong
-    one."""
+    """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong one."""
     if not isinstance(spans, _LISTS):
         return "weight_spans are not WeightSpans; pass a tuple of them"
     previous_end: int | np.integer = 0

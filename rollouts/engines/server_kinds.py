@@ -25,8 +25,7 @@ def server_engine(kind: ServerKind, base_url: str, **options: Any) -> ServerEngi
 
 
 async def kind_of_server(connection: ServerConnection) -> ServerKind:
-    """What a server is: SGLang where it has SGLang's report on its model, else vLLM, or what has vLLM's
-    routes.
+    """What a server is: SGLang where it has SGLang's report on its model, else vLLM, or what has vLLM's routes.
 
     Raises `ApiKeyError`, and the errors of a server that does not answer.
     """

@@ -21,8 +21,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> tuple[Completion, str | None]:
-    """The completion up to the token that completes the first stop string, and that string; None if it has
-    none."""
+    """The completion up to the token that completes the first stop string, and that string; None if it has none."""
     ids = completion.token_ids.tolist()
     if not stop or _first_stop(decode(ids), stop) is None:
         return completion, None
@@ -47,8 +46,7 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> 
 
 
 def text_before(text: str, stop: str) -> str:
-    """The text up to the stop string, or all of it. At the beginning of a text, line breaks are layout and
-    are gone."""
+    """The text up to the stop string, or all of it. At the beginning of a text, line breaks are layout and are gone."""
     visible = stop.lstrip("\n")
     if visible and stop not in text and text.startswith(visible):
         return ""
@@ -102,8 +100,7 @@ class EarlyStop:
             self._aborting = asyncio.ensure_future(self._abort([self._request_id]))
 
     async def close(self) -> None:
-        """Wait until the engine has been told. Where it refuses, it samples to the end, which changes no
-        completion."""
+        """Wait until the engine has been told. Where it refuses, it samples to the end, which changes no completion."""
         if self._aborting is not None:
             with suppress(EngineError):
                 await self._aborting

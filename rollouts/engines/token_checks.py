@@ -1,5 +1,4 @@
-"""Checks of token ids and log-probabilities. Each returns the text of an error, None where nothing is
-wrong."""
+"""Checks of token ids and log-probabilities. Each returns the text of an error, None where nothing is wrong."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ MISSING_LOGPROB: Final = -9999.0
 
 
 def token_ids_error(token_ids: object, vocab_size: int | None = None) -> str | None:
-    """Token ids are an integer array (n,) of ids from 0 to 2**31 - 1, and below `vocab_size` where that is
-    known."""
+    """Token ids are an integer array (n,) of ids from 0 to 2**31 - 1, and below `vocab_size` where that is known."""
     if not isinstance(token_ids, np.ndarray):
         return f"token ids are {type_name(token_ids)}, not a numpy array of integers"
     if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
@@ -65,8 +63,7 @@ def float32_array(values: npt.ArrayLike) -> np.ndarray:
 
 
 def logprobs_error(logprobs: object, count: int) -> str | None:
-    """Log-probabilities are a float array (count,), each finite, above -9999 and at most 0 but for
-    rounding."""
+    """Log-probabilities are a float array (count,), each finite, above -9999 and at most 0 but for rounding."""
     if not isinstance(logprobs, np.ndarray):
         return f"log-probabilities are {type_name(logprobs)}, not a numpy array of float32"
     if logprobs.ndim != 1 or logprobs.dtype.kind != "f":

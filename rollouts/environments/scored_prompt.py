@@ -20,8 +20,7 @@ _MEDIA_KEYS: Final = frozenset({*MEDIA_PART_TYPES, "url", "path", "base64"})
 
 
 def messages_of_row(task: Task | Mapping[str, Any]) -> list[Message]:
-    """The prompt that the row of a task has, with the images and sounds of the row; `task` may be the row
-    itself.
+    """The prompt that the row of a task has, with the images and sounds of the row; `task` may be the row itself.
 
         messages_of_row({"prompt": [{"role": "user", "content": "Which digit?"}], "image": image})
 
@@ -47,8 +46,7 @@ def messages_of_row(task: Task | Mapping[str, Any]) -> list[Message]:
 
 
 def _with_media(prompt: Sequence[Any], row: Mapping[str, Any], name: str) -> list[Message]:
-    """The messages of a row with its media. Other values than messages are left to the checks of a
-    renderer."""
+    """The messages of a row with its media. Other values than messages are left to the checks of a renderer."""
     messages: list[Any] = [_without_absent(one) for one in prompt]
     media = {modality: [_file(one) for one in _media(row, modality)] for modality in _MODALITIES}
     places = [
@@ -87,8 +85,7 @@ def _file(value: Any) -> Any:
 
 
 def _without_absent(message: Any) -> Any:
-    """A copy of a message without keys whose value is None: a table gives each part the keys of all
-    others."""
+    """A copy of a message without keys whose value is None: a table gives each part the keys of all others."""
     if not isinstance(message, Mapping):
         return message
     copied = {key: value for key, value in message.items() if value is not None or key == "content"}

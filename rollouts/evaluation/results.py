@@ -82,8 +82,7 @@ class EvaluationResults(BaseModel):
     warnings: list[str] = Field(default_factory=list)
 
     def estimates(self) -> Iterator[tuple[str, Estimate]]:
-        """The estimates with their names, in the order of a table; those without a task, and of no news, are
-        left out.
+        """The estimates with their names, in the order of a table; those without a task, and of no news, are left out.
 
         pass^1 is pass@1; without group rewards, the environment reward is the total reward.
         """

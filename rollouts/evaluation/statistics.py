@@ -95,8 +95,7 @@ def _check_counts(samples: int, successes: int, k: int) -> None:
 
 
 def mean_of_tasks(values: np.ndarray) -> Estimate:
-    """The mean of finite `values`, float64 (tasks,), with Student's t interval for tasks - 1 degrees of
-    freedom.
+    """The mean of finite `values`, float64 (tasks,), with Student's t interval for tasks - 1 degrees of freedom.
 
     Equal values have no interval: it would have no width, as if the next task were known to have the same
     value. Raises `ArgumentError` without values.
@@ -115,8 +114,7 @@ def mean_of_tasks(values: np.ndarray) -> Estimate:
 
 
 def rate_of_tasks(values: np.ndarray) -> Estimate:
-    """The mean of `values` from 0 to 1, float64 (tasks,), each the share or the probability of something in
-    one task.
+    """The mean of `values` from 0 to 1, float64 (tasks,), each the share or the probability of something in one task.
 
     The interval is Wilson's with Student's t in place of the normal quantile, for as many independent trials
     as would have the standard error of the clustered mean (Korn and Graubard, "Confidence intervals for
@@ -154,8 +152,7 @@ def _is_bounded(values: np.ndarray) -> bool:
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
-    """Compare the values of two runs on the same tasks: `second` minus `first`, float64 (tasks,) each, in one
-    order.
+    """Compare the values of two runs on the same tasks: `second` minus `first`, float64 (tasks,) each, in one order.
 
     The p-value is that of the paired permutation test: under the hypothesis that the runs do not differ, the
     sign of each task's difference is chance (`scipy.stats.permutation_test` with "samples": exact for few
@@ -190,8 +187,7 @@ def changes(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def unpaired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
-    """Compare the values of two runs on different tasks: the mean of `second` minus that of `first`, float64
-    (tasks,).
+    """Compare the values of two runs on different tasks: the mean of `second` minus that of `first`, float64 (tasks,).
 
     The interval and the p-value are those of Welch's t-test (B. L. Welch, "The generalization of 'Student's'
     problem when several different population variances are involved", 1947): the variances of the two means

@@ -56,8 +56,7 @@ class _PrintedMedia:
 
 
 def _part_of(value: object, modality: str = "") -> Mapping[str, Any] | None:
-    """The part for what a template prints, a medium of `modality` unless that is empty; None for what is no
-    medium."""
+    """The part for what a template prints, a medium of `modality` unless that is empty; None for what is no medium."""
     if isinstance(value, Mapping) and value.get("type") in MEDIA_PART_TYPES:
         return value
     if isinstance(value, np.ndarray):

@@ -1,5 +1,4 @@
-"""Listeners of a runner and sinks of its figures: metrics, terminal, Prometheus, TensorBoard, Weights &
-Biases.
+"""Listeners of a runner and sinks of its figures: metrics, terminal, Prometheus, TensorBoard, Weights & Biases.
 
 Importing this package loads none of prometheus_client, tensorboardX and wandb.
 """

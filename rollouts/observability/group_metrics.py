@@ -1,5 +1,4 @@
-"""What a run's directory says of its groups: the lines of `metrics.jsonl`, with the figures of each;
-`summary.json`."""
+"""What a run's directory says of its groups: the lines of `metrics.jsonl`, with the figures of each; `summary.json`."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ class GroupMetrics(BaseModel):
 
 
 def line_violation(error: ValidationError) -> str:
-    """What is wrong with a line of which `GroupMetrics.of_line` raises `error`: the place in it, and the
-    reason."""
+    """What is wrong with a line of which `GroupMetrics.of_line` raises `error`: the place in it, and the reason."""
     first = validation_errors(error)[0]
     return ": ".join([*map(str, first["loc"]), first["msg"]])
 
@@ -133,8 +131,7 @@ def _counted_by_endpoint(episodes: Sequence[Trajectory], name: str) -> int:
 
 
 def stored_task_data(data: Any) -> Any:
-    """What `metrics.jsonl` has of the data of a task: lists, dicts with text as keys, text, numbers, booleans
-    and None.
+    """What `metrics.jsonl` has of the data of a task: lists, dicts with text as keys, text, numbers, booleans and None.
 
     Images, arrays, bytes and other values without a JSON form are None, texts are shortened to 10,000
     characters. None also for data of more than 1,048,576 characters of JSON.

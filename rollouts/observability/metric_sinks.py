@@ -1,5 +1,4 @@
-"""Writes metrics to where they are kept: a file of JSON lines here, TensorBoard and Weights & Biases
-elsewhere."""
+"""Writes metrics to where they are kept: a file of JSON lines here, TensorBoard and Weights & Biases elsewhere."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class MetricSink(Protocol):
     """Receives numbers by name. Called from one thread at a time."""
 
     def write(self, section: str, step: int, values: Mapping[str, float]) -> None:
-        """Keep `values` as those of step `step` of a section, "runner" or "training". Steps of a section
-        ascend."""
+        """Keep `values` as those of step `step` of a section, "runner" or "training". Steps of a section ascend."""
 
     def close(self) -> None:
         """Write what is not written yet. Has no effect on a closed sink."""
@@ -111,8 +109,7 @@ class JsonLinesSink:
 
 
 class MetricHistory:
-    """Writes the metrics of a runner into sinks, at the start, every `seconds` and at the end, and closes the
-    sinks.
+    """Writes the metrics of a runner into sinks, at the start, every `seconds` and at the end, and closes the sinks.
 
         metrics = RunMetrics()
         with MetricHistory(metrics, [TensorBoardSink("logs")]):
@@ -168,8 +165,7 @@ def last_step(path: Path) -> int:
 
 
 def cut_incomplete_line(path: Path) -> None:
-    """Cut off what stands after the last line feed of a file, if there is one: a killed process has left
-    it."""
+    """Cut off what stands after the last line feed of a file, if there is one: a killed process has left it."""
     if path.exists():
         with open(path, "rb") as lines:
             end = sum(len(line) for line in lines if line.endswith(b"\n"))

@@ -1,5 +1,4 @@
-"""The metrics of a run: name, kind, unit and meaning of each. A key of `RunMetrics.metrics()` is a name of
-this table.
+"""The metrics of a run: name, kind, unit and meaning of each. A key of `RunMetrics.metrics()` is a name of this table.
 
 A metric with a label has one key for each value of it: `episodes_waiting/engine`.
 """

@@ -86,8 +86,7 @@ class ProgressDisplay:
 
 
 def progress_rows(values: Values, total_groups: int | None = None) -> Iterator[tuple[str, str]]:
-    """(label, text) of each row for metrics of `RunMetrics.metrics()`; rows about what does not occur are
-    left out."""
+    """(label, text) of each row for metrics of `RunMetrics.metrics()`; rows about what does not occur are left out."""
     total = "" if total_groups is None else f" of {total_groups:,}"
     seconds = int(values.get("run_seconds", 0))
     yield "time", f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

@@ -19,8 +19,7 @@ _PREFIX: Final = "mmrollouts_"
 
 
 class PrometheusEndpoint:
-    """Serves the metrics of a run under `http://HOST:PORT/metrics`, in a thread. Needs the extra
-    `prometheus`.
+    """Serves the metrics of a run under `http://HOST:PORT/metrics`, in a thread. Needs the extra `prometheus`.
 
         with PrometheusEndpoint(metrics, port=9464) as endpoint:
             endpoint.url

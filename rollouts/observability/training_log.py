@@ -56,8 +56,7 @@ class StepMismatch:
 
 
 class TrainingLog:
-    """Writes a line for each training step to `training.jsonl` of a directory, and its mismatch to
-    `mismatch.mmr`.
+    """Writes a line for each training step to `training.jsonl` of a directory, and its mismatch to `mismatch.mmr`.
 
         with TrainingLog("run-out", sinks=[TensorBoardSink("logs")]) as log:
             log.write(step, {"loss": 0.31, "entropy": 1.2}, mismatch=mismatch_report(batch, logprobs))
@@ -73,8 +72,7 @@ class TrainingLog:
         self._mismatch: RecordWriter | None = None
 
     def write(self, step: int, figures: Mapping[str, float], *, mismatch: MismatchReport | None = None) -> None:
-        """Write the figures of step `step`; steps ascend. The names are yours; the report draws a curve for
-        each.
+        """Write the figures of step `step`; steps ascend. The names are yours; the report draws a curve for each.
 
         `mismatch` adds the figures `mismatch_mean`, `mismatch_max` and `mismatch_kl`, in nats, and keeps the
         log-probabilities of each token: 20 bytes a token. All sinks get the figures, also where one raises.

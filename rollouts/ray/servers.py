@@ -19,8 +19,7 @@ from rollouts.values import check_integer
 
 
 class RayServers(StartAndClose):
-    """Starts a server in each of `num_servers` actors; Ray chooses their nodes, and starts those of lost
-    nodes again.
+    """Starts a server in each of `num_servers` actors; Ray chooses their nodes, and starts those of lost nodes again.
 
         command = ["vllm", "serve", model, "--host", "{host}", "--port", "{port}", "--enable-scale-out"]
         async with RayServers(command, num_servers=4, actor_options={"num_gpus": 1}) as servers:

@@ -152,8 +152,7 @@ def _key_and_reason(details: Any, model: type[BaseModel]) -> tuple[KeyPath, str]
 def _place(
     location: Sequence[str | int], model: type[BaseModel]
 ) -> tuple[KeyPath, Mapping[str, Any], Sequence[type[BaseModel]]]:
-    """The key of pydantic's location, the keys of the table that holds it, and the models that its value may
-    have.
+    """The key of pydantic's location, the keys of the table that holds it, and the models that its value may have.
 
     Pydantic's location also has the `kind` of each table.
     """

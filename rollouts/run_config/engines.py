@@ -226,8 +226,7 @@ def _naming_server(
     path: KeyPath,
     key_of_address: str = "base_url",
 ) -> Iterator[None]:
-    """Turn an error of a server inside the block into one that names the key with its address, command or API
-    key.
+    """Turn an error of a server inside the block into one that names the key with its address, command or API key.
 
     `path` is the table of the server.
     """

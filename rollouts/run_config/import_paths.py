@@ -19,8 +19,7 @@ from rollouts.values import call_error
 
 
 def imported_files(file: ConfigFile) -> dict[str, str]:
-    """By import path, the SHA-256 digest of the module's file; not of modules in another directory than the
-    file's.
+    """By import path, the SHA-256 digest of the module's file; not of modules in another directory than the file's.
 
     The objects are imported already.
     """
@@ -86,8 +85,7 @@ def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
 def imported_function(
     file: ConfigFile, key: KeyPath, import_path: str, parameters: Sequence[str] | None = None
 ) -> Callable[..., Any]:
-    """As `imported_object`, for a class or a function, which can be called with `parameters` where they are
-    known.
+    """As `imported_object`, for a class or a function, which can be called with `parameters` where they are known.
 
     Raises `RunConfigError` for anything else.
     """

@@ -266,8 +266,7 @@ _FACTORIES: Mapping[type, Callable[[ConfigFile, Any], MakeEnvironment]] = {
 
 
 def load_verifiers(file: ConfigFile) -> tuple[Any, TaskSource]:
-    """The environment of a configuration, and its tasks, of which the first is loaded. Its table is of that
-    kind.
+    """The environment of a configuration, and its tasks, of which the first is loaded. Its table is of that kind.
 
     Raises `RunConfigError`, and `ImportError` without verifiers 0.4.
     """

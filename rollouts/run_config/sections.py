@@ -119,8 +119,7 @@ TasksSection: TypeAlias = Annotated[
 
 
 class ImportedEnvironment(Section):
-    """A class or function that is called with a `Task` and `arguments` for each episode, and returns an
-    environment.
+    """A class or function that is called with a `Task` and `arguments` for each episode, and returns an environment.
 
     `threaded`: the methods of the environment block, and run on threads.
     """
@@ -326,8 +325,7 @@ EngineSection: TypeAlias = Annotated[
 
 
 class RendererSection(Section):
-    """`model` is a model directory, or the name of a Hugging Face repository, of which `revision` is a
-    revision.
+    """`model` is a model directory, or the name of a Hugging Face repository, of which `revision` is a revision.
 
     `chat_template` is a path, and replaces the model's own template; `chat_template_kwargs` are template
     variables.
@@ -422,8 +420,7 @@ ModeSection: TypeAlias = Annotated[
 
 
 class RaySection(Section):
-    """`rollouts run --ray`: the episodes run in `workers` actors of a Ray cluster (extra `ray`;
-    `RayWorkers`).
+    """`rollouts run --ray`: the episodes run in `workers` actors of a Ray cluster (extra `ray`; `RayWorkers`).
 
     By default the workers together run as many episodes at a time as the file says. `cpus`, `gpus` and
     `resources` are what an actor reserves on its node. `address` is that of the cluster, by default the one

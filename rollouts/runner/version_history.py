@@ -44,8 +44,7 @@ class VersionHistory:
         return tuple(sorted(self._places, key=self._places.__getitem__))
 
     def check_new(self, version: str) -> None:
-        """Raises `ArgumentError` for a version that this run has used: its tokens would be of two sets of
-        weights."""
+        """Raises `ArgumentError` for a version that this run has used: its tokens would be of two sets of weights."""
         if version in self._used:
             rule = f"it has been in use (the last version is {self._current!r:.80}); give every update a new version"
             raise ArgumentError("version", version, rule)
@@ -60,8 +59,7 @@ class VersionHistory:
         self._current = version
 
     def restore(self, versions: Sequence[str]) -> None:
-        """Take over the order of the versions that earlier processes of the run have used, before any is
-        compared.
+        """Take over the order of the versions that earlier processes of the run have used, before any is compared.
 
         The version in use keeps its place among them. Later ones may come into use again, when their weights
         are loaded again; a token of such a version is not older than those weights, and a warning says so.
@@ -87,8 +85,7 @@ class VersionHistory:
         self._places = {version: index - here for index, version in enumerate(order)}
 
     def place(self, version: str) -> int:
-        """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are
-        below."""
+        """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
         self.adopt_reported()
         if version not in self._places:
             if version == self.expected:  # sampled before the call for the update has returned
@@ -110,8 +107,7 @@ class VersionHistory:
         return next(version for version, known in self._places.items() if known == place)
 
     def adopt_reported(self) -> None:
-        """Start using the version that the engine reports, which has it before its call for the update
-        returns."""
+        """Start using the version that the engine reports, which has it before its call for the update returns."""
         version = self._reported()
         if version != self._current and version not in self._used:
             if version != self.expected:
@@ -139,8 +135,7 @@ class VersionHistory:
 
 
 def oldest_place(episode: Trajectory, history: VersionHistory, began: int) -> int | None:
-    """The place of the oldest version that sampled a token of an episode; None for one without sampled
-    tokens.
+    """The place of the oldest version that sampled a token of an episode; None for one without sampled tokens.
 
     `began` is the place of the version that was in use when the episode began. A token whose version the
     engine has not reported counts as sampled by that one: it cannot be older.

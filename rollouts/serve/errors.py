@@ -13,12 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from renderers import RendererError
-from renderers.errors import (
-    MediaError,
-    MessageError,
-    MissingExtraError,
-    TemplateError,
-)
+from renderers.errors import MediaError, MessageError, MissingExtraError, TemplateError
 from rollouts.episodes.limits import OVERLONG_ERRORS
 from rollouts.errors import (
     ApiKeyError,
@@ -43,8 +38,7 @@ log = logging.getLogger("rollouts.serve")
 
 
 class RequestError(RolloutsError):
-    """The response to a request is an error. `status` is that of HTTP, and `param` names the field that is
-    the reason.
+    """The response to a request is an error. `status` is that of HTTP, and `param` names the field that is the reason.
 
     `code` is OpenAI's name of the reason.
 

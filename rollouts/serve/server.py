@@ -193,8 +193,7 @@ class HttpProtocol(H11Protocol):
         self._stop_timer()
 
     def _limit_time(self) -> None:
-        """Close the connection later, unless a request is being answered. Between requests uvicorn has a
-        timer."""
+        """Close the connection later, unless a request is being answered. Between requests uvicorn has a timer."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer()
         elif self._closing is None:

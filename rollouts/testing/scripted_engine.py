@@ -107,8 +107,7 @@ class ScriptedEngine(Engine):
         return self._weight_version
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """Label completions with `version` from now on, and append the call to `updates`. `weights` may be
-        anything.
+        """Label completions with `version` from now on, and append the call to `updates`. `weights` may be anything.
 
         Raises `ArgumentError` and `EngineClosedError`.
         """

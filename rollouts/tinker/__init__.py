@@ -1,5 +1,4 @@
-"""The Tinker API over a `Trainer` and the engines of this package: `rollouts tinker`. Needs the extra
-`tinker`."""
+"""The Tinker API over a `Trainer` and the engines of this package: `rollouts tinker`. Needs the extra `tinker`."""
 
 from importlib.util import find_spec
 

@@ -1,5 +1,4 @@
-"""What the users of a server share: the trainer, which computes one call at a time, the sampler, and the
-limits."""
+"""What the users of a server share: the trainer, which computes one call at a time, the sampler, and the limits."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ class _Entry(Generic[T]):
 
 
 class BoundedPool(Generic[K, T]):
-    """At most `limit` things by key. `make` makes one, `end` ends the one that was not used for the longest
-    time.
+    """At most `limit` things by key. `make` makes one, `end` ends the one that was not used for the longest time.
 
     One that is used is not ended: where all are, a further one is waited for, also by those that come later.
     `make` and `end` run one at a time, and to their ends, also where their callers are cancelled. A `make`

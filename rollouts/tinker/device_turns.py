@@ -15,8 +15,7 @@ SLICE_SECONDS: Final = 0.05
 
 
 class DeviceTurns(AbstractContextManager[None]):
-    """The lock of a batch, which has the device inside the block: batches get it in the order in which they
-    ask for it.
+    """The lock of a batch, which has the device inside the block: batches get it in the order in which they ask for it.
 
     After each token a batch asks `is_wanted`; if so, it leaves the block, and enters it again. Another batch
     then has its turn, or a training step, once sampling has had the device for as long as the step before

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class FairPlaces:
-    """At most `count` blocks run at once. A place that becomes free is that of the share that had none for
-    longest."""
+    """At most `count` blocks run at once. A place that becomes free is that of the share that had none for longest."""
 
     # Several blocks run at once, and to their ends. `DeviceTurns` shares the time of one device among
     # threads, and interrupts what computes; the lock of `BoundedPool` only keeps an order: neither can do the

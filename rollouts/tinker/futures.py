@@ -1,5 +1,4 @@
-"""Requests that were accepted, and their results until the client has them; requests of a model in their
-order."""
+"""Requests that were accepted, and their results until the client has them; requests of a model in their order."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ class Futures:
             self._unfetched[share] += 1
 
     async def result(self, request_id: str, seconds: float) -> Outcome | None:
-        """The outcome; None while there is none after `seconds`. Raises `RequestError` 410 for an id that is
-        gone."""
+        """The outcome; None while there is none after `seconds`. Raises `RequestError` 410 for an id that is gone."""
         accepted = self._accepted.get(request_id)
         if accepted is None:
             raise RequestError(410, f"there is no request {request_id!r} here; send it again")
@@ -114,8 +112,7 @@ class Futures:
         return outcome
 
     def cancel(self, request_id: str) -> None:
-        """End and forget a request that can be cancelled; who waits for its result is told. Another one
-        stays."""
+        """End and forget a request that can be cancelled; who waits for its result is told. Another one stays."""
         accepted = self._accepted.get(request_id)
         if accepted is not None and accepted.can_end:
             self._forget(request_id)

@@ -21,8 +21,7 @@ from rollouts.tinker.requests import Chunk, ImageChunk, ImagePointerChunk, Model
 
 
 class InputReader:
-    """Reads chunks for the model of a directory, which needs a tokenizer, and no chat template. Safe for
-    threads.
+    """Reads chunks for the model of a directory, which needs a tokenizer, and no chat template. Safe for threads.
 
     Ids of text stay as they are. An image token among them is text: images are at the ranges of their chunks
     only. The chunk of an image stands for all that the model's processor puts in place of one image marker,
@@ -39,8 +38,7 @@ class InputReader:
         self.tokenizer, self._media = load_media_reader(directory, media_policy=media_policy)
 
     def read(self, place: str, chunks: Sequence[Chunk]) -> ModelInput:
-        """The input of chunks; errors name them `place[0]`, `place[1]`... May wait for images, so call it on
-        a thread.
+        """The input of chunks; errors name them `place[0]`, `place[1]`... May wait for images, so call it on a thread.
 
         Raises `RequestError` (400) for an image that cannot be read, is larger than the policy allows, has
         another format than its chunk says or becomes another number of tokens than it expects, and for any
@@ -49,8 +47,7 @@ class InputReader:
         return self.read_rows([(place, chunks)])[0]
 
     def read_rows(self, rows: Sequence[tuple[str, Sequence[Chunk]]]) -> list[ModelInput]:
-        """The inputs of several rows, each a place and chunks as for `read`; their new images are processed
-        together.
+        """The inputs of several rows, each a place and chunks as for `read`; their new images are processed together.
 
         Raises `RequestError` as `read` does.
         """
@@ -102,8 +99,7 @@ class InputReader:
     def _image_tokens(
         self, place: str, item: MediaItem, expected: int | None, offset: int
     ) -> tuple[np.ndarray, PlaceholderRange]:
-        """The tokens of an image, int64 (k,), and their range; all of its expansion unless fewer are
-        expected."""
+        """The tokens of an image, int64 (k,), and their range; all of its expansion unless fewer are expected."""
         pieces = item.pieces(self._media.processors["image"].marker)
         controls = [self.tokenizer.control_id(piece.text) is not None for piece in pieces]
         features = [bool(piece.embed) for piece in pieces]

@@ -12,8 +12,7 @@ from rollouts.training.trainer import LossResult
 
 
 def mismatch(data: Sequence[Datum], result: LossResult) -> dict[str, float]:
-    """`mismatch:mean` and `mismatch:max` of |log p(trainer) - log p(sampler)| in nats, for metrics of
-    `result`.
+    """`mismatch:mean` and `mismatch:max` of |log p(trainer) - log p(sampler)| in nats, for metrics of `result`.
 
     The tokens are those with an advantage whose rows bring the sampler's `logprobs`, without those that a
     `mask` leaves out; empty where there are none. Of tokens that older weights have sampled the difference

@@ -42,8 +42,7 @@ class ModelRequests:
         self._records = records
 
     def train(self, request: TrainRequest) -> Json:
-        """`forward` and `forward_backward`: rows are read at once, and computed in the turn of the
-        request."""
+        """`forward` and `forward_backward`: rows are read at once, and computed in the turn of the request."""
         model = self._service.model(request.model_id)
         reading = asyncio.create_task(asyncio.to_thread(self._data, request.rows))
         reading.add_done_callback(lambda read: read.cancelled() or read.exception())  # an error is that of the turn
@@ -114,8 +113,7 @@ class ModelRequests:
         return self._save(body, "external_weights", partial(save_for_download, self._trainer))
 
     def save_for_sampler(self, body: types.SaveWeightsForSamplerRequest) -> Json:
-        """Save what can be sampled from; without a path, begin a sampling session of weights without a
-        name."""
+        """Save what can be sampled from; without a path, begin a sampling session of weights without a name."""
         model, sampling_seq_id = self._service.model(body.model_id), body.sampling_session_seq_id
         if body.kind != "snapshot":
             rule = "samplers of this server keep the weights that they began with; leave kind out, and save after steps"

@@ -42,8 +42,7 @@ class PromptScores:
         self._drawn = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
 
     def __call__(self, start: int, logprobs: torch.Tensor) -> None:
-        """`logprobs` (m, vocabulary) are those in the places of the prompt's tokens from number `start + 1`
-        on."""
+        """`logprobs` (m, vocabulary) are those in the places of the prompt's tokens from number `start + 1` on."""
         targets, end = self._request.targets, start + len(logprobs)
         if targets is not None and self._target_logprobs is not None:
             here = np.flatnonzero((targets.rows >= start) & (targets.rows < end) & (targets.ids >= 0))

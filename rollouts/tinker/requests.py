@@ -45,8 +45,7 @@ class ModelInput(NamedTuple):
 
 
 class PromptTargets(NamedTuple):
-    """Tokens to score: `ids[i]` in the place of the prompt's token `rows[i] + 1`, int64 (c,) both; an id of
-    -1: none.
+    """Tokens to score: `ids[i]` in the place of the prompt's token `rows[i] + 1`, int64 (c,) both; an id of -1: none.
 
     `height`: how many rows there are, one for each token of the prompt but the first.
     """
@@ -88,15 +87,13 @@ class SampleRequest:
 
     @property
     def scores_others(self) -> bool:
-        """Whether tokens are asked for in the places of the prompt that are neither its own nor the
-        likeliest."""
+        """Whether tokens are asked for in the places of the prompt that are neither its own nor the likeliest."""
         return self.targets is not None or self.alternatives > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledSequence:
-    """Ids int32 (n,), the stop token included, and their log-probabilities float32 (n,) under the raw
-    distribution.
+    """Ids int32 (n,), the stop token included, and their log-probabilities float32 (n,) under the raw distribution.
 
     `stopped`: it ended at a stop token or text; otherwise it has `max_tokens` tokens.
     """

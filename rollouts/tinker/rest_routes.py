@@ -1,5 +1,4 @@
-"""The routes that list, change and hand out what a server has: runs, checkpoints, sessions and sampling
-sessions."""
+"""The routes that list, change and hand out what a server has: runs, checkpoints, sessions and sampling sessions."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ _REFUSED: Final[Mapping[tuple[str, str], str]] = {
 
 
 def rest_routes(directory: RunDirectory, service: Service) -> list[Route]:
-    """The routes, below /api/v1. Their errors, `RequestError` and `ArgumentError`, are answered by the
-    application.
+    """The routes, below /api/v1. Their errors, `RequestError` and `ArgumentError`, are answered by the application.
 
     Files of checkpoints are fetched from signed URLs below `FILES_PATH`, without a key, for an hour and while
     this server runs.
@@ -262,8 +260,7 @@ def _checkpoint_fields(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _page(request: Request, *, limit: int) -> tuple[int, int]:
-    """The limit, by default `limit`, and the offset of a listing. Raises `RequestError` (400), for a project
-    too."""
+    """The limit, by default `limit`, and the offset of a listing. Raises `RequestError` (400), for a project too."""
     numbers = []
     for name, default, least in (("limit", limit, 1), ("offset", 0, 0)):
         text = request.query_params.get(name, str(default))

@@ -55,8 +55,7 @@ _NAME_RULE: Final = "pass 1 to 128 letters, digits and characters of _.:=+@,- th
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A model that is or was trained. `lora`: the fields of its `LoraOptions`; None: all parameters were
-    trained."""
+    """A model that is or was trained. `lora`: the fields of its `LoraOptions`; None: all parameters were trained."""
 
     model_id: str
     base_model: str
@@ -180,8 +179,7 @@ class RunDirectory:
         ttl_seconds: int | None = None,
         user_metadata: dict[str, str] | None = None,
     ) -> Iterator[Path]:
-        """The path of a directory that the block writes: a checkpoint when the block has ended without an
-        error.
+        """The path of a directory that the block writes: a checkpoint when the block has ended without an error.
 
         What a process that was killed while it wrote has left there is removed. A checkpoint of this name is
         an error, except of kind `weights` with `overwrite`, whose file the block replaces.
@@ -243,8 +241,7 @@ class RunDirectory:
         return self._path(checkpoint.model_id, checkpoint.kind, checkpoint.name)
 
     def weights(self, uri: str, kind: Kind) -> Path:
-        """The directory of the checkpoint of a URI. Raises `RequestError` (400) for one of another kind than
-        `kind`."""
+        """The directory of the checkpoint of a URI. Raises `RequestError` (400) for one of another kind than `kind`."""
         found = self.find(uri)
         if found.kind != kind:
             cure = {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(kind, "")
@@ -301,8 +298,7 @@ class RunDirectory:
     # What the methods are made of.
 
     def _path(self, model_id: str, kind: str | None = None, name: str | None = None) -> Path:
-        """The directory of a run or of a checkpoint; its names are checked, and that no part of it is a
-        link."""
+        """The directory of a run or of a checkpoint; its names are checked, and that no part of it is a link."""
         if _NAME.fullmatch(model_id) is None:
             raise ArgumentError("model_id", model_id, _NAME_RULE)
         path = self.directory / model_id
@@ -381,8 +377,7 @@ def _write(path: Path, record: TrainingRun | Checkpoint) -> None:
 
 
 def _read_record(path: Path, record: type[Record], /, **known: str) -> Record | None:
-    """The record of a file at the place that `known` names; None where there is no such file, or another
-    content.
+    """The record of a file at the place that `known` names; None where there is no such file, or another content.
 
     A time without a zone, which cannot be compared with others, is another content.
     """

@@ -191,8 +191,7 @@ def _asked(prompt: ModelInput, sampling: SamplingParams, **options: Any) -> Gene
 async def _with_texts(
     engine: Engine, generate: Generate, request: GenerateRequest, texts: tuple[str, ...], endings: Endings
 ) -> GenerateResult:
-    """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they
-    come."""
+    """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they come."""
     if not texts:
         return await generate(request)
     if engine.streams and not request.scores_prompt:

@@ -30,8 +30,7 @@ Begin = Callable[[LoraOptions | None], Awaitable[Model]]
 
 
 class Service:
-    """The state of one user: sessions and models; `requests` are those of its models, `sampling` those of
-    sampling.
+    """The state of one user: sessions and models; `requests` are those of its models, `sampling` those of sampling.
 
     Its methods are routes: each takes a body, and returns the answer, as JSON. Those that take long return
     `{"request_id": ..., "model_id": ...}` and go on; `futures` has their results. They raise `RequestError`.
@@ -93,8 +92,7 @@ class Service:
         return session
 
     def session_of(self, of: str) -> Session | None:
-        """The session of an id, of a model or of a sampling session, which is alive; None where it has
-        ended."""
+        """The session of an id, of a model or of a sampling session, which is alive; None where it has ended."""
         session = self._sessions.get(of.partition(":")[0])
         if session is not None:
             session.last_seen = time.monotonic()
@@ -119,8 +117,7 @@ class Service:
             self._samples.ended(session_id)
 
     async def tidy(self) -> None:
-        """End sessions and sampling that nobody waits for, write what was sampled, and delete what has
-        expired."""
+        """End sessions and sampling that nobody waits for, write what was sampled, and delete what has expired."""
         self.futures.forget_unasked()
         oldest = time.monotonic() - self.limits.session_seconds
         for session_id in [each.session_id for each in self._sessions.values() if each.last_seen < oldest]:
@@ -160,8 +157,7 @@ class Service:
         return self._begin_once(body, body.base_model or self.backend.names[0], work)
 
     def _begin_once(self, body: Any, name: str, work: Callable[[str, Begin], Awaitable[Json]]) -> Json:
-        """Accept a request that begins the model of a session and a number. `work` gets its id, and what
-        begins it."""
+        """Accept a request that begins the model of a session and a number. `work` gets its id, and what begins it."""
         session = self.session(body.session_id)
         self.backend.check_name(name)
         if body.optimizer_config is not None and body.optimizer_config.type != "adamw":

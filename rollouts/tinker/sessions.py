@@ -1,5 +1,4 @@
-"""What a client of the Tinker API has begun: sessions, their models and sampling sessions, and their
-metadata."""
+"""What a client of the Tinker API has begun: sessions, their models and sampling sessions, and their metadata."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingSession:
-    """Samples from the weights of a directory, with the URI `model_path`; from the base model where there are
-    none."""
+    """Samples from the weights of a directory, with the URI `model_path`; from the base model where there are none."""
 
     session: Session
     base_model: str
@@ -63,8 +61,7 @@ class SamplingSession:
 
 
 def metadata_texts(metadata: Mapping[str, Any] | None) -> dict[str, str]:
-    """Metadata of a client as texts that can be written and sent. Raises `RequestError` (400) for too many of
-    them."""
+    """Metadata of a client as texts that can be written and sent. Raises `RequestError` (400) for too many of them."""
     texts = {as_unicode(key): as_unicode(str(value)) for key, value in (metadata or {}).items()}
     if (size := sum(len(key) + len(value) for key, value in texts.items())) > METADATA_CHARACTERS:
         raise RequestError(400, f"the metadata has {size} characters; send at most {METADATA_CHARACTERS}")

@@ -1,5 +1,4 @@
-"""The figures of the models that a server trains, step by step: the files that `rollouts report` reads, and
-sinks."""
+"""The figures of the models that a server trains, step by step: the files that `rollouts report` reads, and sinks."""
 
 from __future__ import annotations
 

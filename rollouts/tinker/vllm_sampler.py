@@ -59,8 +59,7 @@ class VLLMSampler:
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
-        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model, and for
-        `scores_others`."""
+        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model, and for `scores_others`."""
         if self._closed:
             raise EngineClosedError("sample", "the sampler is closed")
         if request.scores_others:

@@ -1,5 +1,4 @@
-"""Messages of the Tinker API as arrays, and results as messages. Their types are those of the package
-`tinker`."""
+"""Messages of the Tinker API as arrays, and results as messages. Their types are those of the package `tinker`."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class TrainRequest(NamedTuple):
 
 
 def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """A body without its `Content-Encoding`. Raises `RequestError` for another one than zstd, and for a
-    larger body."""
+    """A body without its `Content-Encoding`. Raises `RequestError` for another one than zstd, and for a larger body."""
     if encoding in ("", "identity"):
         return body
     if encoding != "zstd":
@@ -99,8 +97,7 @@ def _row(place: str, datum: Any) -> Row:
 
 
 def chunks_of_json(place: str, chunks: Iterable[Any]) -> list[Chunk]:
-    """The chunks of a prompt, which is JSON: objects of the types of `tinker`. Raises `RequestError`
-    (400)."""
+    """The chunks of a prompt, which is JSON: objects of the types of `tinker`. Raises `RequestError` (400)."""
     found: list[Chunk] = []
     for number, chunk in enumerate(chunks):
         if chunk.type == "encoded_text":
@@ -185,8 +182,7 @@ def _check_sparse(message: Any) -> None:
 
 
 def rows_of_csr(place: str, shape: Sequence[int], crow: np.ndarray, columns: np.ndarray, count: int) -> np.ndarray:
-    """The row of each of `count` values of a sparse tensor: `crow` is where rows end, `columns` where values
-    are.
+    """The row of each of `count` values of a sparse tensor: `crow` is where rows end, `columns` where values are.
 
     Raises `RequestError` (400) where these do not fit to each other and to `shape`.
     """
@@ -227,8 +223,7 @@ def _record(logprobs: Sequence[np.ndarray], width: tuple[int, ...]) -> Any:
 
 
 def sample_result(result: SampleResult, layout: Any = None) -> bytes:
-    """A `SampleResponse`. `layout`: the `TensorData` that `target_logprobs` have the shape of, dense or
-    sparse."""
+    """A `SampleResponse`. `layout`: the `TensorData` that `target_logprobs` have the shape of, dense or sparse."""
     response = messages.SampleResponse(
         sequences=[
             messages.SampledSequence(

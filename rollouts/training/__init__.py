@@ -1,5 +1,4 @@
-"""From trajectories to gradients: samples, batches, model inputs, losses and the mismatch. Needs the `torch`
-extra."""
+"""From trajectories to gradients: samples, batches, model inputs, losses and the mismatch. Needs the `torch` extra."""
 
 from renderers.errors import MissingExtraError
 from rollouts.scoring import TokenScores, score, with_scores

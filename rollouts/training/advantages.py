@@ -68,8 +68,7 @@ def group_advantages(
 
 
 def degenerate_groups(rewards: Sequence[float], groups: Sequence[Hashable]) -> tuple[DegenerateGroup, ...]:
-    """The groups that give no gradient, in order of appearance: one episode, or rewards equal to 1e-6 of the
-    largest.
+    """The groups that give no gradient, in order of appearance: one episode, or rewards equal to 1e-6 of the largest.
 
     Raises `ArgumentError` as `group_advantages` does.
     """
@@ -122,8 +121,7 @@ def _as_list(values: Any) -> Any:
 
 
 def _group_name(value: Any, index: int) -> Hashable:
-    """The name of a group. Raises `ArgumentError` for one by which equal groups would not be found to be
-    equal."""
+    """The name of a group. Raises `ArgumentError` for one by which equal groups would not be found to be equal."""
     name: Hashable = _as_value(value)
     if isinstance(name, tuple):
         return tuple(_group_name(part, index) for part in name)

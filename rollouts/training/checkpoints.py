@@ -25,8 +25,7 @@ from rollouts.models.lora_modules import LoraOptions
 def save_checkpoint(
     model: PreTrainedModel, renderer: TemplateRenderer | RendererPool, directory: str | os.PathLike[str]
 ) -> Path:
-    """Write the weights of `model`, and the tokenizer, template and processor files of `renderer`; the
-    directory.
+    """Write the weights of `model`, and the tokenizer, template and processor files of `renderer`; the directory.
 
         directory = save_checkpoint(model, renderer, "checkpoints/step-100")
         renderer = load_renderer(directory)

@@ -19,8 +19,7 @@ from rollouts.values import check_positive, finite_number
 def distillation_advantages(
     logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, mask: torch.Tensor, *, coefficient: float = 1.0
 ) -> torch.Tensor:
-    """coefficient * (log p(teacher) - log p(student)) on masked tokens, 0 elsewhere; (B, T), without
-    gradient.
+    """coefficient * (log p(teacher) - log p(student)) on masked tokens, 0 elsewhere; (B, T), without gradient.
 
         advantages = batch.advantages + distillation_advantages(
             batch.logprobs, batch.column("teacher_logprobs"), batch.loss_mask, coefficient=0.1
@@ -47,8 +46,7 @@ def reverse_kl_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """KL(student || teacher) from tokens that the student sampled: r (log p(old) - log p(teacher)), r = p /
-    p(old).
+    """KL(student || teacher) from tokens that the student sampled: r (log p(old) - log p(teacher)), r = p / p(old).
 
     `importance_sampling_loss` with `distillation_advantages`: its value on policy is the mean of -d of
     `kl_loss`, and its gradient in expectation that of the divergence of the next token. A student that equals
@@ -75,8 +73,7 @@ def forward_kl_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> torch.Tensor:
-    """KL(teacher || student) over the teacher's k likeliest tokens, and the rest of the vocabulary as one
-    token more.
+    """KL(teacher || student) over the teacher's k likeliest tokens, and the rest of the vocabulary as one token more.
 
         ids, teacher = batch.column("teacher_top_ids"), batch.column("teacher_top_logprobs")
         loss = forward_kl_loss(candidate_logprobs(model, batch, ids), teacher, batch.loss_mask)
@@ -102,8 +99,7 @@ def generalised_jsd_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> torch.Tensor:
-    """beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q: between the two directions of
-    KL.
+    """beta KL(p || m) + (1 - beta) KL(q || m), with m = beta p + (1 - beta) q: between the two directions of KL.
 
     The generalised Jensen-Shannon divergence of GKD (Agarwal et al. 2024, arXiv:2306.13649, equation 1), p
     the teacher and q the student over k tokens and the rest, as in `forward_kl_loss`, whose arguments these

@@ -43,8 +43,7 @@ Clip = float | tuple[float, float]
 
 
 class PolicyLoss(NamedTuple):
-    """The loss to minimise (scalar), the fraction of tokens whose ratio was clipped, and the mean ratio of
-    tokens."""
+    """The loss to minimise (scalar), the fraction of tokens whose ratio was clipped, and the mean ratio of tokens."""
 
     loss: torch.Tensor
     clipped: float
@@ -79,8 +78,7 @@ def policy_gradient_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """The clipped surrogate of PPO: -min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logprobs -
-    old_logprobs).
+    """The clipped surrogate of PPO: -min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logprobs - old_logprobs).
 
     Schulman et al. 2017, arXiv:1707.06347, equation 7. `clip` is one limit, or (low, high): DAPO
     (arXiv:2503.14476, "Clip-Higher") has (0.2, 0.28). `old_logprobs` are the sampler's, or the trainer's
@@ -104,8 +102,7 @@ def importance_sampling_loss(
     sequence_ids: torch.Tensor | None = None,
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """The policy gradient with importance sampling: -r A, with r = exp(logprobs - old_logprobs), without any
-    limit.
+    """The policy gradient with importance sampling: -r A, with r = exp(logprobs - old_logprobs), without any limit.
 
     The surrogate before the clipping of PPO: Schulman et al. 2017, arXiv:1707.06347, equation 6. The
     arguments are those of `policy_gradient_loss`; no ratio counts as clipped.
@@ -151,8 +148,7 @@ def sequence_ratio_loss(
     mean_over: MeanOver = "sequences",
     normaliser: float | None = None,
 ) -> PolicyLoss:
-    """GSPO: the surrogate of PPO with one ratio for a sequence, the geometric mean of the ratios of its
-    trained tokens.
+    """GSPO: the surrogate of PPO with one ratio for a sequence, the geometric mean of the ratios of its trained tokens.
 
     Zheng et al. 2025, arXiv:2507.18071; this is the form for advantages per token (GSPO-token, equations 13
     and 14), whose value and gradient are those of GSPO (equation 5) where a sequence has one advantage. The

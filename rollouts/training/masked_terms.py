@@ -36,8 +36,7 @@ def log_ratios(logprobs: torch.Tensor, others: torch.Tensor, mask: torch.Tensor)
 
 
 def limited_exp(log_ratio: torch.Tensor) -> torch.Tensor:
-    """exp(x) up to x = 20, above it exp(20) (1 + x - 20): value and slope are continuous, and the slope is
-    never 0."""
+    """exp(x) up to x = 20, above it exp(20) (1 + x - 20): value and slope are continuous, and the slope is never 0."""
     limited = log_ratio.clamp(max=_MAX_LOG_RATIO)
     return torch.exp(limited) * (1 + (log_ratio - limited))
 
@@ -63,8 +62,7 @@ def masked_mean(
     sequence_ids: torch.Tensor | None,
     normaliser: float | None,
 ) -> torch.Tensor:
-    """The terms (n,) of the masked tokens as one number, as `losses` explains it; 0 without a masked
-    token."""
+    """The terms (n,) of the masked tokens as one number, as `losses` explains it; 0 without a masked token."""
     rule = "pass a number above 0, or None for the number of masked tokens or of their sequences"
     number = None if normaliser is None else check_positive("normaliser", normaliser, rule)
     check_choice("mean_over", mean_over, MeanOver)

@@ -1,5 +1,4 @@
-"""The losses of a `Trainer` by name: sums over tokens, with the names of inputs and options that Tinker's API
-has.
+"""The losses of a `Trainer` by name: sums over tokens, with the names of inputs and options that Tinker's API has.
 
 Definitions: https://tinker-docs.thinkingmachines.ai/losses; those with a teacher are our own. A loss gets the
 values of all tokens of several rows, one after another, as tensors (1, n).
@@ -40,8 +39,7 @@ class Given(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The sum of a loss over the tokens. Of the tokens that count: how many, the sum of ratios, how many
-    clipped."""
+    """The sum of a loss over the tokens. Of the tokens that count: how many, the sum of ratios, how many clipped."""
 
     loss: torch.Tensor
     tokens: int = 0
@@ -78,8 +76,7 @@ class NamedLoss:
 
 
 def _cross_entropy(given: Given) -> Outcome:
-    """The sum of -w log p; a weight may be negative, as those are that a client computes for a loss of its
-    own."""
+    """The sum of -w log p; a weight may be negative, as those are that a client computes for a loss of its own."""
     weights = given.inputs.get("weights")
     return Outcome(-(given.logprobs if weights is None else weights * given.logprobs).sum())
 
@@ -98,8 +95,7 @@ def _clipped(loss: Callable[..., PolicyLoss], given: Given) -> Outcome:
 
 
 def _dro(given: Given) -> Outcome:
-    """As Tinker defines it, tokens with an advantage of 0 count too, those of the prompt as well: `mask`
-    leaves out."""
+    """As Tinker defines it, tokens with an advantage of 0 count too, those of the prompt as well: `mask` leaves out."""
     return _policy(dro_loss, given, beta=given.options["beta"])
 
 
@@ -110,8 +106,7 @@ def _gspo(given: Given) -> Outcome:
 
 
 def _reverse_kl(given: Given) -> Outcome:
-    """The policy gradient of the advantages and of `coefficient` times what a teacher thinks of the sampled
-    tokens."""
+    """The policy gradient of the advantages and of `coefficient` times what a teacher thinks of the sampled tokens."""
     inputs, mask = given.inputs, given.inputs["mask"] != 0
     teacher, coefficient = inputs["teacher_logprobs"], given.options["coefficient"]
     taught = distillation_advantages(inputs["logprobs"], teacher, mask, coefficient=coefficient)
@@ -120,8 +115,7 @@ def _reverse_kl(given: Given) -> Outcome:
 
 
 def _with_divergence(loss: Callable[..., torch.Tensor], given: Given) -> Outcome:
-    """The policy gradient of the advantages, and `coefficient` times a divergence from a teacher's likeliest
-    tokens."""
+    """The policy gradient of the advantages, and `coefficient` times a divergence from a teacher's likeliest tokens."""
     own = {name: number for name, number in given.options.items() if name != "coefficient"}
     policy = _policy(importance_sampling_loss, given)
     mask, teacher = given.inputs["mask"] != 0, given.inputs["teacher_top_logprobs"]

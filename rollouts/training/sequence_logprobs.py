@@ -189,8 +189,7 @@ def _tile(
     added: torch.Tensor | None,
     head: _Head,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits of some positions and vocabulary entries, float32, and the derivative of the soft-capping
-    there."""
+    """The logits of some positions and vocabulary entries, float32, and the derivative of the soft-capping there."""
     logits = linear(hidden, weight, bias).float()
     if added is not None:
         logits += added
@@ -207,8 +206,7 @@ def _tile(
 
 
 def _log_sum_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """log(sum(exp(z))) of each row and the entropy of its softmax, with one exponential. `logits` is
-    overwritten.
+    """log(sum(exp(z))) of each row and the entropy of its softmax, with one exponential. `logits` is overwritten.
 
     With d = z - max(z) and s = sum(exp(d)), the entropy is log(s) - sum(exp(d) d) / s.
     """

@@ -16,8 +16,7 @@ from rollouts.version_order import VersionOrder
 
 
 class Staleness(NamedTuple):
-    """The oldest and the newest version that sampled trained tokens of a sample, and how far they are
-    behind."""
+    """The oldest and the newest version that sampled trained tokens of a sample, and how far they are behind."""
 
     oldest: str
     newest: str
@@ -35,8 +34,7 @@ class StalenessSplit(NamedTuple):
 def sample_staleness(
     sample: TrainingSample, current: str | int, *, versions: Sequence[str] | None = None
 ) -> Staleness | None:
-    """The versions of a sample's trained tokens, compared with the trainer's version `current`; None without
-    any.
+    """The versions of a sample's trained tokens, compared with the trainer's version `current`; None without any.
 
     A lag is a difference of versions that are integers in decimal digits ("41"); for other names pass
     `versions`, all names in the order in which they came into use, and a lag is a difference of places in it.
@@ -54,8 +52,7 @@ def sample_staleness(
 def split_by_staleness(
     samples: Iterable[TrainingSample], current: str | int, *, max_lag: int, versions: Sequence[str] | None = None
 ) -> StalenessSplit:
-    """The samples whose oldest trained token lags by at most `max_lag` versions, and the stale ones, both in
-    order.
+    """The samples whose oldest trained token lags by at most `max_lag` versions, and the stale ones, both in order.
 
     A sample without trained tokens is kept. Raises as `sample_staleness` does, and `ArgumentError` for a
     negative `max_lag`.

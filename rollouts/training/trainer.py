@@ -1,5 +1,4 @@
-"""`Trainer`: one base model in this process, and LoRA adapters or all of its parameters trained with
-AdamW."""
+"""`Trainer`: one base model in this process, and LoRA adapters or all of its parameters trained with AdamW."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ class _Trained:
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Add the gradients of the block to those so far; after an error of the block they are what they
-        were."""
+        """Add the gradients of the block to those so far; after an error of the block they are what they were."""
         try:
             yield
             for name, parameter in self.parameters.items():
@@ -172,13 +170,11 @@ class Trainer:
         return length
 
     def models(self) -> dict[str, LoraOptions | None]:
-        """The models that are trained: by id the options of the adapter, None where all parameters are
-        trained."""
+        """The models that are trained: by id the options of the adapter, None where all parameters are trained."""
         return {model_id: trained.lora for model_id, trained in self._trained.items()}
 
     def create_model(self, model_id: str, *, lora: LoraOptions | None) -> None:
-        """Begin a model: an adapter with `lora`, which changes nothing yet; None: all parameters of the base
-        model.
+        """Begin a model: an adapter with `lora`, which changes nothing yet; None: all parameters of the base model.
 
         Full training changes the base model, so that it is alone: nothing else is trained beside it, and
         `unload` reads the base model again. Raises `ArgumentError` for an id that is in use, and
@@ -197,8 +193,7 @@ class Trainer:
             self._trained[model_id] = _Trained(lora, parameters, replacements, optimizer)
 
     def unload(self, model_id: str) -> None:
-        """Forget a model, its gradients and its state of AdamW. After full training the base model is read
-        again."""
+        """Forget a model, its gradients and its state of AdamW. After full training the base model is read again."""
         with self.lock:
             trained = self._find(model_id)
             if trained.lora is None:
@@ -221,8 +216,7 @@ class Trainer:
     def forward_backward(
         self, model_id: str, data: Sequence[Datum], loss: str, options: Mapping[str, float] | None = None
     ) -> LossResult:
-        """Add the gradient of a loss, which is a sum over all tokens of the rows, to the gradients of a
-        model.
+        """Add the gradient of a loss, which is a sum over all tokens of the rows, to the gradients of a model.
 
         `loss` is a name, `options` are its numbers, as the guide lists them: "cross_entropy",
         "importance_sampling", "ppo", "cispo", "dro", "gspo"; with a teacher "reverse_kl", "forward_kl",
@@ -267,8 +261,7 @@ class Trainer:
         return {"grad_norm": norm}
 
     def save(self, model_id: str, directory: str | os.PathLike[str]) -> None:
-        """Write the parameters, and the state of AdamW, to a file in `directory`, in place of one that is
-        there.
+        """Write the parameters, and the state of AdamW, to a file in `directory`, in place of one that is there.
 
         A process that is killed while it writes leaves the file of before. Gradients are not saved.
         """
@@ -285,8 +278,7 @@ class Trainer:
             write_checkpoint(directory, checkpoint, trained.lora, self.model_type)
 
     def load(self, model_id: str, directory: str | os.PathLike[str], *, with_optimizer: bool = True) -> None:
-        """Continue from what `save` has written for a model with the same options: as if it had never
-        stopped.
+        """Continue from what `save` has written for a model with the same options: as if it had never stopped.
 
         Without `with_optimizer` AdamW begins anew. Gradients are forgotten. Raises `ArgumentError`, changing
         nothing, for a directory without a checkpoint of this model.
@@ -309,8 +301,7 @@ class Trainer:
             trained.optimizer, trained.gradients = optimizer, {}
 
     def save_for_sampler(self, model_id: str, directory: str | os.PathLike[str]) -> None:
-        """Write a new directory that engines load: a LoRA adapter in PEFT's format (`load_adapter`), or a
-        checkpoint.
+        """Write a new directory that engines load: a LoRA adapter in PEFT's format (`load_adapter`), or a checkpoint.
 
         The directory appears whole or not at all. PEFT's own `from_pretrained` converts adapters of some
         models with fused experts (DeepSeek-V3, GLM-4-MoE, Qwen3-Next) and reads other layers than were

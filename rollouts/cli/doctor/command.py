@@ -1,5 +1,4 @@
-"""`rollouts doctor URL --model DIR`: check a live server of vLLM or SGLang, with the cure beside every
-failure."""
+"""`rollouts doctor URL --model DIR`: check a live server of vLLM or SGLang, with the cure beside every failure."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ async def run_checks(
 
 
 async def _probe_vllm(connection: ServerConnection) -> ServerCapabilities:
-    """The capabilities, also of a server without the token endpoint: that is a finding, and other checks
-    still run."""
+    """The capabilities, also of a server without the token endpoint: that is a finding, and other checks still run."""
     try:
         return await probe(connection)
     except CapabilityError:
@@ -153,8 +151,7 @@ def doctor(
     ] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object with all findings.")] = False,
 ) -> None:
-    """Check a live server of vLLM or SGLang: flags, tokens, images, log-probabilities, agreement with
-    transformers.
+    """Check a live server of vLLM or SGLang: flags, tokens, images, log-probabilities, agreement with transformers.
 
     Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. It only sends requests
     like any other client.

@@ -75,8 +75,7 @@ class _Row(NamedTuple):
 
 
 async def _difference_from_prompt(target: Target, **sampling: Any) -> float:
-    """The largest difference between log-probabilities of sampled tokens and of the same tokens as a
-    prompt."""
+    """The largest difference between log-probabilities of sampled tokens and of the same tokens as a prompt."""
     request = target.request(seed=0, **sampling)
     sampled = await target.sample(request)
     (scores,) = await score([_Row(np.array([*request.prompt_ids, *sampled.token_ids]))], target.engine)

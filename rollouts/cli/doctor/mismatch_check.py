@@ -1,5 +1,4 @@
-"""The mismatch: log-probabilities of the server against those of transformers, in float32, in this
-process."""
+"""The mismatch: log-probabilities of the server against those of transformers, in float32, in this process."""
 
 from __future__ import annotations
 

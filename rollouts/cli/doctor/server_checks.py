@@ -77,8 +77,7 @@ async def scale_out(target: Target) -> Finding:
 
 
 async def control_routes(target: Target) -> Finding:
-    """Weights are updated through these routes. A paused server answers all requests except those to
-    generate."""
+    """Weights are updated through these routes. A paused server answers all requests except those to generate."""
     if not target.capabilities.control:
         return Finding(
             "absent",

@@ -78,8 +78,7 @@ class Target:
         temperature: float = 0.0,
         **sampling: Any,
     ) -> GenerateRequest:
-        """A request about text, an image of that height or a sound: random noise, which no server has in its
-        cache."""
+        """A request about text, an image of that height or a sound: random noise, which no server has in its cache."""
         random = np.random.default_rng()
         content: Any = "Say something."
         if modality == "audio":

@@ -59,8 +59,7 @@ def _cell(span: TokenSpan, start: int, ids: Sequence[int], text: str, *, is_medi
 def _decodable_tokens(
     renderer: TemplateRenderer, ids: Sequence[int], before: Sequence[int]
 ) -> tuple[Sequence[int], str]:
-    """The smallest number of first tokens that decode to whole characters, and their text after the tokens
-    `before`.
+    """The smallest number of first tokens that decode to whole characters, and their text after the tokens `before`.
 
     The text of a token may depend on the token before it: some tokenizers drop the space at the beginning of
     a text.
@@ -76,8 +75,7 @@ def _decodable_tokens(
 
 
 def tokens_as_json(rendered: RenderedTokens, cells: Iterable[TokenCell]) -> dict[str, Any]:
-    """Plain data: `token_ids` with their columns, `pieces` with their text, `messages` with their token
-    counts.
+    """Plain data: `token_ids` with their columns, `pieces` with their text, `messages` with their token counts.
 
     A piece covers tokens `start:end`: usually one token, several if only together they decode to a character,
     or if they are the placeholder of a medium.

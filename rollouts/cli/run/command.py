@@ -135,9 +135,7 @@ def run_and_report(
     from rollouts.cli.run.execution import Execution
     from rollouts.cli.run.group_files import read_group_rows
     from rollouts.cli.run.summary import summarise, write_summary
-    from rollouts.runner.errors import (
-        JournalOfAnotherRunError,
-    )
+    from rollouts.runner.errors import JournalOfAnotherRunError
     from rollouts.terminal.interrupts import exit_interrupted
 
     console = Console()

@@ -54,8 +54,7 @@ class FleetControl:
         return await self._each("resume", lambda control: control.resume())
 
     async def sleep(self, level: int = 1) -> dict[str, None]:
-        """Free memory everywhere, or nowhere. After level 2 the members have no weights, and nothing is taken
-        back."""
+        """Free memory everywhere, or nowhere. After level 2 the members have no weights, and nothing is taken back."""
         if level == 2:
             return await self._each("sleep", lambda control: control.sleep(level))
         return await self._all_or_none(
@@ -132,8 +131,7 @@ class FleetControl:
         return {name: failed.get(name) for name in outcomes}
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> dict[str, None]:
-        """Load a LoRA adapter into every member, or into none: where one fails it is unloaded at the others
-        again.
+        """Load a LoRA adapter into every member, or into none: where one fails it is unloaded at the others again.
 
         A member that comes back or is added gets the adapters of the fleet before it serves.
         """

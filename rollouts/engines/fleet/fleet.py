@@ -99,8 +99,7 @@ class EngineFleet(Engine):
         http_limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A fleet of the servers of actors of Ray, by their names, such as those of
-        `rollouts.ray.RayServers`.
+        """A fleet of the servers of actors of Ray, by their names, such as those of `rollouts.ray.RayServers`.
 
         Requests go to the servers, not through the actors. While requests run, the actors are asked for the addresses
         again: one that Ray has started on another node is followed there. The options are those of `from_urls`. Blocks
@@ -144,8 +143,7 @@ class EngineFleet(Engine):
         return sum(counts, MediaCacheCounts())
 
     async def context_length(self) -> int | None:
-        """`max_model_len`; before the first check of the members it is awaited. No member is started for
-        it."""
+        """`max_model_len`; before the first check of the members it is awaited. No member is started for it."""
         if self.max_model_len is None and any(member.state is MemberState.NEW for member in self.members):
             with suppress(EngineError):  # `generate` raises it
                 await self._waiting_check.run("check", self._membership.follow_and_check)
@@ -194,8 +192,7 @@ class EngineFleet(Engine):
         await self.control.update_weights(weights, version, in_flight=in_flight)
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
-        """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at
-        none."""
+        """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at none."""
         await self.control.load_adapter(name, directory)
 
     async def unload_adapter(self, name: str) -> None:
@@ -342,8 +339,7 @@ class EngineFleet(Engine):
             member.end_request(request.sampling.n)
 
     async def _compare_again(self, member: Member, request: GenerateRequest) -> None:
-        """Compare what the engine knows of its server by now, which may have been started again with another
-        model.
+        """Compare what the engine knows of its server by now, which may have been started again with another model.
 
         Raises `ServerUnreachableError` if the member served the same model before, so that the request moves
         on.
@@ -375,8 +371,7 @@ class EngineFleet(Engine):
         await asyncio.gather(*(self._add_listed(name, engines[name]) for name in new))
 
     async def _add_listed(self, name: str, engine: Engine) -> None:
-        """Add a member that the list of servers names, or keep one that is being removed. An error is
-        logged."""
+        """Add a member that the list of servers names, or keep one that is being removed. An error is logged."""
         try:
             if (removal := self._removals.get(name)) is not None:
                 removal.cancel()

@@ -46,8 +46,7 @@ class _Problem(NamedTuple):
 
 
 class _Checked(NamedTuple):
-    """What a check has found, None if all is well; the state of the member and the fleet's weights when it
-    began."""
+    """What a check has found, None if all is well; the state of the member and the fleet's weights when it began."""
 
     problem: _Problem | None
     state: MemberState
@@ -56,8 +55,7 @@ class _Checked(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _CatchUp:
-    """A member loads the weights of the fleet; `ended_at` is when the last attempt ended, by the event loop's
-    clock."""
+    """A member loads the weights of the fleet; `ended_at` is when the last attempt ended, by the event loop's clock."""
 
     task: asyncio.Task[None]
     attempts: int = 1
@@ -88,8 +86,7 @@ class Membership:
         self._updates = 0  # in progress; meanwhile the members serve the weights of before or those that come
 
     def enter(self, name: str) -> None:
-        """Raises `EngineError` for the request or call `name` where the fleet belongs to another event
-        loop."""
+        """Raises `EngineError` for the request or call `name` where the fleet belongs to another event loop."""
         if self._loop.enter(name):
             self._monitor, self._catching_up = None, {}
             for member in self.members.values():
@@ -114,8 +111,7 @@ class Membership:
         await self.check_all()
 
     async def check_after_failure(self, member: Member) -> None:
-        """Check the members after one of them has failed a request: that one is ejected if it fails the check
-        too."""
+        """Check the members after one of them has failed a request: that one is ejected if it fails the check too."""
         member.failed_checks = max(member.failed_checks, self._limits.eject_after - 1)
         try:
             await self.check_all()
@@ -123,8 +119,7 @@ class Membership:
             log.error("%s", error)
 
     async def check(self, members: Sequence[Member]) -> None:
-        """Check members: eject those that fail, and admit those that may serve. Raises
-        `FleetMismatchError`."""
+        """Check members: eject those that fail, and admit those that may serve. Raises `FleetMismatchError`."""
         checks = (self._checks.run(member.name, partial(self._checked, member)) for member in members)
         found = await asyncio.gather(*checks, return_exceptions=True)
         results: dict[str, _Problem | None] = {}
@@ -205,8 +200,7 @@ class Membership:
             member.set_state(MemberState.READY)
 
     async def _serving_problem(self, member: Member) -> str:
-        """Why a member that serves must not any more: it was started again as another server. Raises as the
-        next."""
+        """Why a member that serves must not any more: it was started again as another server. Raises as the next."""
         await self.compare(member)
         return "" if self.version is None or self._updates else await self._weights_problem(member)
 
@@ -258,8 +252,7 @@ class Membership:
                 await member.engine.load_adapter(name, directory)
 
     async def compare(self, member: Member) -> None:
-        """Compare what a member serves with what the others do. Raises `FleetMismatchError`,
-        `EngineError`."""
+        """Compare what a member serves with what the others do. Raises `FleetMismatchError`, `EngineError`."""
         found = await member.engine.capabilities()
         if found is member.compared:
             return
@@ -281,8 +274,7 @@ class Membership:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
 
     async def drain(self, member: Member, reason: str, seconds: float | None) -> None:
-        """Give a member no more requests; return when its requests have ended. After `seconds` they are
-        moved."""
+        """Give a member no more requests; return when its requests have ended. After `seconds` they are moved."""
         self.enter("drain")
         member.set_state(MemberState.DRAINING, reason)
         try:
@@ -317,8 +309,7 @@ class Membership:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """While the block runs, members may serve other weights than `version`; and all are checked
-        regularly."""
+        """While the block runs, members may serve other weights than `version`; and all are checked regularly."""
         self.enter("update_weights")
         self._updates += 1
         self.start_monitor()

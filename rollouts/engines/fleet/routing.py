@@ -17,8 +17,7 @@ from rollouts.engines.fleet.limits import FleetLimits
 
 
 def ranked_members(session: str, members: Iterable[str]) -> list[str]:
-    """The members in the order in which the session prefers them. The same in every process and on every
-    machine."""
+    """The members in the order in which the session prefers them. The same in every process and on every machine."""
     return sorted(members, key=lambda member: (_score(session, member), member), reverse=True)
 
 
@@ -43,8 +42,7 @@ class SessionTable:
         return self._members[session]
 
     def member_of(self, session: str | None, request_id: str, loads: Mapping[str, int]) -> str:
-        """The member for the next request of a session; `loads` has the requests in flight at each available
-        member.
+        """The member for the next request of a session; `loads` has the requests in flight at each available member.
 
         A session stays with its member as long as that one is available. A new session, or one whose member
         is not available, goes to the first in its rendezvous order that is not overloaded, and stays there. A
@@ -62,8 +60,7 @@ class SessionTable:
         return member
 
     def _first_with_room(self, key: str, loads: Mapping[str, int]) -> str:
-        """Consistent hashing with bounded loads. Source: V. Mirrokni, M. Thorup and M. Zadimoghaddam, SODA
-        2018."""
+        """Consistent hashing with bounded loads. Source: V. Mirrokni, M. Thorup and M. Zadimoghaddam, SODA 2018."""
         if len(loads) == 1:
             return next(iter(loads))
         order = ranked_members(key, loads)

@@ -10,8 +10,7 @@ from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 
 
 class RayServerNames:
-    """The addresses of servers by the names of actors, which have a method `base_url`, as those of
-    `RayServers` do.
+    """The addresses of servers by the names of actors, which have a method `base_url`, as those of `RayServers` do.
 
     Requests go to the addresses: pixels do not pass through actors.
     """
@@ -27,8 +26,7 @@ class RayServerNames:
         return list(self._urls.values())
 
     def read_if_changed(self) -> list[str] | None:
-        """The addresses if one has changed since the last call, else None. That of a lost actor stays as it
-        was."""
+        """The addresses if one has changed since the last call, else None. That of a lost actor stays as it was."""
         urls = dict(self._urls)
         for name in self._names:
             try:

@@ -69,8 +69,7 @@ def redacted(text: str) -> str:
 
 
 def key_remover(*keys: str) -> Callable[[str], str]:
-    """What replaces keys in a text by "...": these, also with their ends cut off, and OpenAI's with stars in
-    them.
+    """What replaces keys in a text by "...": these, also with their ends cut off, and OpenAI's with stars in them.
 
     A text of fewer than 6 characters is no secret key, and stands in words.
     """

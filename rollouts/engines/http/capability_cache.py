@@ -1,5 +1,4 @@
-"""Requests that find out what a server is; what they found is remembered until there is a sign of a
-restart."""
+"""Requests that find out what a server is; what they found is remembered until there is a sign of a restart."""
 
 from __future__ import annotations
 

@@ -71,8 +71,7 @@ class HttpControl(ABC):
 
     @abstractmethod
     def _checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
-        """The response if it is a success. Raises `CapabilityError` where the route is missing, else
-        `ServerError`."""
+        """The response if it is a success. Raises `CapabilityError` where the route is missing, else `ServerError`."""
 
 
 def call_name(path: str) -> str:

@@ -127,8 +127,7 @@ class ServerEngine(Engine, Generic[C]):
             return None
 
     async def generate(self, request: GenerateRequest, listen: TokenListener | None = None) -> GenerateResult:
-        """Sample `n` completions. `listen` is called with their tokens as they are sampled, also across
-        pauses.
+        """Sample `n` completions. `listen` is called with their tokens as they are sampled, also across pauses.
 
         Raises `InvalidRequestError`, `ContextLengthError`, `CapabilityError` before anything is sent;
         `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `MissingLogProbsError`, `MalformedResultError`
@@ -252,20 +251,16 @@ class ServerEngine(Engine, Generic[C]):
 
     @abstractmethod
     async def _sample(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        """Sample `n` completions of a checked request, and tell `listen` of their tokens as they are
-        sampled."""
+        """Sample `n` completions of a checked request, and tell `listen` of their tokens as they are sampled."""
 
     async def _wait_for_update(self) -> None:
-        """Wait while an update of the weights holds new requests back, where the server does not do that
-        itself."""
+        """Wait while an update of the weights holds new requests back, where the server does not do that itself."""
 
     async def _wait_until_resumed(self, request_id: str) -> None:
-        """Wait until the server is not paused or the request is aborted, where the server does not wait
-        itself."""
+        """Wait until the server is not paused or the request is aborted, where the server does not wait itself."""
 
     def _forget_server(self) -> None:
-        """A connection broke, or the server is another process: its caches are empty, its flags may have
-        changed."""
+        """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
         self._capabilities.known = None
         self._base_versions.clear()
 
@@ -386,16 +381,14 @@ class ServerEngine(Engine, Generic[C]):
         self._weight_version = version
 
     def _adopt_version(self, completions: Iterable[Completion], before: str) -> None:
-        """Adopt the label of the last tokens, unless the label was set since the request began with
-        `before`."""
+        """Adopt the label of the last tokens, unless the label was set since the request began with `before`."""
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
 
 
 def _bounded(request: GenerateRequest, listen: TokenListener) -> TokenListener:
-    """A listener that is told of at most `max_tokens` tokens of a completion; more raise
-    `MalformedResultError`."""
+    """A listener that is told of at most `max_tokens` tokens of a completion; more raise `MalformedResultError`."""
     counts: Counter[int] = Counter()
     limit = request.sampling.max_tokens
 

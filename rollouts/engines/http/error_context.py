@@ -17,8 +17,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 @contextmanager
 def error_context(connection: ServerConnection, request_id: str | None = None) -> Iterator[None]:
-    """Let each error of the block concern the server, and each `EngineError` name this request where one is
-    given.
+    """Let each error of the block concern the server, and each `EngineError` name this request where one is given.
 
     No error has the key of the connection, whatever the server repeats.
 
@@ -40,8 +39,7 @@ def error_context(connection: ServerConnection, request_id: str | None = None) -
 
 
 def name_errors_after_methods(cls: C) -> C:
-    """Let the errors of each public coroutine method of a class name the method (as their request) and the
-    server.
+    """Let the errors of each public coroutine method of a class name the method (as their request) and the server.
 
     `_connection` of its objects is that to the server.
     """

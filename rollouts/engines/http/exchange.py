@@ -52,8 +52,7 @@ def open_object(name: str, fields: Mapping[str, Any]) -> bytes:
 
 
 class SegmentsPayload(Payload):
-    """A request body of JSON in segments, of known size. Large segments are sent without joining or copying
-    them."""
+    """A request body of JSON in segments, of known size. Large segments are sent without joining or copying them."""
 
     def __init__(self, segments: Body) -> None:
         super().__init__(segments, content_type="application/json")
@@ -100,8 +99,7 @@ class Call:
         return 0 if self.body is None else self.body.size or 0
 
     async def send(self, session: aiohttp.ClientSession, *, whole: bool) -> tuple[aiohttp.ClientResponse, bytes]:
-        """One attempt: the response and its body (empty if not `whole`, unless an error); `ConnectionError`:
-        retry."""
+        """One attempt: the response and its body (empty if not `whole`, unless an error); `ConnectionError`: retry."""
         self.attempt += 1
         self.stage, self.received = "waiting for the response", 0
         try:

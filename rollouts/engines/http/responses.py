@@ -23,8 +23,7 @@ _CURES: Mapping[str, str] = {
 
 
 class HttpResponse(NamedTuple):
-    """A whole response. `headers` ignores case; `name` is that of the request, `sent` the bytes of its
-    body."""
+    """A whole response. `headers` ignores case; `name` is that of the request, `sent` the bytes of its body."""
 
     status: int
     headers: Mapping[str, str]

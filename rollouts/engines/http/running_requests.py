@@ -1,5 +1,4 @@
-"""The running requests of an engine: under which ids the server runs each, who waits, and which were
-aborted."""
+"""The running requests of an engine: under which ids the server runs each, who waits, and which were aborted."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ class RunningRequests:
                 wait.reschedule(0.0)
 
     def aborted_waits(self, request_ids: Iterable[str]) -> dict[str, asyncio.Timeout]:
-        """By the ids under which the server still runs these requests, as far as they are aborted: their
-        waits."""
+        """By the ids under which the server still runs these requests, as far as they are aborted: their waits."""
         return {
             name: wait
             for request_id in request_ids

@@ -61,8 +61,7 @@ _WIDE = MediaPolicy(
 def source_file(
     source: MediaSource, modality: str, *, sampling_rate: int | None = None, jpeg_as_file: bool = False
 ) -> SourceFile:
-    """The file of an item whose source has passed `media_payload.select_mode`. `sampling_rate`: see
-    `sound_file`.
+    """The file of an item whose source has passed `media_payload.select_mode`. `sampling_rate`: see `sound_file`.
 
     Files that are made here of images and sounds are kept in memory, so that each is encoded once for all
     servers.
@@ -84,11 +83,10 @@ def source_file(
 
 
 def sound_file(source: MediaSource, policy: MediaPolicy, sampling_rate: int | None) -> SourceFile:
-    """A WAV in mono at `sampling_rate` of the samples as decoded here, or the file itself if it is such a
-    WAV.
+    """A WAV in mono at `sampling_rate` of the samples as decoded here, or the file itself if it is such a WAV.
 
     None: a server decides about rate and channels (`ServerRenderer`), and gets the file itself, or a WAV of
-    an array at the rate that it has. Raises `MediaLimitError` or `MediaError`.
+    an array at the rate that it has. Raises `MediaError`.
     """
     if sampling_rate is None:
         audio_info(source, policy)  # raises the errors
@@ -105,7 +103,7 @@ def image_file(source: MediaSource, policy: MediaPolicy, *, jpeg_as_file: bool =
     """The bytes of a PNG about which all decoders agree, else a PNG of the pixels as decoded here.
 
     With `jpeg_as_file` also the bytes of a JPEG, whose pixels then are those of the server's decoder. Every
-    image is decoded first: raises `MediaLimitError` or `MediaError`.
+    image is decoded first: raises `MediaError`.
     """
     image = decode_image(source, policy)
     media_type = sniff(source.data)

@@ -55,8 +55,7 @@ class LocalAdapter:
 
 
 class LocalAdapters:
-    """The adapters of one model. A request keeps the `LocalAdapter` that it began with, also after
-    `remove`."""
+    """The adapters of one model. A request keeps the `LocalAdapter` that it began with, also after `remove`."""
 
     def __init__(self, model: Any) -> None:
         self._own: dict[str, torch.nn.Module] = dict(model.named_modules())
@@ -124,8 +123,7 @@ def _fill(directory: Path, name: str, module: Any, parts: Mapping[str, torch.Ten
 
 
 def _checked_config(directory: Path) -> dict[str, Any]:
-    """The fields for PEFT. Raises `WeightUpdateError` for an adapter that is more than LoRA of rank
-    `MAX_RANK`."""
+    """The fields for PEFT. Raises `WeightUpdateError` for an adapter that is more than LoRA of rank `MAX_RANK`."""
     path = directory / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:

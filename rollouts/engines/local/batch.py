@@ -1,5 +1,4 @@
-"""Samples the completions of several requests together: one prefill of the distinct prompts, one decoding
-loop."""
+"""Samples the completions of several requests together: one prefill of the distinct prompts, one decoding loop."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ class RowSampler:
 
 
 def drawn(scaled: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Ids (rows, k) of the softmax of scaled logits (rows, vocabulary), by uniform numbers (rows, k), in
-    float64."""
+    """Ids (rows, k) of the softmax of scaled logits (rows, vocabulary), by uniform numbers (rows, k), in float64."""
     cumulative = torch.softmax(scaled, dim=-1).cumsum(-1)
     # Scaled by the total so that rounding can never push the draw past the last token of positive
     # probability.
@@ -97,8 +95,7 @@ def drawn(scaled: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def _likeliest(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k likeliest ids int32 (rows, k) of log-probabilities (rows, vocabulary), and theirs float32 (rows,
-    k)."""
+    """The k likeliest ids int32 (rows, k) of log-probabilities (rows, vocabulary), and theirs float32 (rows, k)."""
     if not k:
         return logprobs.new_empty((len(logprobs), 0), dtype=torch.int32), logprobs[:, :0]
     values, ids = logprobs.topk(k, dim=-1)
@@ -116,8 +113,7 @@ _SCORED_POSITIONS = 256
 
 
 class _Sample(NamedTuple):
-    """One completion to sample: number `number` of request `request`, after prompt `prompt` (indices in the
-    batch)."""
+    """One completion to sample: number `number` of request `request`, after prompt `prompt` (indices in the batch)."""
 
     request: int
     number: int
@@ -125,8 +121,7 @@ class _Sample(NamedTuple):
 
 
 class _Prefilled(NamedTuple):
-    """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the
-    samples.
+    """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the samples.
 
     `scores` has those of the prompts of requests that ask for them, by the index of the request.
     """
@@ -139,16 +134,14 @@ class _Prefilled(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """Log-probabilities in the places of a prompt's tokens: of these, float32 (tokens,), and the likeliest
-    ones."""
+    """Log-probabilities in the places of a prompt's tokens: of these, float32 (tokens,), and the likeliest ones."""
 
     logprobs: np.ndarray
     top: TopLogprobs
 
 
 class Batch:
-    """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the
-    model's.
+    """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the model's.
 
     `is_interrupted` is asked after every token. Once it returns True, the unfinished completions end with
     `FinishReason.ABORT`; each has at least one token. So do those of a request that is aborted. So do all
@@ -234,8 +227,7 @@ class Batch:
         return _Prefilled(logits[prompts], cache, mask, following[prompts], self._prompt_scores(hidden))
 
     def _prompt_scores(self, hidden: torch.Tensor) -> dict[int, _Scores]:
-        """By the index of each request that asks for them. `hidden` (prompts, T, hidden) is padded on the
-        left."""
+        """By the index of each request that asks for them. `hidden` (prompts, T, hidden) is padded on the left."""
         prompts = {sample.request: sample.prompt for sample in self._samples}
         wanted = {index: prompts[index] for index, each in enumerate(self._requests) if each.scores_prompt}
         most = dict.fromkeys(wanted.values(), 0)
@@ -252,8 +244,7 @@ class Batch:
         return {index: scored[prompt] for index, prompt in wanted.items()}
 
     def _scored(self, hidden: torch.Tensor, ids: np.ndarray, k: int, observers: Sequence[PromptObserver]) -> _Scores:
-        """The scores of a prompt with the k likeliest tokens in each place; `hidden` (T, hidden) ends with
-        it."""
+        """The scores of a prompt with the k likeliest tokens in each place; `hidden` (T, hidden) ends with it."""
         states = hidden[len(hidden) - len(ids) : -1]
         targets = torch.from_numpy(ids[1:].copy()).to(hidden.device)
         values = [torch.full((1,), torch.nan)]
@@ -336,6 +327,5 @@ class Batch:
 
 
 def _first(k: int, ids: np.ndarray, logprobs: np.ndarray) -> TopLogprobs | None:
-    """The k likeliest of tokens in arrays of at least k columns, copied where there are more; None for k
-    0."""
+    """The k likeliest of tokens in arrays of at least k columns, copied where there are more; None for k 0."""
     return TopLogprobs(*(np.ascontiguousarray(array[:, :k]) for array in (ids, logprobs))) if k else None

@@ -1,5 +1,4 @@
-"""`LocalEngine`: checks requests, queues them for a worker thread that owns the model, and replaces its
-weights."""
+"""`LocalEngine`: checks requests, queues them for a worker thread that owns the model, and replaces its weights."""
 
 from __future__ import annotations
 
@@ -132,8 +131,7 @@ class LocalEngine(Engine):
         return cls(load_model(directory, attn_implementation=attn_implementation), **options)
 
     def beside(self) -> Self:
-        """An engine with batches of its own over the same model and adapters, while the weights stay as they
-        are.
+        """An engine with batches of its own over the same model and adapters, while the weights stay as they are.
 
         Its batches and those of this engine take turns as `lock` and `is_wanted` say.
         """
@@ -205,8 +203,7 @@ class LocalEngine(Engine):
         await self.abort(list(self._running))
 
     def expecting_request(self) -> AbstractContextManager[None]:
-        """Announce a request that is made at the end of the block, if it is made; the next batch waits for
-        it.
+        """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
 
         Episodes whose prompts are rendered on threads then end up in one batch, and what that batch holds
         does not depend on timing. A batch starts without announced requests that take longer than a quarter
@@ -218,8 +215,7 @@ class LocalEngine(Engine):
     async def update_weights(
         self, weights: Mapping[str, Any] | str | Path, version: str, *, in_flight: InFlight = "abort"
     ) -> None:
-        """Replace every parameter with tensors or arrays of the same shapes, or with those of a checkpoint
-        directory.
+        """Replace every parameter with tensors or arrays of the same shapes, or with those of a checkpoint directory.
 
         Tensors have the names of `state_dict()`, or those of the files of a checkpoint. They are copied, so
         that a trainer may change its own once the call has returned. Of names that are one tensor in the
@@ -269,8 +265,7 @@ class LocalEngine(Engine):
         await asyncio.to_thread(load)
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter; requests that have begun with it keep it to their ends. Raises
-        `UnknownAdapterError`."""
+        """Unload an adapter; requests that have begun with it keep it to their ends. Raises `UnknownAdapterError`."""
         self._adapters.remove(name)
 
     async def adapters(self) -> Mapping[str, str]:
@@ -337,8 +332,7 @@ class LocalEngine(Engine):
                 del self._running[request_id]
 
     def _enter(self, name: str) -> None:
-        """Raises `EngineError` for the request or call `name` on another event loop than that of the
-        engine."""
+        """Raises `EngineError` for the request or call `name` on another event loop than that of the engine."""
         if self._loop.enter(name):
             self._queue = RequestQueue(self._run, self._worker, self._closed, self._max_batch_rows)
 
@@ -419,8 +413,7 @@ class LocalEngine(Engine):
 
 
 def _context_length(text_config: Any) -> int:
-    """The largest number of tokens of prompt and completion. Raises `UnsupportedModelError` where it is not
-    known."""
+    """The largest number of tokens of prompt and completion. Raises `UnsupportedModelError` where it is not known."""
     length = getattr(text_config, "max_position_embeddings", None)
     if length is None:
         raise UnsupportedModelError(

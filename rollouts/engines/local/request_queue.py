@@ -54,8 +54,7 @@ class _Waiting(NamedTuple):
 
 
 class RequestQueue:
-    """Collects requests into batches of at most `max_rows` completions and lets `run` generate them on
-    `worker`.
+    """Collects requests into batches of at most `max_rows` completions and lets `run` generate them on `worker`.
 
     One event loop uses a queue. Requests are failed once `closed` is set.
     """
@@ -102,8 +101,7 @@ class RequestQueue:
 
     @contextmanager
     def expecting_request(self) -> Iterator[None]:
-        """Announce a request that is made at the end of the block, if it is made; the next batch waits for
-        it."""
+        """Announce a request that is made at the end of the block, if it is made; the next batch waits for it."""
         self._announced += 1
         try:
             yield

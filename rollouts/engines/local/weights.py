@@ -56,8 +56,7 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
 def checkpoint_weights(
     model: torch.nn.Module, checkpoint: Mapping[str, Any] | str | Path
 ) -> Mapping[str, torch.Tensor]:
-    """The weights of a checkpoint by the names of the model's `state_dict()`; tied ones under all of their
-    names.
+    """The weights of a checkpoint by the names of the model's `state_dict()`; tied ones under all of their names.
 
     `checkpoint` is a directory with safetensors files, or has the tensors by their names in such files.
     Raises `WeightUpdateError` where the directory cannot be read, or tensors of the model are missing or

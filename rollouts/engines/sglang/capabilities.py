@@ -51,8 +51,7 @@ async def server_info(connection: ServerConnection) -> Mapping[str, Any]:
 
 
 async def model_info(connection: ServerConnection) -> Mapping[str, Any]:
-    """What the server says of its model and the version of its weights. Raises `CapabilityError`,
-    `ApiKeyError`."""
+    """What the server says of its model and the version of its weights. Raises `CapabilityError`, `ApiKeyError`."""
     return await _report(connection, "/model_info")
 
 
@@ -104,8 +103,7 @@ async def _generate(connection: ServerConnection, fields: Mapping[str, Any]) -> 
 
 
 async def _vocab_size(connection: ServerConnection) -> int | None:
-    """The size that the server names where it refuses a bias for token -1, which it does before it runs
-    anything."""
+    """The size that the server names where it refuses a bias for token -1, which it does before it runs anything."""
     response = await _generate(connection, {"sampling_params": {"max_new_tokens": 1, "logit_bias": {"-1": 0.0}}})
     match = _KEYS_ERROR.search(response.body.decode(errors="replace"))
     return None if match is None else int(match[1]) + 1
@@ -155,8 +153,7 @@ def _gap(answer: Mapping[str, Any]) -> float:
 
 
 def _are_raw(plain: float, scaled: float) -> bool | None:
-    """Whether log-probabilities are those before temperature, which otherwise multiplies distances by 1 /
-    0.5."""
+    """Whether log-probabilities are those before temperature, which otherwise multiplies distances by 1 / 0.5."""
     # The smallest distance between the likeliest tokens by which the two kinds are told apart.
     if plain < 1e-3:
         return None

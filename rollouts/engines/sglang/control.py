@@ -63,8 +63,7 @@ class SGLangControl(HttpControl):
     async def update_weights(
         self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
     ) -> None:
-        """Load a checkpoint directory that the server reads itself, between a pause and the end of that
-        pause.
+        """Load a checkpoint directory that the server reads itself, between a pause and the end of that pause.
 
         `check` first looks for its files from this process. The prefix cache is emptied. Raises
         `WeightUpdateError` with the server's own words about which weights are in use.
@@ -128,8 +127,7 @@ class SGLangControl(HttpControl):
         await self._call("/release_memory_occupation", {}, "freeing memory")
 
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """Allocate memory again, all of it or that of `tags`; samples again once the KV cache has its memory
-        back."""
+        """Allocate memory again, all of it or that of `tags`; samples again once the KV cache has its memory back."""
         if unknown := [tag for tag in tags or () if tag not in get_args(MemoryTag)]:
             raise InvalidRequestError("wake_up", f"tag {unknown[0]!r} is not one of {', '.join(get_args(MemoryTag))}")
         content = {} if tags is None else {"tags": list(tags)}

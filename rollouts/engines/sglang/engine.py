@@ -89,8 +89,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
 
     @property
     def vocab_size(self) -> int | None:
-        """The size that was given to the constructor, or that the server reported; None before the first
-        request."""
+        """The size that was given to the constructor, or that the server reported; None before the first request."""
         known = self._capabilities.known
         return self._vocab_size if known is None else known.vocab_size
 
@@ -164,8 +163,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         return parts.generation() if generation is None and parts is not None else generation
 
     async def _send_under_free_id(self, request: GenerateRequest, parts: Parts | None) -> Generation:
-        """Send one request, also where an attempt whose connection broke still runs under its id on the
-        server."""
+        """Send one request, also where an attempt whose connection broke still runs under its id on the server."""
         for seconds in _WAITS_FOR_ID:
             try:
                 return await self._send(request, parts)

@@ -183,13 +183,11 @@ class Generation:
         return values
 
     def prompt_top_logprobs(self) -> TopLogprobs | None:
-        """The likeliest tokens in the place of each of the prompt, if requested. Raises
-        `MissingLogProbsError`."""
+        """The likeliest tokens in the place of each of the prompt, if requested. Raises `MissingLogProbsError`."""
         return self._top("input_top_logprobs", len(self._request.prompt_ids), self._request.prompt_top_logprobs)
 
     def _top(self, name: str, count: int, k: int) -> TopLogprobs | None:
-        """The k likeliest of `count` rows. The server returns more where the other kind of row was asked for
-        more."""
+        """The k likeliest of `count` rows. The server returns more where the other kind of row was asked for more."""
         if not k:
             return None
         rows = self._meta.get(name) or []
@@ -309,8 +307,7 @@ class Parts:
         return self._joined(ids, self._logprobs, self._top, {**meta, "finish_reason": ending})
 
     def finished(self) -> Generation:
-        """The sample, after the end of the stream. Raises `MalformedResultError` where that came before its
-        own end."""
+        """The sample, after the end of the stream. Raises `MalformedResultError` where that came before its own end."""
         generation = self.generation()
         if self._last is None or generation is None or self._last["meta_info"].get("finish_reason") is None:
             raise self._malformed(f"the stream ended after {len(self._logprobs)} tokens without a finish_reason")

@@ -1,5 +1,4 @@
-"""What is refused before a request is sent to an SGLang server: it would end the server, or change what is
-sampled."""
+"""What is refused before a request is sent to an SGLang server: it would end the server, or change what is sampled."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def check_request(request: GenerateRequest, capabilities: SGLangCapabilities) ->
 
 
 def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
-    """The values that SGLang refuses or changes, or with which it would end. `vocab_size` None: it is not
-    known."""
+    """The values that SGLang refuses or changes, or with which it would end. `vocab_size` None: it is not known."""
     sampling = request.sampling
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
         yield f"temperature is {sampling.temperature}, which SGLang replaces by 0; use 0 or at least {_MIN_TEMPERATURE}"

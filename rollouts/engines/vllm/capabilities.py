@@ -1,5 +1,4 @@
-"""What a vLLM server can do, probed once: its version, model, limits, pixel dtype, placeholder tokens and
-routes.
+"""What a vLLM server can do, probed once: its version, model, limits, pixel dtype, placeholder tokens and routes.
 
 vLLM publishes almost none of this, so most of it is derived from responses: a generate request without its
 required field is refused with a list of fields that the server knows, and `/render` of a small image contains
@@ -65,8 +64,7 @@ class ServerCapabilities:
 
     @property
     def cuts_likeliest(self) -> bool:
-        """Whether a list of the k likeliest tokens begins with the sampled one and is cut to k, as up to vLLM
-        0.32."""
+        """Whether a list of the k likeliest tokens begins with the sampled one and is cut to k, as up to vLLM 0.32."""
         release = release_of(self.version)
         return release is None or release < (0, 33)
 
@@ -152,8 +150,7 @@ async def probe(
 def _merge_expected(
     connection: ServerConnection, probed: Mapping[str, Any], expected: ExpectedCapabilities
 ) -> dict[str, Any]:
-    """The probed values, with expected values where nothing was found. Raises `CapabilityError` if they
-    differ."""
+    """The probed values, with expected values where nothing was found. Raises `CapabilityError` if they differ."""
     merged: dict[str, Any] = {}
     for each in fields(ExpectedCapabilities):
         found, given = probed[each.name], getattr(expected, each.name)

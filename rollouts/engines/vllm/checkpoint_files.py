@@ -26,8 +26,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def check_checkpoint(directory: Path, *, like: Path | None) -> None:
-    """Raise `WeightUpdateError` unless `directory` holds a complete safetensors checkpoint with the tensors
-    of `like`.
+    """Raise `WeightUpdateError` unless `directory` holds a complete safetensors checkpoint with the tensors of `like`.
 
     `like` is a checkpoint of the same model, the one that the server was started with. Without it, or where
     this process cannot read it, only completeness is checked. Data types may differ: the server casts.
@@ -55,8 +54,7 @@ def check_checkpoint(directory: Path, *, like: Path | None) -> None:
 
 
 class ExpectedTensors:
-    """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its
-    shape.
+    """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its shape.
 
     A server that receives others loads part of them, and generates garbage or dies. `shapes` None: nothing is
     known, and only names that come twice are refused.
@@ -91,8 +89,7 @@ class ExpectedTensors:
             )
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise `WeightUpdateError` for a tensor that the model has not, has in another shape, or that came
-        before."""
+        """Raise `WeightUpdateError` for a tensor that the model has not, has in another shape, or that came before."""
         if name in self._seen:
             raise WeightUpdateError(f"the tensor {name} comes twice; send each once")
         self._seen.add(name)

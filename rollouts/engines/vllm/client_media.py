@@ -31,8 +31,7 @@ _known_lock = ProcessLock()
 
 
 def client_media(base_url: str, api_key: str | None) -> ClientMedia:
-    """The media of one server, shared by all clients of the running event loop, and passed on once it is
-    closed."""
+    """The media of one server, shared by all clients of the running event loop, and passed on once it is closed."""
     running = asyncio.get_running_loop()
     with _known_lock:
         of_server = _known.setdefault(base_url, {})
@@ -60,8 +59,7 @@ class ClientMedia:
         return await self._post(names, fields, is_source_missing, post)
 
     async def post_features(self, prompt_ids: Sequence[int], media: MultiModalData, post: Post) -> bytes:
-        """Post with processed features. Raises `InvalidRequestError` and `CapabilityError` as `VLLMEngine`
-        does."""
+        """Post with processed features. Raises `InvalidRequestError` and `CapabilityError` as `VLLMEngine` does."""
         capabilities = await self._engine.capabilities()
         request = GenerateRequest(prompt_ids, SamplingParams(), media)
         check_request(request, capabilities, vocab_size=None)
@@ -80,8 +78,7 @@ class ClientMedia:
         is_cache_miss: Callable[[int, str], bool],
         post: Post,
     ) -> bytes:
-        """Post with the data of the items that the server does not hold, again with more if it has evicted
-        some."""
+        """Post with the data of the items that the server does not hold, again with more if it has evicted some."""
         attempt = 0
         while True:
             attempt += 1

@@ -79,8 +79,7 @@ REQUEST_ID_PREFIX = "generate-tokens-"
 
 @dataclass(slots=True)
 class _State:
-    """The state of a server as the calls of this process left it. Another process of the server has another
-    one.
+    """The state of a server as the calls of this process left it. Another process of the server has another one.
 
     `loaded_directory` holds the weights that were loaded last, unless a trainer has sent others since
     (`was_transferred`); `unusable_weights` is the reason why the server must not run with the weights that it
@@ -100,8 +99,7 @@ class _State:
 
 @name_errors_after_methods
 class ServerControl(HttpControl):
-    """The control calls of one server. Most of them need VLLM_SERVER_DEV_MODE=1 in the environment of the
-    server.
+    """The control calls of one server. Most of them need VLLM_SERVER_DEV_MODE=1 in the environment of the server.
 
     `forget_media` is called before and after every call that makes the server drop pixels;
     `on_weight_version` is called with each new label. All calls raise `CapabilityError` where the server has
@@ -215,8 +213,7 @@ class ServerControl(HttpControl):
             self._state.sleep_level = 0
 
     async def is_sleeping(self) -> bool:
-        """Whether memory is freed. False for a server that is only paused, where vLLM's own route returns
-        true."""
+        """Whether memory is freed. False for a server that is only paused, where vLLM's own route returns true."""
         return await self._sleep_level() > 0
 
     # Caches.
@@ -358,8 +355,7 @@ class ServerControl(HttpControl):
     # Ending requests.
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests by the ids of their `GenerateRequest`; each returns the tokens it has, finish reason
-        "abort".
+        """End requests by the ids of their `GenerateRequest`; each returns the tokens it has, finish reason "abort".
 
         The server does not report ids that it does not run. Needs no development mode, except for vLLM's Rust
         frontend: without it, only closing the connection of a request ends it there, and this raises
@@ -385,8 +381,7 @@ class ServerControl(HttpControl):
         self._checked(response, path, "aborting requests")
 
     async def abort_all(self) -> int | None:
-        """End every request of every client; returns their number, None where the server does not report
-        it."""
+        """End every request of every client; returns their number, None where the server does not report it."""
         response = await self._call("POST", "/abort_requests", "aborting all requests", content={})
         aborted = json_object(response).get("aborted")
         return None if aborted is None else int(aborted)
@@ -452,8 +447,7 @@ class ServerControl(HttpControl):
         return partial(self._load, str(path))
 
     async def _initial_directory(self) -> str | None:
-        """The checkpoint that the server was started with, by its own path; None where it does not report
-        it."""
+        """The checkpoint that the server was started with, by its own path; None where it does not report it."""
         model = (await self._capabilities()).model
         response = await self._request("GET", "/v1/models")
         cards = json_object(response).get("data") if response.status == 200 else None
@@ -478,8 +472,7 @@ class ServerControl(HttpControl):
         return None if self._state.was_transferred else self._state.loaded_directory or await self._initial_directory()
 
     async def _load(self, path: str) -> None:
-        """Let the workers read a checkpoint. After a `WeightUpdateError` the server's weights are
-        unusable."""
+        """Let the workers read a checkpoint. After a `WeightUpdateError` the server's weights are unusable."""
         content = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self._state.unusable_weights = f"a reload of {path} was begun and not seen to end"
         try:
@@ -504,8 +497,7 @@ class ServerControl(HttpControl):
         state.was_transferred, state.weights_loaded = False, True
 
     async def _receive(self, send: SendTensors, version: str, expected: ExpectedTensors) -> None:
-        """Let the workers receive what a trainer sends. After an error the server's parameters have no
-        storage."""
+        """Let the workers receive what a trainer sends. After an error the server's parameters have no storage."""
 
         async def receive(update_info: Mapping[str, Any]) -> None:
             for name, shape in zip(update_info["names"], update_info["shapes"], strict=True):
@@ -535,8 +527,7 @@ class ServerControl(HttpControl):
         state.was_transferred = state.weights_loaded = True
 
     async def _restore(self, previous: str | None, failure: WeightUpdateError, stays_paused: bool) -> NoReturn:
-        """Load the weights from before a failed load again, where they are known, and raise
-        `WeightUpdateError`."""
+        """Load the weights from before a failed load again, where they are known, and raise `WeightUpdateError`."""
         if previous is None or isinstance(failure.__cause__, ServerUnreachableError):
             raise failure
         try:
@@ -590,8 +581,7 @@ class ServerControl(HttpControl):
         return self._state.sleep_level if level is None else level
 
     async def _takes_media(self) -> bool:
-        """Whether the server was started to take images; assumed of the Rust frontend, which does not
-        tell."""
+        """Whether the server was started to take images; assumed of the Rust frontend, which does not tell."""
         capabilities = await self._capabilities()
         return capabilities.pixel_dtype is not None or capabilities.rust_frontend is not None
 

@@ -1,5 +1,4 @@
-"""Converts items to items whose placeholder is one run of feature tokens, the only kind that vLLM's API can
-describe.
+"""Converts items to items whose placeholder is one run of feature tokens, the only kind that vLLM's API can describe.
 
 `/inference/v1/generate` accepts an offset and a length for each item, but no mask. An image with text around
 its single run of features (Gemma 3) is described by that run. A Qwen3-VL video has one run for each step of
@@ -33,8 +32,7 @@ _IMAGE_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorFi
 
 
 def dense_items(item: MediaItem, placeholder: PlaceholderRange, capabilities: ServerCapabilities) -> list[PlacedItem]:
-    """The items to send for one item, each with a range without text; empty if the API cannot describe the
-    item.
+    """The items to send for one item, each with a range without text; empty if the API cannot describe the item.
 
     `request_checks.placement_violations` must have found none.
     """
@@ -52,8 +50,7 @@ def dense_items(item: MediaItem, placeholder: PlaceholderRange, capabilities: Se
 
 
 def _in_server_layout(item: MediaItem, capabilities: ServerCapabilities) -> MediaItem:
-    """The item, with a batched image (3, height, width) reshaped to one row and a row count if the server has
-    these."""
+    """The item, with a batched image (3, height, width) reshaped to one row and a row count if the server has these."""
     expected = capabilities.image_fields
     counts = [] if expected is None else [name for name in expected if name in _ROW_COUNTS and name not in item.tensors]
     pixels = item.fields.get("pixel_values")
@@ -80,8 +77,7 @@ def _joined_runs(placeholder: PlaceholderRange) -> list[tuple[int, int]]:
 
 
 def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: ServerCapabilities) -> list[PlacedItem]:
-    """One image for each step of a video's temporal grid; empty if runs, grid and server do not fit
-    together."""
+    """One image for each step of a video's temporal grid; empty if runs, grid and server do not fit together."""
     if capabilities.merge_area is None or item.tensors.keys() != _VIDEO_FIELDS:
         return []
     grid = item["video_grid_thw"]

@@ -103,8 +103,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
 
     @property
     def media_cache_counts(self) -> MediaCacheCounts:
-        """How many media items requests carried, and how many they named only, because the server had their
-        data."""
+        """How many media items requests carried, and how many they named only, because the server had their data."""
         return self._media_cache.counts
 
     # One request.
@@ -178,8 +177,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         return generation
 
     async def media_payload(self, request: GenerateRequest) -> tuple[MediaPayload, ServerCapabilities]:
-        """The media of a request as they are sent to the server, whose capabilities are those that are
-        returned.
+        """The media of a request as they are sent to the server, whose capabilities are those that are returned.
 
         Raises what `generate` raises before anything is sent, and the errors of a server that does not
         answer.
@@ -344,8 +342,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         return await probe(self._connection, model=self._model, expected=self._expected)
 
     async def _process(self) -> float | None:
-        """When the server process started, in seconds since 1970; None where its metrics do not contain
-        it."""
+        """When the server process started, in seconds since 1970; None where its metrics do not contain it."""
         return (await self.control.metrics()).process_start_time
 
     def _forget_server(self) -> None:

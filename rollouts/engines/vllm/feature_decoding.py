@@ -45,8 +45,7 @@ _ARRAY_HEADER_BYTES = {0xDC: 3, 0xDD: 5, **dict.fromkeys(range(0x90, 0xA0), 1)}
 
 
 class DecodedTensor(NamedTuple):
-    """A tensor of an item, its field (how a batch is made of it), and torch's name of its dtype ("" for
-    numbers).
+    """A tensor of an item, its field (how a batch is made of it), and torch's name of its dtype ("" for numbers).
 
     `tensor` is a read-only array that views the received bytes if `encode_item` writes that array as
     the same bytes again; otherwise (floats, unusual fields) it is a `ServerTensor` or `ServerNumbers`, which
@@ -237,8 +236,7 @@ class _Reader:
         return self._read(self._unpacker.unpack)
 
     def count(self, wanted: Literal["map", "array"], most: int, what: str) -> int:
-        """The number of entries of the next value, which must be a map or an array; its entries are read
-        next."""
+        """The number of entries of the next value, which must be a map or an array; its entries are read next."""
         if (kind := self.next_type()) != wanted:
             self.refuse(f"{what} are {kind}, not {wanted}")
         header = self._unpacker.read_map_header if wanted == "map" else self._unpacker.read_array_header

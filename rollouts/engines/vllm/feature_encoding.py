@@ -1,5 +1,4 @@
-"""Encodes media for `/inference/v1/generate` as the same bytes that vLLM's own `/render` writes; vllm is not
-needed.
+"""Encodes media for `/inference/v1/generate` as the same bytes that vLLM's own `/render` writes; vllm is not needed.
 
     features = {"mm_hashes": {"image": [...]}, "mm_placeholders": {"image": [{"offset": 4, "length": 70}]},
                 "kwargs_data": {"image": ["gq5pbWFn...", null]}}
@@ -83,8 +82,7 @@ def encode_features(
 
 
 def encode_item(item: MediaItem, *, pixel_dtype: PixelDtype, siblings: Sequence[MediaItem]) -> Body:
-    """One entry of kwargs_data, base64 in segments. `siblings` are all items of its modality in the prompt,
-    in order.
+    """One entry of kwargs_data, base64 in segments. `siblings` are all items of its modality in the prompt, in order.
 
     uint8 pixels of an item with a scale are converted to `pixel_dtype`, and so are float tensors, which vLLM
     would cast to the model's dtype. Tensors that a server made are written unchanged.
@@ -169,8 +167,7 @@ def _slices(name: str, dim: int, siblings: Sequence[MediaItem]) -> list[list[lis
 
 
 def _blocks(item: MediaItem, name: str, dtype: str) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, converted to `dtype`: arrays of uint8 (nbytes of the block,), little-endian,
-    row-major."""
+    """The bytes of a tensor, converted to `dtype`: arrays of uint8 (nbytes of the block,), little-endian, row-major."""
     tensor = item.tensors[name]
     raw = raw_pixels(item, name)
     if raw is not None:

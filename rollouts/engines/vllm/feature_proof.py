@@ -25,8 +25,7 @@ Score = Callable[[GenerateRequest], Awaitable[np.ndarray]]
 
 
 async def reads_features(request: GenerateRequest, items: Sequence[PlacedItem], score: Score) -> bool:
-    """Whether log-probabilities depend on the pixels of the first of `items`, which are the features of the
-    request.
+    """Whether log-probabilities depend on the pixels of the first of `items`, which are the features of the request.
 
     The prompt up to that item (with the text behind the last one) is scored with the item, with an item of
     other pixels, and with the first one again: what two equal requests differ by is the noise of the server.
@@ -74,8 +73,7 @@ def _changed(item: MediaItem, name: str) -> np.ndarray | PackedArray:
 
 
 def _flipped(array: np.ndarray, nbytes: int) -> np.ndarray:
-    """A copy in which the highest bit of each number of `nbytes` bytes differs: other brightness, or the
-    other sign."""
+    """A copy in which the highest bit of each number of `nbytes` bytes differs: other brightness, or the other sign."""
     copy = np.ascontiguousarray(array).copy()
     copy.reshape(-1).view(np.uint8)[nbytes - 1 :: nbytes] ^= 0x80
     return copy

@@ -97,8 +97,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class PromptExpansion:
-    """A server's expansion of logical ids: the prompt that it ran, and (offset, length) of each item by
-    modality."""
+    """A server's expansion of logical ids: the prompt that it ran, and (offset, length) of each item by modality."""
 
     prompt_ids: list[int]
     placeholders: Mapping[str, list[tuple[int, int]]]
@@ -163,8 +162,7 @@ class Generation:
                 choice.routed_experts = []  # those of a part of the tokens
 
     def completions(self, prompt_tokens: int, fallback_version: str) -> list[Completion]:
-        """The samples by index, checked. `fallback_version` labels tokens without a weight version of the
-        server."""
+        """The samples by index, checked. `fallback_version` labels tokens without a weight version of the server."""
         sampled = sum(len(choice.token_ids) for choice in self._choices)
         for name, count in (("prompt_tokens", prompt_tokens), ("completion_tokens", sampled)):
             if self._usage.get(name, count) not in (None, count):
@@ -188,8 +186,7 @@ class Generation:
         return values
 
     def prompt_top_logprobs(self, prompt_tokens: int, k: int) -> TopLogprobs:
-        """The k likeliest tokens in the place of each, the first row without any. Raises
-        `MissingLogProbsError`."""
+        """The k likeliest tokens in the place of each, the first row without any. Raises `MissingLogProbsError`."""
         if not self.has_prompt_logprobs(prompt_tokens):
             raise MissingLogProbsError(self._name, f"the response has no likeliest tokens for {prompt_tokens} tokens")
         failure = f"the {k} likeliest tokens in the place of each of the prompt cannot be read"
@@ -201,8 +198,7 @@ class Generation:
         return TopLogprobs.joined([TopLogprobs.unpredicted(1, k), self._likeliest(rows, k, "the prompt")])
 
     def _likeliest(self, rows: Sequence[Sequence[tuple[Any, Any, Any]]], k: int, what: str) -> TopLogprobs:
-        """The k likeliest of each row of (rank or None, id, log-probability), which are k or more in any
-        order.
+        """The k likeliest of each row of (rank or None, id, log-probability), which are k or more in any order.
 
         A server counts ranks from 1. The tokens beside the k likeliest, as the sampled one, have a larger
         rank or None. Where no token has a rank, a row needs one token beside them, which shows that none of
@@ -228,8 +224,7 @@ class Generation:
         return TopLogprobs(ids, values)
 
     def prompt_expansion(self) -> PromptExpansion:
-        """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if
-        missing."""
+        """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if missing."""
         if self._prompt_ids is None:
             raise self._malformed("the response lacks `prompt_token_ids`, which are needed to check its expansion")
         with reading(self._name, "`mm_placeholders` cannot be read"):
@@ -314,8 +309,7 @@ class Generation:
         )
 
     def _stop_token(self, reason: FinishReason, stop: Any, ids: Sequence[int]) -> int | None:
-        """The stop token, which is the last id; a server does not name it if it is the model's own end
-        token."""
+        """The stop token, which is the last id; a server does not name it if it is the model's own end token."""
         if reason is not FinishReason.STOP or isinstance(stop, str):
             return None
         if not ids or (stop is not None and stop != ids[-1]):

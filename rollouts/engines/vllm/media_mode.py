@@ -29,8 +29,7 @@ _RENDERER_OF_MODEL = "load the renderer from the directory of the model that is 
 
 
 class Objection(NamedTuple):
-    """Why one mode cannot send an item, and a cure other than the other mode; None if there is no other
-    cure."""
+    """Why one mode cannot send an item, and a cure other than the other mode; None if there is no other cure."""
 
     item: MediaItem
     reason: str
@@ -175,8 +174,7 @@ def _unknown_sound(item: MediaItem, capabilities: ServerCapabilities) -> Objecti
 
 
 def _unfit_pixels(item: MediaItem, wanted: PixelDtype) -> tuple[str, str] | None:
-    """Name and dtype of pixels that differ from the server's dtype, or None; the server would not report an
-    error."""
+    """Name and dtype of pixels that differ from the server's dtype, or None; the server would not report an error."""
     for name, tensor in item.tensors.items():
         if not name.startswith("pixel_values") or isinstance(tensor, ServerNumbers) or raw_pixels(item, name):
             continue
@@ -195,8 +193,7 @@ def _against_content(
     capabilities: ServerCapabilities,
     sampled_marker: int | None,
 ) -> Objection | None:
-    """The objection to sending a source file. `sampled_marker`: position of the modality's first marker in
-    text."""
+    """The objection to sending a source file. `sampled_marker`: position of the modality's first marker in text."""
     if item.modality == "audio" and (refusal := _against_sounds(item, capabilities)) is not None:
         return refusal
     if item.modality not in request.placeholder_token_ids:

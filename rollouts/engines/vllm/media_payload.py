@@ -37,8 +37,7 @@ class MediaPayload:
         self.prompt_ids: Sequence[int] = request.prompt_ids
 
     def body_field(self, included: Collection[str]) -> Body:
-        """The field of the request body that describes the media, with the data of the names in
-        `included`."""
+        """The field of the request body that describes the media, with the data of the names in `included`."""
         return []
 
     def is_cache_miss(self, status: int, body: str) -> bool:
@@ -179,8 +178,7 @@ class ContentPartsPayload(MediaPayload):
 def _agree(
     received: Mapping[str, Sequence[tuple[int, int]]], expected: Mapping[str, Sequence[PlaceholderRange]]
 ) -> bool:
-    """Whether each range of the server, (offset, length), contains all feature tokens of our item with the
-    same index.
+    """Whether each range of the server, (offset, length), contains all feature tokens of our item with the same index.
 
     A server may include the tokens around the features in its range or not; the ids are compared separately.
     """

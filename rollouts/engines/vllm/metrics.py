@@ -32,14 +32,12 @@ class ServerMetrics(Metrics):
 
     @property
     def process_start_time(self) -> float | None:
-        """When the server's process began, in seconds since 1970; None where the server does not report
-        it."""
+        """When the server's process began, in seconds since 1970; None where the server does not report it."""
         return next((sample.value for sample in self.get("process_start_time_seconds", ())), None)
 
     @property
     def sleep_level(self) -> int | None:
-        """1: the weights are in the host's memory, 2: they were dropped, 0: neither; None: it is not
-        reported.
+        """1: the weights are in the host's memory, 2: they were dropped, 0: neither; None: it is not reported.
 
         The level stays until all memory is back.
         """

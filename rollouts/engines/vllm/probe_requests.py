@@ -1,5 +1,4 @@
-"""Requests that find out what a server is: its version, its model, and its rendering of a small image and a
-sound.
+"""Requests that find out what a server is: its version, its model, and its rendering of a small image and a sound.
 
 No request runs the model, so that a paused server answers them as well.
 """
@@ -35,8 +34,7 @@ class ServedModel(NamedTuple):
 
 
 class ServerVersion(NamedTuple):
-    """What `/version` reports: `vllm` is the engine's version, `rust_frontend` that of vLLM's Rust frontend
-    before it.
+    """What `/version` reports: `vllm` is the engine's version, `rust_frontend` that of vLLM's Rust frontend before it.
 
     `vllm` is None where the route does not answer; then it is not known either whether there is a Rust
     frontend.
@@ -91,16 +89,14 @@ async def render_probe_image(connection: ServerConnection, model: str) -> HttpRe
 
 
 def json_object(response: HttpResponse) -> Mapping[str, Any]:
-    """The body if it is a JSON object; {} for another value or none. Raises `MalformedResultError` for no
-    JSON."""
+    """The body if it is a JSON object; {} for another value or none. Raises `MalformedResultError` for no JSON."""
     content = response.json() if response.body else {}
     return content if isinstance(content, dict) else {}
 
 
 @functools.cache
 def _probe_image_url() -> str:
-    """A data URL of noise with odd sides (53 x 37): its tensors depend on resizing, rescaling and patch size
-    alike."""
+    """A data URL of noise with odd sides (53 x 37): its tensors depend on resizing, rescaling and patch size alike."""
     row, column, channel = np.ogrid[:53, :37, :3]
     noise = (row * 73 + column * 151 + channel * 29 + row * column * 7) % 256
     file = io.BytesIO()

@@ -1,5 +1,4 @@
-"""The response of `/render`: token ids, and for each image, video or sound its placeholder and perhaps its
-tensors."""
+"""The response of `/render`: token ids, and for each image, video or sound its placeholder and perhaps its tensors."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from rollouts.errors import MalformedResultError
 
 
 class RenderedMedia(NamedTuple):
-    """An image or video in a rendered prompt. `encoded` is its `kwargs_data`, None where the server left it
-    out."""
+    """An image or video in a rendered prompt. `encoded` is its `kwargs_data`, None where the server left it out."""
 
     modality: str
     name: str

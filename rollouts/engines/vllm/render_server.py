@@ -85,8 +85,7 @@ class RenderServer:
         return identity
 
     async def identity_for_sounds(self, server: ServerIdentity, request_name: str) -> ServerIdentity:
-        """The identity of a server for sounds, by a probe sound. Raises `CapabilityError` where it takes
-        none."""
+        """The identity of a server for sounds, by a probe sound. Raises `CapabilityError` where it takes none."""
         if server not in self._hearing:
             self._hearing = {server: await self._probe_sounds(server)}
         known = self._hearing[server]
@@ -108,8 +107,7 @@ class RenderServer:
         tensors: bool,
         options: Mapping[str, Any] | None = None,
     ) -> RenderResponse:
-        """Render messages whose media are `media_part`s; one without a file in `files` must be in the
-        server's cache.
+        """Render messages whose media are `media_part`s; one without a file in `files` must be in the server's cache.
 
         `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises
         `EngineError`.

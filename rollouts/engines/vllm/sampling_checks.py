@@ -56,8 +56,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
-    """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked
-    types."""
+    """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked types."""
     sampling = request.sampling
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
         yield (

@@ -30,8 +30,7 @@ class MediaReservation:
 
 @dataclass(frozen=True, slots=True)
 class MediaCacheCounts:
-    """How many items, of how many bytes, reservations included (their data are sent) and omitted (a name is
-    sent).
+    """How many items, of how many bytes, reservations included (their data are sent) and omitted (a name is sent).
 
     The data of an item whose request was sent again are counted again.
     """
@@ -51,8 +50,7 @@ class MediaCacheCounts:
 
 
 class ServerMediaCache:
-    """A model of a server's media cache: names, bounded by the bytes of their items, least recently used
-    first out.
+    """A model of a server's media cache: names, bounded by the bytes of their items, least recently used first out.
 
     If several requests need a new item at the same time, one includes its data; the others wait until the
     server has it. `max_bytes` is below the 4 GiB that a server's media cache has by default: an item is
@@ -97,8 +95,7 @@ class ServerMediaCache:
                 self._held.put(name, reservation.names[name], reservation.names[name])
 
     def release(self, reservation: MediaReservation) -> None:
-        """End a reservation whose request may not have reached the server: a waiting request includes the
-        items."""
+        """End a reservation whose request may not have reached the server: a waiting request includes the items."""
         self._end(reservation)
 
     def evict(self, reservation: MediaReservation) -> None:
@@ -108,8 +105,7 @@ class ServerMediaCache:
         self._end(reservation)
 
     def clear(self) -> None:
-        """Remove all items, because the server may have lost them; a `commit` of a pending request adds
-        none."""
+        """Remove all items, because the server may have lost them; a `commit` of a pending request adds none."""
         self._epoch += 1
         self._held.clear()
 

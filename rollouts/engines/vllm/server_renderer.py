@@ -56,8 +56,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageChunk:
-    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]), a data URL, or a
-    URL or path.
+    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]), a data URL, or a URL or path.
 
     The `MediaPolicy` must allow a URL or path; this process fetches it, never the server. `expected_tokens`,
     if given, is the number of tokens that the image must take. Tokens around it (`<|vision_start|>`) belong
@@ -163,8 +162,7 @@ class ServerRenderer(ClosedAtEnd):
         limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A renderer with a connection of its own, which `close` closes; `options` are those of the
-        constructor."""
+        """A renderer with a connection of its own, which `close` closes; `options` are those of the constructor."""
         connection = ServerConnection(
             base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=lambda: renderer.forget()
         )
@@ -287,8 +285,7 @@ class ServerRenderer(ClosedAtEnd):
         name: str,
         options: Mapping[str, Any],
     ) -> RenderResponse:
-        """Render the whole conversation. Media are sent by name, because the server has just rendered them
-        alone."""
+        """Render the whole conversation. Media are sent by name, because the server has just rendered them alone."""
         send = partial(self._server.render, messages, model=server.model, name=name, tensors=False, options=options)
         if media and self._cache_holds_media:
             try:
@@ -331,8 +328,7 @@ class ServerRenderer(ClosedAtEnd):
     async def _process(
         self, source: MediaSource, modality: Modality, mm_hash: str, server: ServerIdentity, probed: ServerIdentity
     ) -> MediaItem | None:
-        """Let the server process an image or a sound, and store the item; None where it was replaced
-        meanwhile."""
+        """Let the server process an image or a sound, and store the item; None where it was replaced meanwhile."""
         request_name, cache_name = _request_name(source, modality), media_name(source)
         file = await asyncio.to_thread(_file_of, source, modality, self.policy)
         # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
@@ -385,8 +381,7 @@ class ServerRenderer(ClosedAtEnd):
 
 
 def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) -> None:
-    """Raise where text that no model sampled contains a control token: the server would tokenize it as
-    one."""
+    """Raise where text that no model sampled contains a control token: the server would tokenize it as one."""
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             continue
@@ -463,8 +458,7 @@ def _result(
     markers: Mapping[Modality, int | None] = MappingProxyType({}),
     **known: Any,
 ) -> RenderedTokens:
-    """A rendering without attribution; `multi_modal_data` is None for a model without pictures that got no
-    sound."""
+    """A rendering without attribution; `multi_modal_data` is None for a model without pictures that got no sound."""
     all_markers = {"image": server.marker_id, **markers}
     return RenderedTokens(
         token_ids,

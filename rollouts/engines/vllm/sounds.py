@@ -1,5 +1,4 @@
-"""Sounds as a server takes them: the tensors that vLLM's own processor makes, from those of transformers'
-processor.
+"""Sounds as a server takes them: the tensors that vLLM's own processor makes, from those of transformers' processor.
 
 vLLM names and cuts some tensors in its own way (the frames of a sound without its padding, and their number).
 What a server makes is read off a sound that it has rendered, so that nothing is assumed of its model.
@@ -28,15 +27,13 @@ _PROBE_RATE = 16_000
 
 @functools.cache
 def probe_sound_url() -> str:
-    """A data URL of a second of noise: long enough for every model, and its tensors depend on every
-    sample."""
+    """A data URL of a second of noise: long enough for every model, and its tensors depend on every sample."""
     noise = np.random.default_rng(0).integers(-16_000, 16_000, _PROBE_RATE).astype(np.int16)
     return f"data:audio/wav;base64,{base64.b64encode(wav_bytes(noise, _PROBE_RATE)).decode()}"
 
 
 class SoundField(NamedTuple):
-    """One tensor of a server's sounds: how a batch is made of it, torch's name of its dtype, and its
-    shape."""
+    """One tensor of a server's sounds: how a batch is made of it, torch's name of its dtype, and its shape."""
 
     kind: Literal["flat", "batched", "shared"]
     dtype: str
@@ -47,8 +44,7 @@ class SoundField(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SoundFormat:
-    """The tensors that a server makes of a sound, by name, and how many tokens it gives to the frames of a
-    sound.
+    """The tensors that a server makes of a sound, by name, and how many tokens it gives to the frames of a sound.
 
     `tokens` is None where no known formula gives the number of tokens of the rendered sound. `window` is the
     tensor that has the same shape for all sounds, padded to the window of the model; None where there is
@@ -82,8 +78,7 @@ def _field(name: str, decoded: DecodedTensor) -> SoundField:
 
 
 def in_server_layout(item: MediaItem, server: SoundFormat) -> MediaItem | None:
-    """The item with the tensors that the server makes of a sound; None where they cannot be made of the
-    item's."""
+    """The item with the tensors that the server makes of a sound; None where they cannot be made of the item's."""
     if any(isinstance(tensor, ServerTensor) for tensor in item.tensors.values()):
         return item if item.tensors.keys() == server.fields.keys() else None  # made by a server
     tensors: dict[str, np.ndarray | PackedArray] = {}
@@ -135,8 +130,7 @@ def frame_count(tensors: Mapping[str, np.ndarray | PackedArray]) -> int | None:
 
 
 def _made(name: str, item: MediaItem) -> np.ndarray | None:
-    """A tensor of the server by its name, of those that transformers' processor has made; None where it needs
-    others.
+    """A tensor of the server by its name, of those that transformers' processor has made; None where it needs others.
 
     Sources: `_postprocess_hf_mm_data` of qwen2_5_omni_thinker, qwen3_asr, gemma3n_mm, gemma4_mm,
     audioflamingo3 and granite_speech in vllm/model_executor/models of vLLM 0.32.

@@ -79,8 +79,7 @@ class ServerTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerNumbers:
-    """A number, or nested lists of numbers, that a server sent instead of a tensor; `packed` is their
-    msgpack."""
+    """A number, or nested lists of numbers, that a server sent instead of a tensor; `packed` is their msgpack."""
 
     packed: bytes
     values: np.ndarray

@@ -78,8 +78,7 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
 
 
 def in_dtype_of(space: Any, action: Any) -> Any:
-    """An array of numbers in the dtype of a space that can hold them: a `Box` of float32 contains no array of
-    float64.
+    """An array of numbers in the dtype of a space that can hold them: a `Box` of float32 contains no array of float64.
 
     Other actions are returned as they are.
     """

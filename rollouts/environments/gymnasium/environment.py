@@ -1,5 +1,4 @@
-"""Environments of Gymnasium, whose rendered frames the model sees. Needs the extra `gym` when an episode
-begins."""
+"""Environments of Gymnasium, whose rendered frames the model sees. Needs the extra `gym` when an episode begins."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ OnInvalidAction = Literal["ask again", "end"]
 
 
 class _State(NamedTuple):
-    """What a reset or a step returned, and what the model sees of it; nothing of the last state of an
-    episode."""
+    """What a reset or a step returned, and what the model sees of it; nothing of the last state of an episode."""
 
     frame: np.ndarray | None
     text: str
@@ -157,8 +155,7 @@ class GymnasiumEnvironment:
         return StepResult([] if done else [self._message(state, "")], state.reward, done, info, reason)
 
     async def close(self) -> None:
-        """Close the environment; a step that still runs ends first, and if this call is cancelled, it is
-        closed then.
+        """Close the environment; a step that still runs ends first, and if this call is cancelled, it is closed then.
 
         A closed environment can be reset.
         """
@@ -205,8 +202,7 @@ class GymnasiumEnvironment:
         return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
 
     def _described_actions(self) -> str:
-        """The actions for the model; "" where `parse_action` reads those of a space that has no
-        description."""
+        """The actions for the model; "" where `parse_action` reads those of a space that has no description."""
         space, names = self._env.action_space, self._action_names
         return "" if self._parse_action and not names and kind_of(space) is None else describe_actions(space, names)
 

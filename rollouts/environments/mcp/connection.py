@@ -103,8 +103,7 @@ class Connection:
         return not self._ended and not self._task.done()
 
     async def close(self) -> None:
-        """Close the connection and end the server's process. Takes a few seconds where the process does not
-        end."""
+        """Close the connection and end the server's process. Takes a few seconds where the process does not end."""
         self._closing.set()
         if not self._tools.done():
             self._task.cancel("the connection is closed before it is open")

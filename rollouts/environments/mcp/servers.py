@@ -39,16 +39,14 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server that is reached over HTTP (the transport "streamable HTTP"). `headers` are sent with every
-    request."""
+    """A server that is reached over HTTP (the transport "streamable HTTP"). `headers` are sent with every request."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def process_arguments(server: StdioServer, inherited: Sequence[str]) -> tuple[str, list[str]]:
-    """The program to start, and its arguments, so that the process has no variables but those of
-    `server.env`.
+    """The program to start, and its arguments, so that the process has no variables but those of `server.env`.
 
     `inherited` are the variables that the client of MCP passes on from this process; `env -u` removes them
     again. Raises `FileNotFoundError` if the program, or `env`, is not found.

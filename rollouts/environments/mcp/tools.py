@@ -76,8 +76,7 @@ class McpTools(StartAndClose):
         self._tools = self._named(dict(zip(self._servers, listed, strict=True)))
 
     async def close(self) -> None:
-        """Close the connections and end the processes. Tools called afterwards raise
-        `ToolUnavailableError`."""
+        """Close the connections and end the processes. Tools called afterwards raise `ToolUnavailableError`."""
         self._tools = None
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 

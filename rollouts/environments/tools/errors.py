@@ -8,8 +8,7 @@ from rollouts.errors import RolloutsError
 
 
 class ToolArgumentsError(RolloutsError):
-    """The arguments of a call do not fit the tool. The model gets the text. `problems`: one for each wrong
-    argument.
+    """The arguments of a call do not fit the tool. The model gets the text. `problems`: one for each wrong argument.
 
     Cure: none is needed: the model receives the text, and may call the tool again.
     """
@@ -31,8 +30,7 @@ class ToolFailedError(RolloutsError):
 
 
 class ToolUnavailableError(RolloutsError):
-    """A tool cannot be called at all, whatever the arguments: its server has ended, for example. The episode
-    fails.
+    """A tool cannot be called at all, whatever the arguments: its server has ended, for example. The episode fails.
 
     Cure: start what the tool needs again (of an MCP server: check its command or URL, and read its log); the
     episode can be repeated.

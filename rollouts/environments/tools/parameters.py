@@ -36,8 +36,7 @@ def function_parameters(tool: str, function: Callable[..., Any]) -> FunctionPara
 
 
 class FunctionParameters:
-    """The parameters of a function: their JSON schema, and the conversion of a model's arguments to their
-    types.
+    """The parameters of a function: their JSON schema, and the conversion of a model's arguments to their types.
 
     Every parameter needs an annotation that pydantic knows, and a name (no `*args`, `**kwargs` or
     positional-only ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; a
@@ -165,8 +164,7 @@ def _schema(tool: str, arguments: TypeAdapter[dict[str, Any]]) -> dict[str, Any]
 
 
 def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """The schema with definitions in place of references: the templates of many models do not print
-    definitions.
+    """The schema with definitions in place of references: the templates of many models do not print definitions.
 
     `within` are the names of the definitions around `schema`.
     """
@@ -188,8 +186,7 @@ def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tup
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of `X | None` as that of X with `nullable`, the form that `transformers` makes and templates
-    print."""
+    """The schema of `X | None` as that of X with `nullable`, the form that `transformers` makes and templates print."""
     alternatives = schema.get("anyOf", ())
     others = [each for each in alternatives if each != {"type": "null"}]
     if len(alternatives) != 2 or len(others) != 1:

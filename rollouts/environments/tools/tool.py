@@ -57,8 +57,7 @@ class Tool:
         description: str | None = None,
         timeout_seconds: float | None = None,
     ) -> Tool:
-        """A tool that calls `function` with the model's arguments, checked and converted to the annotated
-        types.
+        """A tool that calls `function` with the model's arguments, checked and converted to the annotated types.
 
             def crop(left: Annotated[int, "in pixels"], size: Literal["small", "large"] = "small") -> Image.Image:
                 "Crop the image."
@@ -91,8 +90,7 @@ class FunctionCall:
     function: Callable[..., Any]
 
     async def __call__(self, arguments: dict[str, Any], on_begin: Callable[[float], object] | None = None) -> Any:
-        """Call the function. `on_begin` gets the event loop's time at which it begins: it may wait for a
-        thread."""
+        """Call the function. `on_begin` gets the event loop's time at which it begins: it may wait for a thread."""
         function = self.function
         checked = function_parameters(self.tool, function).checked(arguments)
         if inspect.iscoroutinefunction(function):

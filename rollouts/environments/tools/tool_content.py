@@ -81,8 +81,7 @@ def _is_part(item: Any) -> bool:
 
 
 def _check_not_empty(tool: str, part: Mapping[str, Any]) -> None:
-    """Raise `ToolFailedError` for an empty file, an image that is 0 pixels wide or high, and a sound of no
-    samples."""
+    """Raise `ToolFailedError` for an empty file, an image that is 0 pixels wide or high, and a sound of no samples."""
     kind, value = part["type"], part[part["type"]]
     if isinstance(value, (bytes, bytearray)) and not value:
         raise ToolFailedError(f"{tool} returned {NOUNS[MEDIA_PART_TYPES[kind]]} of 0 bytes")
@@ -95,8 +94,7 @@ def _check_not_empty(tool: str, part: Mapping[str, Any]) -> None:
 
 
 def _json(tool: str, value: Any) -> str:
-    """A value as JSON. Raises `ToolResultError`, and `ToolFailedError` for an integer that Python does not
-    write."""
+    """A value as JSON. Raises `ToolResultError`, and `ToolFailedError` for an integer that Python does not write."""
     from pydantic_core import PydanticSerializationError
 
     if isinstance(value, np.ndarray) and value.ndim == 3 and value.shape[2] in (3, 4):

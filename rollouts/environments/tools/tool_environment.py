@@ -73,8 +73,7 @@ class ToolEnvironment:
         return list(self._conversation)
 
     async def step(self, assistant: Message) -> StepResult:
-        """Answer the calls of a message, or score the conversation. Raises `RolloutsError` and
-        `ToolResultError`."""
+        """Answer the calls of a message, or score the conversation. Raises `RolloutsError` and `ToolResultError`."""
         return await self._step(assistant, calls_of_message(assistant))
 
     async def step_parsed(self, assistant: Message, parsed: ParsedResponse) -> StepResult:

@@ -131,8 +131,7 @@ class EngineClient(Client):  # type: ignore[misc]
         turn: PendingTurn | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Sample the next message of a rollout. Raises verifiers' `ProviderError`: status 400 for what cannot
-        work.
+        """Sample the next message of a rollout. Raises verifiers' `ProviderError`: status 400 for what cannot work.
 
         A limit of the rollout stops its trace, which verifiers then scores as it is.
         """
@@ -197,8 +196,7 @@ class EngineClient(Client):  # type: ignore[misc]
         activity: EpisodeActivity | None = None,
         deadlines: EpisodeDeadlines | None = None,
     ) -> Rollout:
-        """Begin to record a rollout, with the client's own settings by default. Called on the rollout's event
-        loop.
+        """Begin to record a rollout, with the client's own settings by default. Called on the rollout's event loop.
 
         `activity` and `deadlines` are those of its episode, which other rollouts may share.
         """
@@ -211,8 +209,7 @@ class EngineClient(Client):  # type: ignore[misc]
         return rollout
 
     def pop_trajectory(self, trace: Trace) -> Trajectory:
-        """The exact tree of a rollout with the rewards and metrics of its trace, finished; the client forgets
-        it.
+        """The exact tree of a rollout with the rewards and metrics of its trace, finished; the client forgets it.
 
         `trace.reward` is recorded on the last turn, whose info has each reward with its weight, the stop
         condition, the agent and the task; `metrics` are the trace's. Without a call of the model the tree is
@@ -230,8 +227,7 @@ class EngineClient(Client):  # type: ignore[misc]
         return self._rollouts.pop(session_id)
 
     async def close(self) -> None:
-        """Do nothing: verifiers closes a client with each of its servers, and other servers may use this
-        one."""
+        """Do nothing: verifiers closes a client with each of its servers, and other servers may use this one."""
 
 
 class _TokenRecorder(TurnRecorder):
@@ -267,8 +263,7 @@ class Rollout:
         return self.recorder.trajectory
 
     def continued_turn(self, pending: PendingTurn, tools: Any) -> SampledTurn | None:
-        """The sampled turn at the end of the part of a prompt that verifiers has in its graph, if `tools` are
-        its."""
+        """The sampled turn at the end of the part of a prompt that verifiers has in its graph, if `tools` are its."""
         if not pending.prefix_node_ids or not pending.tail:
             return None
         message = pending.trace.nodes[pending.prefix_node_ids[-1]].message

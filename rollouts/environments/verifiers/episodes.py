@@ -31,8 +31,7 @@ from rollouts.values import check_integer
 
 
 class VerifiersTasks:
-    """The tasks of a verifiers environment as tasks of a `Runner`; iterating begins with the first one each
-    time.
+    """The tasks of a verifiers environment as tasks of a `Runner`; iterating begins with the first one each time.
 
         async for group in runner.stream(VerifiersTasks(env)):
             ...
@@ -76,8 +75,7 @@ _loaded_tasks: WeakKeyDictionary[Env, tuple[Taskset, list[VerifiersTask], Iterat
 
 
 class EpisodeRun:
-    """One episode of an environment, whose rollouts `client` records with `settings`. Made on its event
-    loop."""
+    """One episode of an environment, whose rollouts `client` records with `settings`. Made on its event loop."""
 
     def __init__(
         self, env: Env, client: EngineClient, settings: EpisodeSettings, observer: EpisodeObserver | None = None

@@ -33,8 +33,7 @@ from rollouts.workers.worker_pool import WorkerPool
 
 
 class VerifiersWorkers(WorkerPool):
-    """Workers of a `Runner` that play a verifiers environment in this process, with verifiers' harnesses and
-    scoring.
+    """Workers of a `Runner` that play a verifiers environment in this process, with verifiers' harnesses and scoring.
 
         async with VerifiersWorkers(env, engine, renderer) as workers:
             async with Runner(None, engine, None, sampling=sampling, group_size=4, workers=workers) as runner:
@@ -86,8 +85,7 @@ class VerifiersWorkers(WorkerPool):
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what runs, and end the environment's servers. Called by the task that has entered the
-        context."""
+        """Cancel what runs, and end the environment's servers. Called by the task that has entered the context."""
         await super().close()
         await self._opened.aclose()
 
@@ -170,8 +168,7 @@ def _joined(rollouts: Sequence[tuple[Trace, Rollout]]) -> Trajectory:
 
 
 def _failure(rollouts: Sequence[tuple[Trace, Rollout]], reason: str) -> EpisodeFailure:
-    """Why an episode failed: the error of the engine where that is what verifiers has recorded, else
-    verifiers'."""
+    """Why an episode failed: the error of the engine where that is what verifiers has recorded, else verifiers'."""
     for trace, rollout in rollouts:
         last = trace.errors[-1] if trace.errors else None
         if not rollout.trajectory.error or last is None or trace.ok:

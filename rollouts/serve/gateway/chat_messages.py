@@ -50,8 +50,7 @@ def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[
 
 
 def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
-    """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id,
-    reasoning.
+    """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id, reasoning.
 
     Images, videos and sounds stay data URLs; http(s) URLs need `allow_urls`. Raises `RequestError`.
     """

@@ -1,5 +1,4 @@
-"""The body of a chat-completions request: every field is honoured, is known to have no effect, or is
-refused."""
+"""The body of a chat-completions request: every field is honoured, is known to have no effect, or is refused."""
 
 from __future__ import annotations
 

@@ -58,8 +58,7 @@ def _entry_of(choice: Choice, chat: ChatRequest, texts: TokenTexts | None, **con
 
 @dataclass(slots=True)
 class SentText:
-    """What a client has of a choice whose completion is not finished: the text of its reasoning and its
-    content."""
+    """What a client has of a choice whose completion is not finished: the text of its reasoning and its content."""
 
     reasoning: str = ""
     content: str = ""

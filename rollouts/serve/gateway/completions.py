@@ -126,8 +126,7 @@ async def _sampled(
 
 
 async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | None]:
-    """The prompt of a request, and the turn that it continues; None where the conversation is rendered in
-    full."""
+    """The prompt of a request, and the turn that it continues; None where the conversation is rendered in full."""
     history = chat.history
     match = session.find(history)
     if match is not None and any(message["role"] == "assistant" for message in history.messages[match.num_messages :]):
@@ -223,8 +222,7 @@ def _client_message(turn: SampledTurn, *, calls_tools: bool) -> dict[str, Any]:
 
 
 def _without_stop(message: dict[str, Any], stop: str) -> dict[str, Any]:
-    """The message up to the stop string, which is in its content, or in its reasoning or last call and ends
-    it."""
+    """The message up to the stop string, which is in its content, or in its reasoning or last call and ends it."""
     reasoning, content = message.get("reasoning_content") or "", message["content"]
     if stop in reasoning or (reasoning and not content):
         return {**message, "reasoning_content": text_before(reasoning, stop)}

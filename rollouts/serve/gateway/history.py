@@ -19,8 +19,7 @@ from typing import Any
 
 
 class History:
-    """The conversation of a request: its checked messages, and a digest for each prefix. `tools` are part of
-    it.
+    """The conversation of a request: its checked messages, and a digest for each prefix. `tools` are part of it.
 
     `digests[k]` is that of the tools and the first k messages.
     """
@@ -76,8 +75,7 @@ def _identity(message: Mapping[str, Any]) -> bytes:
 
 
 def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:
-    """Text for parts of text alone; otherwise texts, adjacent ones joined, and (modality, digest) of
-    media."""
+    """Text for parts of text alone; otherwise texts, adjacent ones joined, and (modality, digest) of media."""
     joined: list[Any] = []
     for part in content:
         if part["type"] != "text":

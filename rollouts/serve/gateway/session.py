@@ -99,8 +99,7 @@ class Session:
         return None
 
     def _agrees(self, turn: RecordedTurn | None, history: History) -> bool:
-        """Whether reasoning and ids of calls are those of the turn and of the turns before it, where they
-        were sent."""
+        """Whether reasoning and ids of calls are those of the turn and of the turns before it, where they were sent."""
         while turn is not None:
             for position, reasoning in turn.reasoning.items():
                 sent = reasoning_of(history.messages[position])

@@ -21,8 +21,7 @@ from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory
 
 
 class TextStream:
-    """The events of one request. Reasoning and content are sent as they are sampled, tool calls when they are
-    complete.
+    """The events of one request. Reasoning and content are sent as they are sampled, tool calls when they are complete.
 
     `complete` samples and records the completion, with a listener for its tokens.
     """
@@ -47,8 +46,7 @@ class TextStream:
         self._events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events. An error before the first one is raised; a later one is the last event, in OpenAI's
-        form."""
+        """The events. An error before the first one is raised; a later one is the last event, in OpenAI's form."""
         completing = asyncio.ensure_future(self._complete(self._listener))
         completing.add_done_callback(lambda _: self._events.put_nowait(None))
         try:

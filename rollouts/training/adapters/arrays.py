@@ -35,8 +35,7 @@ def token_arrays(
     side: Literal["left", "right"] = "right",
     part: Literal["all", "prompt", "response"] = "all",
 ) -> TokenArrays:
-    """The tokens of samples, padded on `side`: all, those before the first trained one, or those from it
-    on."""
+    """The tokens of samples, padded on `side`: all, those before the first trained one, or those from it on."""
     rows = []
     for sample in samples:
         start = response_start(sample)

@@ -96,8 +96,7 @@ def _values(sample: TrainingSample, parts: Collection[str]) -> Violations:
 
 
 def fits_response_of_images(sample: TrainingSample, tensors: Collection[str]) -> Violations:
-    """The check that a token is trained, and that the media have no other tensors than a type has fields
-    for."""
+    """The check that a token is trained, and that the media have no other tensors than a type has fields for."""
     yield from has_response(sample)
     for name in (name for item, _ in sample.media for name in item if name not in tensors):
         fields = ", ".join(tensors)

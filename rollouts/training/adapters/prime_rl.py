@@ -1,5 +1,4 @@
-"""prime-rl: `TrainingSample` and `MicroBatch` of `prime_rl.transports.rollouts.types`, msgspec structs of its
-wire."""
+"""prime-rl: `TrainingSample` and `MicroBatch` of `prime_rl.transports.rollouts.types`, msgspec structs of its wire."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def prime_rl_micro_batch(
 def _columns(
     target: str, samples: Sequence[TrainingSample], temperature: float, omit: Collection[str], types: ModuleType | None
 ) -> tuple[Any, dict[str, Any]]:
-    """The module of the structs, and the fields of a `TrainingSample`: those of all samples, one after
-    another."""
+    """The module of the structs, and the fields of a `TrainingSample`: those of all samples, one after another."""
     check_samples(target, samples, without_parts(_LACKING, omit))
     rule = "pass the temperature of sampling, a number above 0"
     temperature = check_positive("temperature", temperature, rule)

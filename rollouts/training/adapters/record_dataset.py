@@ -23,8 +23,7 @@ left out."""
 
 
 def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: EpisodeAdvantage = 1.0) -> Any:
-    """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of
-    `row_features`.
+    """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of `row_features`.
 
     The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a
     torch `DataLoader`, so pass at least as many files as workers. Neither pixels nor features are computed: a

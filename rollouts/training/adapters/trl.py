@@ -35,8 +35,7 @@ def trl_grpo_inputs(
     dtype: torch.dtype = torch.float32,
     type_ids: TypeIds = "mm_token_type_ids",
 ) -> dict[str, Any]:
-    """The dict that `GRPOTrainer` computes its loss from: B prompts, padded left to P, and completions, right
-    to C.
+    """The dict that `GRPOTrainer` computes its loss from: B prompts, padded left to P, and completions, right to C.
 
     A completion begins at the first trained token. `prompt_ids`, `prompt_mask` int64 (B, P);
     `completion_ids`, `completion_mask`, `tool_mask` int64 (B, C), `tool_mask` 1 on trained tokens and on
@@ -77,8 +76,7 @@ def trl_grpo_inputs(
 
 
 def trl_sft_row(sample: TrainingSample, *, omit: Collection[str] = ()) -> dict[str, list[int]]:
-    """A row of a tokenised dataset for `SFTTrainer`: `input_ids` and `labels`, -100 where a token is not
-    trained.
+    """A row of a tokenised dataset for `SFTTrainer`: `input_ids` and `labels`, -100 where a token is not trained.
 
     For samples of text; `trl_sft_batch` takes media too. Labels say neither advantages nor log-probabilities
     nor weight versions nor routed experts: `omit` names those of "advantages", "logprobs", "weight_spans" and
@@ -97,8 +95,7 @@ def trl_sft_batch(
     type_ids: TypeIds = "mm_token_type_ids",
     omit: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """A batch as a data collator of TRL or transformers returns it: the keyword arguments of the model, with
-    labels.
+    """A batch as a data collator of TRL or transformers returns it: the keyword arguments of the model, with labels.
 
     `input_ids`, `attention_mask`, `labels` int64 (B, T), padded on the right; with media, the model's
     arguments, floats of `dtype`, and under the name `type_ids` int64 (B, T), 1 on tokens of images and 2 on

@@ -26,8 +26,7 @@ def verl_data_proto(
     dtype: torch.dtype = torch.float32,
     types: ModuleType | None = None,
 ) -> Any:
-    """A verl `DataProto` of B rows: P tokens of prompt, padded on the left, then R of response, padded on the
-    right.
+    """A verl `DataProto` of B rows: P tokens of prompt, padded on the left, then R of response, padded on the right.
 
     A response begins at the first trained token. `batch` has `prompts` (B, P), `responses` (B, R),
     `input_ids` and `attention_mask` (B, P + R), `response_mask` (B, R), all int64; `rollout_log_probs`,

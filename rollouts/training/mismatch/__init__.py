@@ -1,5 +1,4 @@
-"""The mismatch: figures, tested causes, text, JSON and plots of the difference between sampler and
-trainer."""
+"""The mismatch: figures, tested causes, text, JSON and plots of the difference between sampler and trainer."""
 
 from rollouts.training.mismatch.compared import ComparedTokens
 from rollouts.training.mismatch.diagnosis import Diagnosis, HypothesisResult, diagnose_mismatch, diagnosis_text

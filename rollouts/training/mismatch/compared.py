@@ -1,5 +1,4 @@
-"""The log-probabilities of sampler and trainer for each trained token, and where in its episode the token
-is."""
+"""The log-probabilities of sampler and trainer for each trained token, and where in its episode the token is."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class ComparedTokens:
 
     @property
     def difference(self) -> np.ndarray:
-        """trainer - sampler, float64 (n,). Infinite where it is not a number, so that it exceeds every
-        threshold."""
+        """trainer - sampler, float64 (n,). Infinite where it is not a number, so that it exceeds every threshold."""
         with np.errstate(invalid="ignore"):
             difference = self.trainer.astype(np.float64) - self.sampler.astype(np.float64)
         return np.where(np.isnan(difference), np.inf, difference)
@@ -85,8 +83,7 @@ _ARRAYS = tuple(each.name for each in fields(ComparedTokens) if each.name not in
 
 
 class _Places(NamedTuple):
-    """Where the trained tokens of a batch are: row and column in its tensors, sample, position. int64 (n,)
-    each."""
+    """Where the trained tokens of a batch are: row and column in its tensors, sample, position. int64 (n,) each."""
 
     row: np.ndarray
     column: np.ndarray
@@ -127,8 +124,7 @@ def compare_tokens(batch: TrainingBatch, logprobs: torch.Tensor) -> ComparedToke
 
 
 def concat_tokens(parts: Sequence[ComparedTokens]) -> ComparedTokens:
-    """The tokens of all parts, one after another. An image or a version that several parts have is listed
-    once."""
+    """The tokens of all parts, one after another. An image or a version that several parts have is listed once."""
     if not parts:
         return ComparedTokens()
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
@@ -184,8 +180,7 @@ def _turns(places: _Places) -> tuple[np.ndarray, np.ndarray]:
 def _last_items(
     samples: Sequence[TrainingSample], places: _Places, tokens_of: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
-    """For each token the index of the last item that ends before it, and hash and modality of the distinct
-    items."""
+    """For each token the index of the last item that ends before it, and hash and modality of the distinct items."""
     indices: dict[tuple[str, str], int] = {}
     last = np.full(len(places.sample), -1, dtype=np.int32)
     for sample, tokens in zip(samples, tokens_of, strict=True):

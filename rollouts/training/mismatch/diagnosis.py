@@ -1,5 +1,4 @@
-"""Tests hypotheses about a mismatch: computes log-probabilities under each, and compares them with the
-reported ones.
+"""Tests hypotheses about a mismatch: computes log-probabilities under each, and compares them with the reported ones.
 
 If the log-probabilities that a hypothesis predicts are those that a side reported, to within arithmetic, then
 that side had this fault, or one that computes the same numbers.
@@ -73,8 +72,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Examined:
-    """A sample, what the differing side reported for its trained tokens, and what was computed here, float64
-    (n,)."""
+    """A sample, what the differing side reported for its trained tokens, and what was computed here, float64 (n,)."""
 
     index: int
     sample: TrainingSample
@@ -153,8 +151,7 @@ def diagnose_mismatch(
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
-    """The diagnosis for people: tested causes with their cures, what stays unexplained, and every
-    hypothesis."""
+    """The diagnosis for people: tested causes with their cures, what stays unexplained, and every hypothesis."""
     figures = diagnosis.report.statistics
     lines = [
         f"{diagnosis.affected} samples differ by more than {2 * diagnosis.tolerance:.0e} nats on average "
@@ -243,8 +240,7 @@ def _test_temperature(model: Any, pad_id: int, examined: Sequence[_Examined], to
 
 
 def _test_routing(model: Any, pad_id: int, examined: Sequence[_Examined], tolerance: float) -> HypothesisResult:
-    """Whether the log-probabilities are those of the experts that the sampler took, in samples that record
-    them."""
+    """Whether the log-probabilities are those of the experts that the sampler took, in samples that record them."""
     name, recorded = "the sampler's experts", [each for each in examined if each.sample.routed_experts is not None]
     if not recorded:
         reason = "the samples have no routed_experts; let the server report them"
@@ -283,8 +279,7 @@ def _result(
 def _causes(
     tested: Sequence[HypothesisResult], examined: Sequence[_Examined]
 ) -> tuple[tuple[HypothesisResult, ...], tuple[int, ...]]:
-    """The hypotheses that explain samples, each those that none before it explains; and the samples that
-    remain."""
+    """The hypotheses that explain samples, each those that none before it explains; and the samples that remain."""
     tokens = {each.index: len(each.reported) for each in examined}
     causes: list[HypothesisResult] = []
     while True:

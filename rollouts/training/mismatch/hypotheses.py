@@ -21,8 +21,7 @@ from rollouts.training.samples import TrainingSample
 
 
 class Cause(StrEnum):
-    """Why log-probabilities of sampler and trainer differ. The value is the name for people, `cure` what to
-    do."""
+    """Why log-probabilities of sampler and trainer differ. The value is the name for people, `cure` what to do."""
 
     cure: str
 
@@ -189,8 +188,7 @@ def _normalised_with(
     std: np.ndarray,
     factor: float,
 ) -> np.ndarray:
-    """`values`, normalised with `mean` and `std`, as the others normalise them; unchanged for another channel
-    count."""
+    """`values`, normalised with `mean` and `std`, as the others normalise them; unchanged for another channel count."""
     if len(mean) != len(other_mean):
         return values
     new_mean, new_std = (np.array(each, dtype=np.float32)[:, None] for each in (other_mean, other_std))
@@ -224,8 +222,7 @@ _PixelChange = Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
 def _with_pixels(
     sample: TrainingSample, pixel_scale: PixelScale | None, label: str, change: _PixelChange
 ) -> list[TrainingSample]:
-    """The sample with changed pixels; nothing for a sample with an item whose scale or whose channels are not
-    known."""
+    """The sample with changed pixels; nothing for a sample with an item whose scale or whose channels are not known."""
     media = []
     for item, at in sample.media:
         pixels = {name: _changed(item, name, pixel_scale, change) for name in _pixel_tensors(item)}
@@ -255,14 +252,12 @@ def _pixel_tensors(item: MediaItem) -> list[str]:
 
 
 def _with_tensors(item: MediaItem, label: str, tensors: Mapping[str, np.ndarray]) -> MediaItem:
-    """The item with other tensors, and with a hash of its own: the forward passes know an item by its
-    hash."""
+    """The item with other tensors, and with a hash of its own: the forward passes know an item by its hash."""
     return replace(item, tensors={**item, **tensors}, scale=None, mm_hash=f"{item.mm_hash}:{label}")
 
 
 def _changed(item: MediaItem, name: str, pixel_scale: PixelScale | None, change: _PixelChange) -> np.ndarray | None:
-    """The changed pixels of a tensor, float32; None where the scale is not known, or which values are of a
-    channel."""
+    """The changed pixels of a tensor, float32; None where the scale is not known, or which values are of a channel."""
     tensor = item.tensors[name]
     recorded = tensor.scale if isinstance(tensor, ScaledPixels) else item.scale
     if (scale := recorded or pixel_scale) is None:
@@ -370,8 +365,7 @@ def _fits(item: MediaItem, other: MediaItem) -> bool:
 
 
 def _first_tokens_replaced(sample: TrainingSample, count: int, ids: Sequence[int]) -> list[TrainingSample]:
-    """The sample with `ids` in place of its first tokens; nothing unless the first two are text of the
-    prompt."""
+    """The sample with `ids` in place of its first tokens; nothing unless the first two are text of the prompt."""
     begins_with_media = bool(sample.media) and sample.media[0][1].offset == 0
     if len(sample) < 2 or sample.loss_mask[:2].any() or begins_with_media:
         return []

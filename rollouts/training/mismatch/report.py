@@ -1,5 +1,4 @@
-"""The mismatch: the difference between the sampler's and the trainer's log-probabilities of the sampled
-tokens."""
+"""The mismatch: the difference between the sampler's and the trainer's log-probabilities of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ _TOKENS_BEFORE, _TOKENS_AFTER = 16, 4
 @wire_type("rollouts.MismatchOutlier")
 @dataclass(frozen=True, slots=True, eq=False)
 class MismatchOutlier:
-    """A token with one of the largest differences. `sampler` and `trainer` are its log-probabilities, in
-    nats.
+    """A token with one of the largest differences. `sampler` and `trainer` are its log-probabilities, in nats.
 
     `sample` is the name of its sample, `position` its position there. `before` and `after` int32 hold the ids
     of up to 16 tokens before it and up to 4 after it.
@@ -156,8 +154,7 @@ class MismatchReport:
 
     @property
     def by_modality(self) -> tuple[MismatchGroup, ...]:
-        """Labels "text", "image", "video", "audio": by the last medium before a token, text where there is
-        none."""
+        """Labels "text", "image", "video", "audio": by the last medium before a token, text where there is none."""
         labels = ("text", "image", "video", "audio")
         modality = self.compared.modality()
         number = np.select([modality == label for label in labels], range(len(labels)), default=-1)
@@ -165,8 +162,7 @@ class MismatchReport:
 
     @property
     def by_lag(self) -> tuple[MismatchGroup, ...]:
-        """Labels "lag 0", "lag 1"...: by how many versions the weights that sampled a token are behind the
-        trainer's.
+        """Labels "lag 0", "lag 1"...: by how many versions the weights that sampled a token are behind the trainer's.
 
         "version ..." instead where versions are no integers; empty where samples have none.
         """
@@ -179,8 +175,7 @@ class MismatchReport:
 
     @property
     def by_image(self) -> tuple[MismatchGroup, ...]:
-        """Labels are `mm_hash`es: the tokens after an image, video or sound and before the next, over all
-        samples."""
+        """Labels are `mm_hash`es: the tokens after an image, video or sound and before the next, over all samples."""
         return _groups(self.compared, self.compared.item, self.compared.media_hashes)
 
     @property
@@ -206,8 +201,7 @@ def mismatch_report(
 
 
 def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:
-    """One report over the tokens of all `reports`, with the trainer's version of the first that has
-    tokens."""
+    """One report over the tokens of all `reports`, with the trainer's version of the first that has tokens."""
     nonempty = [report for report in reports if report.tokens]
     if not nonempty:
         return MismatchReport()

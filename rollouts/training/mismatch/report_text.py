@@ -102,8 +102,7 @@ def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:
 
 
 def _readable(ids: Sequence[int], decode: Decode | None) -> str:
-    """The ids as text in which a longer run of one id, such as the placeholder tokens of an image, is written
-    once."""
+    """The ids as text in which a longer run of one id, such as the placeholder tokens of an image, is written once."""
     if decode is None:
         return f" {' '.join(map(str, ids))} "
     pieces: list[str] = []
