@@ -50,10 +50,11 @@ def compiled_template(
 
 def converting(template: Template, options: RendererOptions) -> Template:
     """The template with the conversions that the options ask for; that of content tries the other, too."""
-    calls = [] if options.tool_arguments == "as_given" else [CallForms(template).convert]
-    converted = ConvertedTemplate(template, *calls)
-    contents = [] if options.content_form == "as_given" else [ContentForms(converted).convert]
-    return ConvertedTemplate(template, *contents, *calls)
+    if options.tool_arguments != "as_given":
+        template = ConvertedTemplate(template, CallForms(template).convert)
+    if options.content_form != "as_given":
+        template = ConvertedTemplate(template, ContentForms(template).convert)
+    return template
 
 
 def chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None) -> dict[str, str]:

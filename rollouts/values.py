@@ -51,6 +51,11 @@ def finite_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def real_number(value: Any) -> float | None:
+    """As `finite_number`, but None for True and False."""
+    return None if isinstance(value, bool) else finite_number(value)
+
+
 class MeanAndSpread(NamedTuple):
     """The mean and the standard deviation of `used` finite numbers among `given` ones; NaN where `used` is 0."""
 
@@ -100,7 +105,7 @@ def json_number(value: float) -> float | str:
 
 def check_positive(name: str, value: Any, rule: str = "pass a finite number above 0") -> float:
     """The argument `name` as a float. Raises `ArgumentError` unless it is a finite number above 0."""
-    number = None if isinstance(value, bool) else finite_number(value)
+    number = real_number(value)
     if number is None or number <= 0:
         raise ArgumentError(name, value, rule)
     return number
@@ -126,12 +131,8 @@ def number_field(
     below: float | None = None,
 ) -> Any:
     """A field of a `Bounded` dataclass: a finite number from `least` or above `above`, to `most` or below `below`."""
-    bounds = _Bounds(_real_number, "a finite number", least, most, above, below)
+    bounds = _Bounds(real_number, "a finite number", least, most, above, below)
     return field(default=default, metadata={"bounds": bounds})
-
-
-def _real_number(value: Any) -> float | None:
-    return None if isinstance(value, bool) else finite_number(value)
 
 
 class _Bounds(NamedTuple):

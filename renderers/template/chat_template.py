@@ -55,17 +55,16 @@ Conversion = Callable[[Messages, Tools | None, bool], tuple[Messages, Tools | No
 
 
 class ConvertedTemplate:
-    """A template whose conversations go through conversions, one after another, before it prints them."""
+    """A template whose conversations go through a conversion before it prints them."""
 
-    def __init__(self, template: Template, *conversions: Conversion) -> None:
+    def __init__(self, template: Template, convert: Conversion) -> None:
         self.source = template.source
         self._template = template
-        self._conversions = conversions
+        self._convert = convert
 
     def print(self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False) -> Printed:
         """The print of the converted conversation; message indices of the result are those of `messages`."""
-        for convert in self._conversions:
-            messages, tools = convert(messages, tools, add_generation_prompt)
+        messages, tools = self._convert(messages, tools, add_generation_prompt)
         return self._template.print(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
 

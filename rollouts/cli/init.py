@@ -69,17 +69,18 @@ def engine_tables(model: str, base_url: str | None) -> str:
 
     Exits with an error for an address that has a user name or is none, and for a directory that is no model.
     """
+    name = _toml_text(str(Path(model).resolve()) if Path(model).is_dir() else model)
+    if base_url is None:
+        if not (Path(model) / "config.json").is_file():
+            exit_with_error(f"--model: {model} is no directory with config.json; correct it, or add --base-url")
+        return _LOCAL_MODEL.format(model=name, install=install_command("torch"))
     from rollouts.run_config.sections import checked_address
 
-    if base_url is None and not (Path(model) / "config.json").is_file():
-        exit_with_error(f"--model: {model} is no directory with config.json; correct it, or add --base-url")
     try:
-        address = _toml_text(checked_address(base_url or "http://127.0.0.1"))
+        address = checked_address(base_url)
     except ValueError as error:
         exit_with_error(f"--base-url: {error}")
-    name = _toml_text(str(Path(model).resolve()) if Path(model).is_dir() else model)
-    table = _LOCAL_MODEL if base_url is None else _SERVED_MODEL
-    return table.format(model=name, base_url=address, install=install_command("torch"))
+    return _SERVED_MODEL.format(model=name, base_url=_toml_text(address))
 
 
 def project_files(name: str, template: Template, tables: str | None) -> dict[str, str]:

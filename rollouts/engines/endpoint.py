@@ -69,8 +69,7 @@ _MAX_CONCURRENCY: Final = 1000
 
 
 class ChatEndpoint(ChatEngine):
-    """A model behind OpenAI's chat completions: OpenAI, vLLM, `rollouts serve`, and most other servers and
-    providers.
+    """A model behind OpenAI's chat completions: OpenAI, vLLM, `rollouts serve`, and most other servers and providers.
 
         endpoint = ChatEndpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-VL-8B-Instruct")
         answer = await endpoint.chat([{"role": "user", "content": "How many dots?"}], sampling=SamplingParams())
@@ -159,7 +158,6 @@ class ChatEndpoint(ChatEngine):
         )
         self._loop = EngineLoop()
         self._slots = asyncio.Semaphore(self._concurrency)
-        self._closed = False
 
     @property
     def base_url(self) -> str:
@@ -225,8 +223,7 @@ class ChatEndpoint(ChatEngine):
             raise
 
     async def check(self) -> None:
-        """Ask for the list of models, which every such server has, to find a wrong address or key before a
-        run.
+        """Ask for the list of models, which every such server has, to find a wrong address or key before a run.
 
         An answer that is no list is no error: the chat completions may be there nevertheless. Raises
         `ServerUnreachableError`, `ServerTimeoutError`, `ApiKeyError` and `EngineClosedError`.
@@ -251,7 +248,6 @@ class ChatEndpoint(ChatEngine):
         Raises `EngineError` on another loop.
         """
         await self._connection.close()
-        self._closed = True
 
     def _options(self, request_id: str, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
         """The fields of a request that do not depend on the messages. Raises `InvalidRequestError`."""
@@ -298,8 +294,7 @@ class ChatEndpoint(ChatEngine):
         return url
 
     async def _request(self, request_id: str, body: Mapping[str, Any]) -> bytes:
-        """The body of the response. A request that does not fit into the context is sent again without its
-        limit."""
+        """The body of the response. A request that does not fit into the context is sent again without its limit."""
         if self._loop.enter(request_id):
             self._slots = asyncio.Semaphore(self._concurrency)
         async with self._slots:
@@ -342,8 +337,8 @@ class ChatEndpoint(ChatEngine):
         error.server = self.base_url
 
     def _check_open(self, request_id: str) -> None:
-        if self._closed:
-            raise EngineClosedError(request_id, "the endpoint is closed") from None
+        if self._connection.is_closed:
+            raise EngineClosedError(request_id, "the endpoint is closed")
 
 
 def _key(api_key: str | None, api_key_env: str | None, base_url: str) -> str:

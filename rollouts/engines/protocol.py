@@ -1,5 +1,4 @@
-"""The interface of engines: prompts (token ids and media) in, completions (token ids and log-probabilities)
-out."""
+"""The interface of engines: prompts (token ids and media) in, completions (token ids and log-probabilities) out."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from renderers.placement import PlacedItem
 from rollouts.calls import ClosedAtEnd
 from rollouts.engines.token_checks import prompt_error
 from rollouts.errors import ArgumentError, CapabilityError, InvalidRequestError, is_unicode, short_repr
-from rollouts.values import check_choice, finite_number, whole_number
+from rollouts.values import check_choice, real_number, whole_number
 from transport import wire_type
 
 
@@ -66,8 +65,7 @@ class SamplingParams:
         if self.seed is not None:
             self._set("seed", whole_number(self.seed), "an integer or None")
         for name in ("temperature", "top_p"):
-            value = getattr(self, name)
-            self._set(name, None if isinstance(value, bool) else finite_number(value), "a finite number")
+            self._set(name, real_number(getattr(self, name)), "a finite number")
         kind = "a sequence of token ids, each from 0 to 2**31 - 1"
         self._set("stop_token_ids", _token_ids(self.stop_token_ids), kind)
         object.__setattr__(self, "extra", dict(self.extra))
@@ -84,8 +82,7 @@ class SamplingParams:
                 raise InvalidRequestError("sampling", text)
 
     def _set(self, name: str, value: object, kind: str) -> None:
-        """Set a field to its value as a built-in type. Raises `InvalidRequestError` for None: it is not
-        `kind`."""
+        """Set a field to its value as a built-in type. Raises `InvalidRequestError` for None: it is not `kind`."""
         if value is None:
             given = getattr(self, name)
             raise InvalidRequestError("sampling", f"{name} is {short_repr(given)} ({type(given).__name__}), not {kind}")
@@ -217,8 +214,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenDelta:
-    """New tokens of completion `index`: ids int32 (n,), their log-probabilities float32 (n,), and
-    `top_logprobs`."""
+    """New tokens of completion `index`: ids int32 (n,), their log-probabilities float32 (n,), and `top_logprobs`."""
 
     index: int
     token_ids: np.ndarray
@@ -350,8 +346,7 @@ class Engine(ClosedAtEnd):
         self._refuse("update_weights", "cannot replace its weights")
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
-        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, for
-        `GenerateRequest.adapter`.
+        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, for `GenerateRequest.adapter`.
 
         Raises `WeightUpdateError` where it is not loaded, also for a name that is in use: a name stands for
         one set of weights.
@@ -436,15 +431,13 @@ def check_engine(engine: object, *, allows_chat: bool = True) -> None:
 
 
 def check_update_arguments(version: object, in_flight: object) -> None:
-    """Raises `ArgumentError` for a version that is no text, empty or not for UTF-8, and for an unknown
-    `in_flight`."""
+    """Raises `ArgumentError` for a version that is no text, empty or not for UTF-8, and for an unknown `in_flight`."""
     check_version("version", version)
     check_choice("in_flight", in_flight, InFlight)
 
 
 def check_version(argument: str, version: object) -> None:
-    """Raises `ArgumentError`, which names `argument`, for a version that is no text, empty or not for
-    UTF-8."""
+    """Raises `ArgumentError`, which names `argument`, for a version that is no text, empty or not for UTF-8."""
     if not isinstance(version, str) or not version or not is_unicode(version):
         rule = 'pass a name for the weights, text that is not empty and that UTF-8 can encode, such as "3"'
         raise ArgumentError(argument, version, rule)

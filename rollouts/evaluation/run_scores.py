@@ -27,8 +27,6 @@ from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import is_run_directory, open_reader, read_episodes
 from rollouts.version_order import VersionOrder
 
-#: Columns of more named rewards are not read; a run that names its rewards by task would have one for each task.
-MOST_PARTS: Final = 64
 _NAMED_VERSIONS: Final = 8
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from renderers import Message
-from renderers.errors import MediaError, OverlongPromptError
+from renderers.errors import MediaError
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
@@ -23,9 +23,9 @@ from renderers.tokens.length_bound import at_most_tokens
 from rollouts.calls import call_on_thread
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
 from rollouts.engines.protocol import ChatEngine, Engine, FinishReason, GenerateRequest, SamplingParams
+from rollouts.episodes.limits import OVERLONG_ERRORS
 from rollouts.errors import (
     ArgumentError,
-    ContextLengthError,
     GenerationInterruptedError,
     RolloutsError,
     describe_exception,
@@ -253,7 +253,7 @@ class Judge:
                 placeholder_token_ids=prompt.placeholder_token_ids,
             )
             (completion,) = (await self._engine.generate(request)).completions
-        except (ContextLengthError, OverlongPromptError) as error:
+        except OVERLONG_ERRORS as error:
             # As it is, this error would end the judged episode as if its own prompt were too long.
             raise RolloutsError(f"{self.name}: its prompt does not fit into the model's context: {error}") from error
         if completion.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):

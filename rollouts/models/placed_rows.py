@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,11 @@ from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.errors import ArgumentError
 from rollouts.values import check_choice, check_integer
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = TypeVar("Rows", np.ndarray, "torch.Tensor")
 
 Layout = Literal["padded", "packed"]
 """padded: one sequence a row, padded to the width of the longest. packed: all of them one after another in one row."""
@@ -135,13 +140,19 @@ def numbered(starts: np.ndarray, lengths: Sequence[int], shape: tuple[int, int])
     return position_ids, sequence_ids
 
 
+def laid_out(parts: Sequence[Any], starts: np.ndarray | torch.Tensor, out: Rows) -> Rows:
+    """`out` (B, T, ...), into which the rows of each sequence were written, from its row and column in `starts` on."""
+    for part, (row, column) in zip(parts, starts.tolist(), strict=True):
+        out[row, column : column + len(part)] = part
+    return out
+
+
 def placed_rows(
     sequences: Sequence[TokenRow], *, pad_id: int, layout: Layout = "padded", side: Side = "right"
 ) -> PlacedRows:
     """Sequences in rows, with `pad_id` on padding."""
     lengths = [len(sequence) for sequence in sequences]
     starts, shape = place(lengths, layout, side)
-    input_ids = np.full(shape, pad_id, dtype=np.int64)
-    for sequence, (row, column) in zip(sequences, starts.tolist(), strict=True):
-        input_ids[row, column : column + len(sequence)] = sequence.token_ids
+    ids = [sequence.token_ids for sequence in sequences]
+    input_ids = laid_out(ids, starts, np.full(shape, pad_id, dtype=np.int64))
     return PlacedRows(tuple(sequences), input_ids, *numbered(starts, lengths, shape), starts, layout == "packed")

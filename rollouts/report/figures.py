@@ -50,7 +50,7 @@ class EpisodeFigures:
         return bool(self.error)
 
 
-def episode_figures(trajectory: Trajectory, number: int, record: int, place: int = 0) -> EpisodeFigures:
+def episode_figures(trajectory: Trajectory, number: int, record: int, place: int) -> EpisodeFigures:
     """The figures of an episode. Its environment reward may be infinite: that is the sum of rewards of turns."""
     entropies = [
         node.extras[ENTROPY][node.sampled]

@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from renderers import MediaItem
 from renderers.placement import PlacedItem
 from rollouts.errors import SampleError, short_repr
 from rollouts.files import replaced_path
-from rollouts.models.placed_rows import Layout, Side, numbered, place
+from rollouts.models.placed_rows import Layout, Side, laid_out, numbered, place
 from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
-from rollouts.training.token_extras import Extra, laid_out, of_samples, teacher_rows
+from rollouts.training.token_extras import Extra, of_samples, teacher_rows
 from rollouts.trajectory.token_node import TEACHER_COLUMNS
 from rollouts.values import check_integer
 from transport import RecordReader, RecordWriter, wire_type
@@ -349,10 +350,16 @@ def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
 def _equal_media(one: Sequence[PlacedItem], other: Sequence[PlacedItem]) -> bool:
     """Whether the items have the same hashes, ranges and tensors, dtypes included."""
     return len(one) == len(other) and all(
-        (item is other_item or (item.mm_hash == other_item.mm_hash and item.keys() == other_item.keys()))
-        and placeholder == other_placeholder
-        and (item is other_item or all(_equal_arrays(item[name], other_item[name]) for name in item))
+        placeholder == other_placeholder and (item is other_item or _equal_items(item, other_item))
         for (item, placeholder), (other_item, other_placeholder) in zip(one, other, strict=True)
+    )
+
+
+def _equal_items(one: MediaItem, other: MediaItem) -> bool:
+    return (
+        one.mm_hash == other.mm_hash
+        and one.keys() == other.keys()
+        and all(_equal_arrays(one[name], other[name]) for name in one)
     )
 
 

@@ -120,7 +120,7 @@ def check_column(row: str, name: str, values: Any, kinds: str, shape: tuple[int 
     is_array = isinstance(values, np.ndarray)
     sizes = values.shape if is_array and values.dtype.kind in kinds else ()
     if len(sizes) == len(shape) and all(
-        wanted in (size, str(wanted)) for size, wanted in zip(sizes, shape, strict=True)
+        isinstance(wanted, str) or wanted == size for size, wanted in zip(sizes, shape, strict=True)
     ):
         return
     found = f"{values.dtype} {values.shape}" if is_array else f"a {type(values).__name__}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from rollouts.trajectory.token_node import TEACHER_LOGPROBS, TEACHER_TOP_IDS
 
 #: A tensor of each sample of a batch, None for a sample without one.
 Extra = tuple[torch.Tensor | None, ...]
-Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
 
 
 def of_samples(values: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -23,13 +21,6 @@ def of_samples(values: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
         values[row, column : column + length]
         for (row, column), length in zip(starts.tolist(), lengths.tolist(), strict=True)
     )
-
-
-def laid_out(parts: Sequence[Any], starts: np.ndarray | torch.Tensor, out: Rows) -> Rows:
-    """`out` (B, T, ...), into which the rows of each sample were written, from its row and column in `starts` on."""
-    for part, (row, column) in zip(parts, starts.tolist(), strict=True):
-        out[row, column : column + len(part)] = part
-    return out
 
 
 def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> Extra:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from pathlib import Path
 from typing import Any
 
+import images
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange, TemplateRenderer, load_renderer
 from renderers.media.item import TensorField
@@ -28,10 +27,7 @@ ARRAYS: list[PixelForm] = ["uint8", "float32", "bfloat16"]
 
 
 def png(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (72, 100, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return images.png(np.random.default_rng(seed).integers(0, 256, (72, 100, 3), dtype=np.uint8))
 
 
 def make_episode(renderer: TemplateRenderer, *seeds: int) -> Trajectory:

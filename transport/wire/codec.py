@@ -34,8 +34,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) 
     left out, and the receiver's `find_media` must supply them. Raises `EncodeError`, which gives the path of
     the part of `obj` that cannot be encoded.
     """
-    header, frames = encode_message(obj, omit_media)
-    return [header, *frames]
+    return encode_message(obj, omit_media)
 
 
 def decode_frames(
@@ -70,8 +69,7 @@ def check_encodable(value: object, name: str = "value") -> None:
     """
     if is_plain(value):
         return
-    # Eight objects, and lists, are assumed around the value.
-    error = error_of([[[[[[[[[[[[[[[[value]]]]]]]]]]]]]]]])
+    error = error_of(_inside_others(value))
     if error is not None:
         raise located(value, name, error, error_of) from error
 
@@ -83,12 +81,17 @@ def is_plain(value: object) -> bool:
     """
     packer = msgpack.Packer(default=_refuse, strict_types=True, use_bin_type=True)
     try:
-        packed = packer.pack([[[[[[[[[[[[[[[[value]]]]]]]]]]]]]]]])  # as deep as in `check_encodable`
+        packed = packer.pack(_inside_others(value))
         if may_hold_extensions(packed):
             msgpack.unpackb(packed, ext_hook=_refuse, strict_map_key=False)
     except (TypeError, ValueError, OverflowError, BufferError):  # also text that is not Unicode, and cycles
         return False
     return True
+
+
+def _inside_others(value: object) -> list[Any]:
+    """The value at the depth that it has in eight objects, each in a list."""
+    return [[[[[[[[[[[[[[[[value]]]]]]]]]]]]]]]]
 
 
 def _refuse(*value: object) -> None:

@@ -1,5 +1,4 @@
-"""Encoding an object as frames: a header with everything small, and one frame per large array and media
-source.
+"""Encoding an object as frames: a header with everything small, and one frame per large array and media source.
 
 msgpack's C packer walks the object. It calls `_Encoding.replace` for every value that it cannot pack, and
 packs what that returns in the place of the value: an extension value, or the list of the parts of an object.
@@ -29,8 +28,8 @@ OmitMedia: TypeAlias = Callable[[MediaSource], bool]
 _PACKER_ERRORS: Final = (EncodeError, ValueError, OverflowError, BufferError, TypeError)
 
 
-def encode_message(obj: object, omit_media: OmitMedia) -> tuple[bytes, list[wire_format.Buffer]]:
-    """The first frame of `obj`, and its other frames.
+def encode_message(obj: object, omit_media: OmitMedia) -> list[wire_format.Buffer]:
+    """The frames of `obj`, the header first.
 
     Raises `EncodeError` with the path of what has no wire format. `omit_media` is called once per media
     source; the bytes of a source for which it returns True are left out.
@@ -95,14 +94,14 @@ class _Encoding:
         self.objects: list[object] = []  # those that ended, by number; alive, because another could get the id of one
         self.numbers: dict[int, int] = {}  # by id(); -1 while an object is open
 
-    def encode(self, obj: object) -> tuple[bytes, list[wire_format.Buffer]]:
+    def encode(self, obj: object) -> list[wire_format.Buffer]:
         packer = msgpack.Packer(default=self.replace, strict_types=True, use_bin_type=True)
         body = packer.pack(obj)
         if self.extensions or may_hold_extensions(body):
             self.check(body)
         version = bytes([wire_format.FORMAT_VERSION])
         header = b"".join([version, packer.pack(self.types), packer.pack(self.media_rows), body])
-        return header, [*self.media_frames, *self.array_frames]
+        return [header, *self.media_frames, *self.array_frames]
 
     def replace(self, obj: Any) -> msgpack.ExtType | list[object]:
         """What msgpack packs in place of an object that it cannot pack."""

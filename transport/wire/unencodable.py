@@ -34,9 +34,7 @@ def located(root: object, name: str, error: Exception, error_of: Callable[[objec
             wrong = error_of(part)
             return None if wrong is None else _at(path, wrong)
         if isinstance(part, dict) and not all(map(_is_key, part)):
-            return EncodeError(
-                path, "dict with a key that is neither str nor an int of 64 bits", "Use str or int keys."
-            )
+            return EncodeError(path, *WRONG_KEY)
         around.add(id(part))
         found = next(filter(None, (search(one, path + step) for step, one in inner)), None)
         around.discard(id(part))

@@ -73,8 +73,7 @@ class HttpLimits(Bounded):
 
 
 def _retry_after_seconds(value: str | None) -> float | None:
-    """Seconds from now, for both forms of RFC 9110 section 10.2.3 (a number, a date); None for anything
-    else."""
+    """Seconds from now, for both forms of RFC 9110 section 10.2.3 (a number, a date); None for anything else."""
     try:
         seconds = float(value or "")
         return seconds if 0 <= seconds < math.inf else None
@@ -162,8 +161,7 @@ class ServerConnection:
         retry: bool = True,
         slot: bool = True,
     ) -> HttpResponse:
-        """Send a request and read the whole response, of whatever status (429 and 503 only after the
-        retries).
+        """Send a request and read the whole response, of whatever status (those of `is_retried` after the retries).
 
         `body` is JSON in segments, which are sent without joining them; they must not change until the call
         is over. `seconds` replaces `total_seconds`. `retry=False` is for what must not happen twice: one
@@ -277,8 +275,7 @@ class ServerConnection:
     async def _respond(
         self, call: Call, session: aiohttp.ClientSession, *, whole: bool = True, retry: bool = True
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """A response after as many attempts as it takes, with its body (empty if not `whole` and no
-        error)."""
+        """A response after as many attempts as it takes, with its body (empty if not `whole` and no error)."""
         retries = self.limits.retries if retry else 0
         kept_connection_lost = not retry
         while True:
@@ -336,6 +333,10 @@ class ServerConnection:
             raise call.unreachable(error) from error
         raise MalformedResultError(call.name, f"{call.place}: the stream ended without [DONE]")
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def _raise_if_closed(self, call: Call) -> None:
         if self._closed:
             raise EngineClosedError(call.name, "the engine is closed") from None
@@ -346,8 +347,7 @@ class ServerConnection:
             self._former, self._open = self._open, None
 
     async def _open_session(self) -> None:
-        """A session for the running loop. That of a loop before it is closed, where the loop was not wound
-        up."""
+        """A session for the running loop. That of a loop before it is closed, where the loop was not wound up."""
         session = self._session(keepalive_timeout=self.limits.keepalive_seconds)
         slots, control_slots = asyncio.Semaphore(self.limits.concurrency), asyncio.Semaphore(_CONTROL_SLOTS)
         self._open = _Open(session, slots, control_slots, _closing(session))

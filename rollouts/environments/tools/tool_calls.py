@@ -62,8 +62,7 @@ def calls_of_message(assistant: Message) -> list[RequestedCall]:
 
 
 def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedCall]:
-    """The calls of a turn in the order in which the model wrote them, with those that are not calls of the
-    message.
+    """The calls of a turn in the order in which the model wrote them, with those that are not calls of the message.
 
     Such a call has the id that the model wrote, else one of the form that the chat template expects.
     """
@@ -97,8 +96,7 @@ def _problem(attempt: ParsedToolCall) -> str:
 async def answer_calls(
     calls: Sequence[RequestedCall], tools: Mapping[str, Tool], limits: CallLimits
 ) -> list[tuple[Message, dict[str, Any]]]:
-    """Make all calls at the same time; the tool message of each call, in their order, and what is stored of
-    it.
+    """Make all calls at the same time; the tool message of each call, in their order, and what is stored of it.
 
     The outcome is "ok", "malformed", "surplus", "unknown_tool", "invalid_arguments", "failed" or "timeout".
 
@@ -168,10 +166,10 @@ def _failure(name: str, error: Exception | SystemExit) -> tuple[str, str]:
         raise error
     if isinstance(error, ToolArgumentsError):
         return "invalid_arguments", f"error: {error}"
-    text = describe_exception(error)
     if isinstance(error, ToolFailedError):
         text = error.reason
     else:
+        text = describe_exception(error)
         log.info("tool %s raised %s, which the model is told", name, text, exc_info=error)
     shortened = text if len(text) <= _MAX_ERROR_CHARACTERS else f"{text[: _MAX_ERROR_CHARACTERS - 3]}..."
     return "failed", f"error: {shortened}"

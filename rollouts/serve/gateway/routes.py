@@ -37,7 +37,7 @@ from rollouts.serve.gateway.session_store import (
 )
 from rollouts.serve.gateway.text_stream import TextStream
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import finite_number
+from rollouts.values import real_number
 
 _SESSION_HEADER: Final = "X-Session-ID"
 _FORMATS: Final = ("records", "json")
@@ -129,8 +129,7 @@ class Gateway:
         return snapshot(self._sessions.get(session_id).trajectory)
 
     async def close(self) -> None:
-        """End all sessions, and the threads of a renderer that was passed without a pool. The engine stays
-        open.
+        """End all sessions, and the threads of a renderer that was passed without a pool. The engine stays open.
 
         Raises `SessionNotDeliveredError` after all have ended, with the sessions that `on_session_end` did
         not accept; `trajectory` still returns them, and another `close` delivers them again.
@@ -251,7 +250,7 @@ class Gateway:
         fields = await self._fields(request, {"done": bool, "truncated": bool, "metrics": dict, "error": str})
         metrics = fields.get("metrics", {})
         for name, value in metrics.items():
-            if not is_unicode(name) or isinstance(value, bool) or finite_number(value) is None:
+            if not is_unicode(name) or real_number(value) is None:
                 raise invalid_field(f"metrics[{name[:80]!r}] is not a finite number with a name in Unicode", "metrics")
         if not session.trajectory.finished:
             truncated, error = fields.get("truncated", False), fields.get("error", "")

@@ -17,7 +17,7 @@ from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.training.adapters.checks import AdapterError, Violations, check_samples, trainer_module
 from rollouts.training.adapters.image_file import image_file
-from rollouts.training.samples import TrainingSample
+from rollouts.training.samples import COLUMNS, TrainingSample
 from rollouts.trajectory.media_reference import MediaReference
 
 ROW: Final = "row of a dataset"
@@ -38,8 +38,7 @@ _FILES: Mapping[Modality, str] = {"image": "images", "audio": "sounds"}
 
 
 def row_features() -> Any:
-    """The `datasets.Features` of the rows. `images` and `sounds` are files, not decoded; cast a column to
-    decode it."""
+    """The `datasets.Features` of the rows. `images` and `sounds` are files, not decoded; cast a column to decode it."""
     datasets = trainer_module("datasets")
     value, column = datasets.Value, datasets.List
     features: dict[str, Any] = {}
@@ -64,8 +63,7 @@ def row_features() -> Any:
 
 
 def dataset_row(sample: TrainingSample) -> dict[str, Any]:
-    """A sample as a row with the columns of `row_features`, for `datasets.Dataset.from_list(rows,
-    features=...)`.
+    """A sample as a row with the columns of `row_features`, for `datasets.Dataset.from_list(rows, features=...)`.
 
     `images` are PNG and JPEG files (see `image_file`), `sounds` the files that were given or WAV files of
     arrays, and `placeholders` their ranges in the tokens, with the hash of what a processor makes of each
@@ -91,7 +89,7 @@ def dataset_row(sample: TrainingSample) -> dict[str, Any]:
             }
         )
     top_ids, top_logprobs = sample.top_logprobs or (None, None)
-    columns = {name: getattr(sample, name) for name in _COLUMNS if not name.startswith("top_")}
+    columns = {name: getattr(sample, name) for name in COLUMNS}
     columns |= {"top_ids": top_ids, "top_logprobs": top_logprobs}
     return {
         "name": sample.name,

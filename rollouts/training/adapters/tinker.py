@@ -19,12 +19,14 @@ from rollouts.training.adapters.image_file import image_file
 from rollouts.training.samples import TrainingSample
 from rollouts.values import check_choice
 
+#: The types, as errors name them.
+DATUM, INPUT = "Tinker Datum", "Tinker ModelInput"
+
 TinkerLoss = Literal["policy", "cross_entropy"]
 
 
 def tinker_datum(sample: TrainingSample, *, loss: TinkerLoss = "policy", omit: Collection[str] = ()) -> Any:
-    """A `tinker.Datum` of a sample with n tokens: its input is the first n - 1, `target_tokens` int64 the
-    last n - 1.
+    """A `tinker.Datum` of a sample with n tokens: its input is the first n - 1, `target_tokens` int64 the last n - 1.
 
     `policy` (Tinker's importance_sampling, ppo and cispo): `loss_fn_inputs` also has `logprobs`, `advantages`
     and `mask`, float32 (n - 1,), 0 where a token is not trained. The service takes no `mask`: remove it
@@ -39,7 +41,7 @@ def tinker_datum(sample: TrainingSample, *, loss: TinkerLoss = "policy", omit: C
     tinker = trainer_module("tinker")
     check_choice("loss", loss, TinkerLoss)
     lacking = ("weight_spans", "routed_experts", "top_logprobs", *(() if loss == "policy" else ("logprobs",)))
-    check_samples("Tinker Datum", [sample], without_parts(lacking, omit), _has_target, media_by_id=False)
+    check_samples(DATUM, [sample], without_parts(lacking, omit), _has_target, media_by_id=False)
     rows = token_arrays([sample])
     columns = {name: column[0, 1:].numpy() for name, column in rows._asdict().items()}
     targets = columns["token_ids"]
@@ -83,7 +85,7 @@ def _model_input(tinker: Any, token_ids: np.ndarray, media: Sequence[PlacedItem]
         elif placeholder.num_embeds != placeholder.length:
             problem = "it has text among its placeholder tokens, which the service would write by itself. Leave it out"
         if problem:
-            raise AdapterError("Tinker ModelInput", row, "media", f"{name}: {problem}")
+            raise AdapterError(INPUT, row, "media", f"{name}: {problem}")
         if placeholder.offset > position:
             chunks.append(tinker.EncodedTextChunk(tokens=token_ids[position : placeholder.offset].tolist()))
         data, file_format = image_file(item.source)

@@ -11,15 +11,13 @@ from renderers.errors import MediaError
 from renderers.media.reference import load_source
 from renderers.placement import PlacedItem
 from rollouts.training.adapters.checks import AdapterError
+from rollouts.training.adapters.tinker import DATUM, INPUT
 from rollouts.training.samples import TrainingSample
 from rollouts.trajectory.media_reference import processor_for
 
-_DATUM, _INPUT = "Tinker Datum", "Tinker ModelInput"
-
 
 def tokens_from_tinker(model_input: Any, renderer: TemplateRenderer) -> tuple[np.ndarray, tuple[PlacedItem, ...]]:
-    """The way back from `tinker_model_input`: ids int32 (n,) and the images with their ranges, processed by
-    `renderer`.
+    """The way back from `tinker_model_input`: ids int32 (n,) and the images with their ranges, processed by `renderer`.
 
     An image that a chunk names by its path or URL is read as far as the renderer's media policy allows.
     Raises `AdapterError` for chunks of another kind, for an image that cannot be read, one that the renderer
@@ -39,8 +37,7 @@ def tokens_from_tinker(model_input: Any, renderer: TemplateRenderer) -> tuple[np
 
 
 def sample_from_tinker_datum(datum: Any, renderer: TemplateRenderer, *, name: str = "") -> TrainingSample:
-    """The way back from `tinker_datum`, for a `Datum` with `mask` or with `weights`; it has no weight
-    versions.
+    """The way back from `tinker_datum`, for a `Datum` with `mask` or with `weights`; it has no weight versions.
 
     Raises `AdapterError` for a `Datum` with neither, for targets that are not the next tokens of the input,
     and as `tokens_from_tinker` does.
@@ -52,7 +49,7 @@ def sample_from_tinker_datum(datum: Any, renderer: TemplateRenderer, *, name: st
     for key in ("target_tokens", "mask", "logprobs", "advantages"):
         if (found := columns.get(key, np.zeros(0)).shape) != (len(head),) or not len(head):
             reason = f"it is absent or of shape {found}; its input has {len(head)} tokens. Pass {key} for each of them"
-            raise AdapterError(_DATUM, f"datum {name}", key, f"{reason}, with mask or weights")
+            raise AdapterError(DATUM, f"datum {name}", key, f"{reason}, with mask or weights")
     targets, trained = columns["target_tokens"], columns["mask"] != 0
     is_text = np.ones(len(head), dtype=bool)
     for _, placeholder in media:
@@ -61,7 +58,7 @@ def sample_from_tinker_datum(datum: Any, renderer: TemplateRenderer, *, name: st
     if len(wrong):
         found = f"target {wrong[0]} is {targets[wrong[0]]}, and the next token of the input is {head[wrong[0] + 1]}"
         rule = "A TrainingSample trains the tokens that follow; other targets have no place in it"
-        raise AdapterError(_DATUM, f"datum {name}", "target_tokens", f"{found}. {rule}")
+        raise AdapterError(DATUM, f"datum {name}", "target_tokens", f"{found}. {rule}")
     return TrainingSample(
         token_ids=np.append(head, targets[-1]).astype(np.int32),
         loss_mask=np.append(False, trained),
@@ -75,18 +72,18 @@ def sample_from_tinker_datum(datum: Any, renderer: TemplateRenderer, *, name: st
 def _item(chunk: Any, place: str, renderer: TemplateRenderer) -> MediaItem:
     field = {"image": "data", "image_asset_pointer": "location"}.get(chunk.type)
     if field is None:
-        raise AdapterError(_INPUT, place, "chunks", f"a chunk of type {chunk.type}. Pass text and images")
+        raise AdapterError(INPUT, place, "chunks", f"a chunk of type {chunk.type}. Pass text and images")
     processor = processor_for(renderer.processors, "image")
     try:
         source = load_source({"type": "image", "image": getattr(chunk, field)}, processor.policy, processor.store)
         item = processor.process(source)
     except MediaError as error:
         reason = f"{error.reason}. Pass an image that this renderer can read"
-        raise AdapterError(_INPUT, place, field, reason) from error
+        raise AdapterError(INPUT, place, field, reason) from error
     if chunk.expected_tokens not in (None, item.num_tokens):
         found = f"it expects {chunk.expected_tokens} tokens, and this renderer makes {item.num_tokens} of the image"
         cure = "Use the renderer of the model that the chunk was made for"
-        raise AdapterError(_INPUT, place, "expected_tokens", f"{found}. {cure}")
+        raise AdapterError(INPUT, place, "expected_tokens", f"{found}. {cure}")
     if item.expansion is not None and not all(piece.embed for piece in item.expansion):
-        raise AdapterError(_INPUT, place, "chunks", "this renderer puts text around the image's tokens. Leave it out")
+        raise AdapterError(INPUT, place, "chunks", "this renderer puts text around the image's tokens. Leave it out")
     return item

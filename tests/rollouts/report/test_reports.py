@@ -332,7 +332,7 @@ def test_every_list_of_numbers_can_be_drawn(values: list[float]) -> None:
 def figures_of(count: int, **changed: object):
     from rollouts.report.figures import episode_figures
 
-    one = episode_figures(Trajectory("one"), 0, 0)
+    one = episode_figures(Trajectory("one"), 0, 0, 0)
     return [replace(one, number=number, episode_id=str(number), **changed) for number in range(count)]
 
 

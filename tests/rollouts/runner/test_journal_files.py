@@ -33,9 +33,14 @@ async def record(journal: Journal, numbers: range, *, delivered: bool = False) -
             await journal.delivered(f"task-{number}")
 
 
-async def make(directory: Path, numbers: range = range(2), **options: Any) -> None:
+async def opened(directory: Path, **options: Any) -> Journal:
     journal = Journal.open(directory, **options)
     await journal.resume(CONFIGURATION)
+    return journal
+
+
+async def make(directory: Path, numbers: range = range(2), **options: Any) -> None:
+    journal = await opened(directory, **options)
     await record(journal, numbers)
     await journal.close()
 
@@ -83,8 +88,7 @@ async def test_a_journal_that_is_in_use_is_refused_with_the_holder(tmp_path: Pat
 
 
 async def test_a_journal_serves_one_run(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j")
-    await journal.resume(CONFIGURATION)
+    journal = await opened(tmp_path / "j")
     with pytest.raises(JournalError, match="a runner uses it already"):
         await journal.resume(CONFIGURATION)
     await journal.close()
@@ -114,8 +118,7 @@ async def test_files_that_no_journal_of_this_version_wrote_are_refused_and_not_c
 
 
 async def test_a_task_with_data_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j")
-    await journal.resume(CONFIGURATION)
+    journal = await opened(tmp_path / "j")
     with pytest.raises(JournalError, match=r"task 'odd' cannot be recorded: .*object") as caught:
         await journal.started(Task("odd", {"a": object()}))
     assert "(`data` is stored with the task)" in str(caught.value)
@@ -175,8 +178,7 @@ async def test_what_a_disk_has_changed_is_logged_once_and_run_again_and_nothing_
             assert (await journal.attempts("task-0")).keys() == left
         await journal.close()
         assert caplog.text.count("the disk has damaged, and it counts as not recorded: ") == (number == 0)
-    journal = Journal.open(tmp_path / "j")
-    await journal.resume(CONFIGURATION)
+    journal = await opened(tmp_path / "j")
     await record(journal, range(1), delivered=True)
     await journal.close()
     journal = Journal.open(tmp_path / "j")
@@ -206,8 +208,7 @@ async def test_a_file_that_grows_is_written_anew_without_what_was_delivered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_file, "_SLACK_BYTES", 50_000)
-    journal = Journal.open(tmp_path / "j")
-    await journal.resume(CONFIGURATION)
+    journal = await opened(tmp_path / "j")
     await record(journal, range(2))
     largest = 0
     for number in range(2, 60):
@@ -227,8 +228,7 @@ async def test_a_disk_that_is_full_while_the_file_is_written_anew_costs_nothing_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_file, "_SLACK_BYTES", 0)
-    journal = Journal.open(tmp_path / "j")
-    await journal.resume(CONFIGURATION)
+    journal = await opened(tmp_path / "j")
     await record(journal, range(2))
     with monkeypatch.context() as full:
         full.setattr(RecordWriter, "flush", lambda writer: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
@@ -247,8 +247,7 @@ async def test_with_fsync_groups_and_deliveries_wait_for_the_disk_and_single_epi
     tmp_path: Path, fsync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the calls of `flush`: no power can be cut in a test."""
-    journal = Journal.open(tmp_path / "j", fsync=fsync)
-    await journal.resume(CONFIGURATION)
+    journal = await opened(tmp_path / "j", fsync=fsync)
     flushed: list[str] = []
 
     def note(writer: RecordWriter) -> None:
@@ -262,8 +261,7 @@ async def test_with_fsync_groups_and_deliveries_wait_for_the_disk_and_single_epi
 
 
 async def test_files_that_are_deleted_while_a_run_has_them_open_are_an_error_of_the_journal(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j")
-    await journal.resume(CONFIGURATION)
+    journal = await opened(tmp_path / "j")
     await record(journal, range(1))
     shutil.rmtree(tmp_path / "j")
     for call in (journal.started(task(1)), journal.close()):

@@ -70,3 +70,17 @@ async def control(server: Any) -> AsyncIterator[Any]:
         on_weight_version=lambda version: server.events.append(f"version {version}"),
     )
     await connection.close()
+
+
+@pytest.fixture
+async def fleet(servers: list[Any]) -> AsyncIterator[Any]:
+    """A fleet of the `servers` of the module, once it has checked them."""
+    from engine_inputs import FAST_RETRIES
+
+    from rollouts.engines.fleet import EngineFleet, FleetLimits
+
+    limits = FleetLimits(check_seconds=0.02, eject_after=1)
+    urls = [server.base_url for server in servers]
+    async with EngineFleet.from_urls(urls, limits=limits, http_limits=FAST_RETRIES) as fleet:
+        await fleet.check()
+        yield fleet

@@ -9,7 +9,6 @@ from fake_http import error_response
 from fake_server import GENERATE, LOAD, UNLOAD, FakeVLLM
 
 from rollouts import FinishReason
-from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.lora import LoRAEngine
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import (
@@ -38,15 +37,6 @@ async def engine(server):
 async def servers():
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(FakeVLLM(lora=True)) for _ in range(3)]
-
-
-@pytest.fixture
-async def fleet(servers):
-    limits = FleetLimits(check_seconds=0.02, eject_after=1)
-    urls = [server.base_url for server in servers]
-    async with EngineFleet.from_urls(urls, limits=limits, http_limits=FAST_RETRIES) as fleet:
-        await fleet.check()
-        yield fleet
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import itertools
 import re
 
 import engine_inputs
+import images
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,12 +73,6 @@ SERVERS = {
 MODES = ("features", "content_parts", "auto")
 
 
-def png():
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(file, "PNG")
-    return file.getvalue()
-
-
 def gif():
     file = io.BytesIO()
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
@@ -91,7 +86,11 @@ def frames(count, fps=4.0):
 
 
 SOURCES = {
-    "image": {"file": png(), "array": array_to_raw(np.zeros((3, 3, 3), np.uint8)), "no file": b"?"},
+    "image": {
+        "file": images.png("black", (4, 4)),
+        "array": array_to_raw(np.zeros((3, 3, 3), np.uint8)),
+        "no file": b"?",
+    },
     "video": {"file": gif(), "frames": frames(4), "one frame": frames(1), "no file": b"?"},
 }
 #: Tokens and runs of features of a placeholder for `steps` steps of 2 tokens, and the pieces that the marker becomes.

@@ -9,7 +9,6 @@ from fake_http import error_response, json_response
 from fake_server import FakeVLLM
 from safetensors.numpy import load_file, save_file
 
-from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.checkpoint_files import ExpectedTensors
 from rollouts.errors import CapabilityError, EngineError, WeightUpdateError
@@ -157,15 +156,6 @@ async def test_a_server_receives_every_bucket_and_serves_the_new_version(server,
     assert engine.weight_version == "v2"
     completion = await generate_one(engine, request())
     assert {span.version for span in completion.weight_spans} == {"v2"}
-
-
-@pytest.fixture
-async def fleet(servers):
-    limits = FleetLimits(check_seconds=0.02, eject_after=1)
-    urls = [server.base_url for server in servers]
-    async with EngineFleet.from_urls(urls, limits=limits, http_limits=FAST_RETRIES) as fleet:
-        await fleet.check()
-        yield fleet
 
 
 def states(fleet):
