@@ -123,7 +123,8 @@ def _header(mode: str, width: int, height: int) -> bytes:
 
 def eight_bits(image: Image.Image) -> Image.Image:
     """Scale 16-bit grey to 8 bits (Pillow would clip it to white) and undo premultiplied alpha."""
-    if image.mode.startswith("I;16"):
+    # Pillow reads 16-bit PGM as mode I, of which no other file says its range.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         wide = image.convert("I")
         grey = wide.point(lambda value: value / 256).convert("L")
         key = grey.info.pop("transparency", None)  # a 16-bit value: it would match other pixels after the scaling
@@ -227,10 +228,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
                     f"image is expected ({source.digest[:12]}); pass one frame, or the whole as a video",
                     digest=source.digest,
                 )
-            upright_image = upright(image)
-            if image.format == "PPM" and upright_image.mode == "I":  # 16-bit grey in a 32-bit mode
-                upright_image = upright_image.point(lambda value: value / 256).convert("L")
-            return to_rgb(upright_image)
+            return to_rgb(upright(image))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "null": (type(None),),
 }
+_ANY = "any type"
 _PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
@@ -71,20 +72,29 @@ class Schema:
         return self._types() == {"string"}
 
     def _types(self) -> set[str]:
-        found: set[str] = set()
-        for branch in self._branches():
-            named = branch.get("type")
-            found.update(kind for kind in ([named] if isinstance(named, str) else named or ()) if isinstance(kind, str))
-            if branch.get("nullable") is True:
-                found.add("null")
-            values = [branch["const"]] if "const" in branch else branch.get("enum")
-            if named is None and isinstance(values, list):
-                found.update(_type_of(value) for value in values)
-            if named is None and "properties" in branch:
-                found.add("object")
-            if named is None and "items" in branch:
-                found.add("array")
-        return found
+        """The JSON types that the schema allows; empty where it allows any."""
+        types = self._types_in(self._definition, set())
+        return set() if _ANY in types else types
+
+    def _types_in(self, schema: Mapping[str, Any], seen: set[int]) -> set[str]:
+        if not schema or len(seen) == 100:  # a schema of a client may be endless in effect
+            return {_ANY}
+        if id(schema) in seen:  # a schema may refer to itself, and that adds no type
+            return set()
+        seen.add(id(schema))
+        named = schema.get("type")
+        types = {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
+        if named is None:
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            types.update(map(_type_of, values if isinstance(values, list) else ()))
+            types.update({"object"} if "properties" in schema else (), {"array"} if "items" in schema else ())
+        if not types:
+            # An alternative of any type allows any type, but a part of `allOf` without one takes nothing away.
+            parts = [self._types_in(part, seen) for part in self._required_parts(schema)]
+            choices = [_schemas(schema, "anyOf"), _schemas(schema, "oneOf")]
+            parts += [set().union(*(self._types_in(part, seen) for part in choice)) for choice in choices]
+            types = set().union(*(part for part in parts if _ANY not in part)) or {_ANY}
+        return types | {"null"} if schema.get("nullable") is True else types
 
     def _branches(self) -> Iterator[Mapping[str, Any]]:
         """The schema and the alternatives within it, references followed; each once."""
@@ -93,14 +103,14 @@ class Schema:
             branch = waiting.pop(0)
             seen += 1
             yield branch
-            reference = branch.get("$ref")
-            if isinstance(reference, str):
-                waiting.append(self._resolve(reference))
-            for keyword in ("anyOf", "oneOf", "allOf"):
-                if isinstance(branch.get(keyword), list):
-                    waiting += map(_mapping, branch[keyword])
+            waiting += self._required_parts(branch) + _schemas(branch, "anyOf") + _schemas(branch, "oneOf")
 
-    def _resolve(self, reference: str) -> Mapping[str, Any]:
+    def _required_parts(self, schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        reference = schema.get("$ref")
+        return ([self._referenced(reference)] if isinstance(reference, str) else []) + _schemas(schema, "allOf")
+
+    def _referenced(self, reference: str) -> Mapping[str, Any]:
+        """The schema at a pointer into `root` (`#/...`); `{}`, which allows all, if there is none."""
         place: Any = self._root
         if not reference.startswith("#/"):
             return {}
@@ -154,6 +164,11 @@ def _type_of(value: Any) -> str:
     if isinstance(value, str):
         return "string"
     return next((kind for kind, types in _JSON_TYPES.items() if isinstance(value, types)), "string")
+
+
+def _schemas(schema: Mapping[str, Any], keyword: str) -> list[Mapping[str, Any]]:
+    parts = schema.get(keyword)
+    return [_mapping(part) for part in parts] if isinstance(parts, list) else []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from renderers.errors import (
     MediaError,
     MediaLimitError,
 )
-from renderers.media.decoding import decode_image
+from renderers.media.decoding import decode_image, image_to_raw
 from renderers.media.reference import source_of_part
 
 POLICY = MediaPolicy()
@@ -228,5 +228,6 @@ def test_sixteen_bits_of_grey_are_scaled_in_every_format() -> None:
     buffer = io.BytesIO()
     Image.fromarray((np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)).save(buffer, "PNG")
     for data in (pgm, buffer.getvalue()):
-        grey = np.asarray(decode_image(MediaSource.of(data), MediaPolicy()))[..., 0]
-        assert grey.ravel().tolist() == list(range(256))
+        for content in (data, image_to_raw(Image.open(io.BytesIO(data)))):
+            grey = np.asarray(decode_image(MediaSource.of(content), MediaPolicy()))[..., 0]
+            assert grey.ravel().tolist() == list(range(256))

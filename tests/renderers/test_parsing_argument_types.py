@@ -54,6 +54,12 @@ def typed(value: str, schema: Any, name: str = "glm-4.5") -> tuple[Any, ToolCall
         ("7", {"$ref": "#/nowhere"}, 7),
         ("[1]", {"items": {"type": "integer"}}, [1]),
         ('{"a": 1}', {"properties": {}}, {"a": 1}),
+        ("x", {"anyOf": [{}, {"type": "null"}]}, "x"),
+        ("null", {"anyOf": [{}, {"type": "null"}]}, None),
+        ("x", {"anyOf": [{"$ref": "#/nowhere"}, {"type": "null"}]}, "x"),
+        ("x", {"nullable": True}, "x"),
+        ("7", {"allOf": [{"$ref": "#/$defs/T"}, {"minimum": 1}]}, 7),
+        ("null", {"oneOf": [{"$ref": "#/properties/a"}, {"type": "null"}]}, None),
     ],
 )
 def test_the_declared_type_determines_the_value(value: str, schema: Any, expected: Any) -> None:
@@ -99,3 +105,8 @@ def test_without_a_declared_type_a_value_is_the_one_whose_printed_form_is_the_te
 def test_a_schema_that_refers_to_itself_is_read() -> None:
     loop = {"$ref": "#/properties/a"}
     assert typed("1", loop) == (1, OK)
+
+
+def test_a_schema_with_a_long_chain_of_references_is_read() -> None:
+    definitions = {str(number): {"$ref": f"#/properties/a/$defs/{number + 1}"} for number in range(5_000)}
+    assert typed("1", {"$ref": "#/properties/a/$defs/0", "$defs": definitions}) == (1, OK)
