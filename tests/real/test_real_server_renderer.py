@@ -11,7 +11,7 @@ from images import png_url
 from vllm_server import VLLMServer
 
 from renderers import TemplateRenderer, load_renderer
-from rollouts.engines.vllm import ImageChunk, ServerRenderer, TokenChunk
+from rollouts.engines.vllm import ServerRenderer
 from rollouts.engines.vllm.feature_decoding import encoded_entries
 from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.engines.vllm.tensors import PixelDtype
@@ -97,24 +97,6 @@ async def test_items_of_the_server_are_encoded_again_byte_for_byte(vllm_server, 
     assert pixel_dtype.encode() in encoded_entries(theirs[0])["pixel_values"][:40]
 
 
-@EVERYWHERE
-async def test_chunks_around_images_make_the_prompt_that_the_template_makes(vllm_server, ours):
-    conversation = CONVERSATIONS[1]
-    expected = ours.render(conversation, add_generation_prompt=True)
-    chunks: list[TokenChunk | ImageChunk] = []
-    position = 0
-    contents = [message["content"] for message in conversation if isinstance(message["content"], list)]
-    shown = [part["image"] for content in contents for part in content if part["type"] == "image"]
-    for (item, where), pixels in zip(expected.multi_modal_data.items_with_ranges(), shown, strict=True):
-        chunks += [TokenChunk(expected.token_ids[position : where.offset]), ImageChunk(pixels, item.num_tokens)]
-        position = where.end
-    chunks.append(TokenChunk(expected.token_ids[position:]))
-    async with ServerRenderer.connect(vllm_server.base_url) as renderer:
-        rendered = await renderer.render_chunks(chunks)
-    assert rendered.token_ids == expected.token_ids
-    assert rendered.multi_modal_data.mm_placeholders == expected.multi_modal_data.mm_placeholders
-
-
 async def test_an_image_that_the_server_has_under_other_hashes_comes_with_its_tensors(vllm_server):
     pixels = image(77)
     for _ in range(2):
@@ -123,7 +105,7 @@ async def test_an_image_that_the_server_has_under_other_hashes_comes_with_its_te
         )
     for _ in range(2):  # two clients without shared state
         async with ServerRenderer.connect(vllm_server.base_url) as renderer:
-            rendered = await renderer.render_chunks([ImageChunk(pixels)])
+            rendered = await renderer.render([{"role": "user", "content": [{"type": "image", "image": pixels}]}])
             assert len(rendered.multi_modal_data) == 1
 
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import getmembers, iscoroutinefunction
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.errors import EngineError, ServerRelatedError
 
 C = TypeVar("C", bound=type)
-M = TypeVar("M", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -49,15 +48,10 @@ def name_errors_after_methods(cls: C) -> C:
     return cls
 
 
-def name_server_in_errors(method: M) -> M:
-    """Let the errors of a method name the server."""
-    return _in_error_context(method, None)
-
-
-def _in_error_context(method: M, request_id: str | None) -> M:
+def _in_error_context(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     @wraps(method)
     async def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        with error_context(self._connection, request_id):
+        with error_context(self._connection, name):
             return await method(self, *args, **kwargs)
 
-    return cast(M, wrapper)
+    return wrapper

@@ -6,16 +6,14 @@ from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
 from rollouts.engines.vllm.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.server_renderer import ImageChunk, ServerRenderer, TokenChunk
+from rollouts.engines.vllm.server_renderer import ServerRenderer
 
 __all__ = [
     "ExpectedCapabilities",
     "HttpLimits",
-    "ImageChunk",
     "ResumePolicy",
     "ServerCapabilities",
     "ServerRenderer",
-    "TokenChunk",
     "TokenDelta",
     "VLLMEngine",
     "write_tied_head",

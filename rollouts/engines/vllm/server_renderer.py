@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
+from renderers import MediaItem, MediaSource, MultiModalData, RenderedTokens
 from renderers.errors import MediaError, MessageError
 from renderers.media.item import PixelScale
 from renderers.media.policy import MediaPolicy
@@ -33,51 +29,17 @@ from renderers.rendered import TokenSpan
 from rollouts.calls import ClosedAtEnd
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.http.error_context import name_server_in_errors
+from rollouts.engines.http.error_context import error_context
 from rollouts.engines.http.source_files import SourceFile, image_file, sound_file
 from rollouts.engines.vllm.feature_decoding import decode_item
 from rollouts.engines.vllm.render_response import RenderedMedia, RenderResponse, single_token
 from rollouts.engines.vllm.render_server import RenderServer, ServerIdentity, media_part
 from rollouts.errors import (
     CapabilityError,
-    InvalidRequestError,
     MalformedResultError,
     ServerError,
     ServerUnreachableError,
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenChunk:
-    """Token ids that go into the prompt unchanged."""
-
-    token_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageChunk:
-    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]), a data URL, or a URL or path.
-
-    The `MediaPolicy` must allow a URL or path; this process fetches it, never the server. `expected_tokens`,
-    if given, is the number of tokens that the image must take. Tokens around it (`<|vision_start|>`) belong
-    into the neighbouring chunks.
-    """
-
-    image: Any
-    expected_tokens: int | None = None
-
-
-Chunk = TokenChunk | ImageChunk
-
-
-def chunk_ids(chunk: TokenChunk, index: int) -> list[int]:
-    ids = np.asarray(chunk.token_ids)
-    if ids.size == 0:
-        return []
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0:
-        raise InvalidRequestError(f"chunk {index}", "token_ids must be a flat list of integers of at least 0")
-    return [int(token) for token in ids]
-
 
 # Attempts for a medium whose rendering is interrupted by a change of server; more changes mean that it keeps
 # crashing.
@@ -116,7 +78,7 @@ _PartIndex = tuple[int, int]  # message index, part index
 
 
 class ServerRenderer(ClosedAtEnd):
-    """Renders messages, or chunks of a prompt, into token ids and `MultiModalData` on a server.
+    """Renders messages into token ids and `MultiModalData` on a server.
 
         async with ServerRenderer.connect("http://127.0.0.1:8000") as renderer:
             rendered = await renderer.render(messages, add_generation_prompt=True)
@@ -151,7 +113,6 @@ class ServerRenderer(ClosedAtEnd):
         self._scale = scale
         self._processing: SingleFlight[MediaItem | None] = SingleFlight()
         self._cache_holds_media = True
-        self._owns_connection = False
 
     @classmethod
     def connect(
@@ -162,19 +123,17 @@ class ServerRenderer(ClosedAtEnd):
         limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A renderer with a connection of its own, which `close` closes; `options` are those of the constructor."""
+        """A renderer of the server at an address; `options` are those of the constructor."""
         connection = ServerConnection(
             base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=lambda: renderer.forget()
         )
         renderer = cls(connection, **options)
-        renderer._owns_connection = True
         return renderer
 
     @property
     def base_url(self) -> str:
         return self._connection.base_url
 
-    @name_server_in_errors
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -194,53 +153,37 @@ class ServerRenderer(ClosedAtEnd):
         """
         checked = check_messages(messages)
         check_tools(tools)
-        server = await self._server.identity()
-        _check_texts(checked, server)
-        parts = [(index, *part) for index, message in enumerate(checked) for part in media_parts(message)]
-        made = await asyncio.gather(*(self._render_part(*part) for part in parts))
-        # By message index and part index, in the order of the conversation.
-        media = {(index, part_index): medium for (index, part_index, _), medium in zip(parts, made, strict=True)}
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         if tools:
             options["tools"] = [dict(tool) for tool in tools]
         if chat_template_kwargs:
             options["chat_template_kwargs"] = dict(chat_template_kwargs)
+        with error_context(self._connection):
+            return await self._render(checked, options)
+
+    async def _render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> RenderedTokens:
+        server = await self._server.identity()
+        _check_texts(messages, server)
+        parts = [(index, *part) for index, message in enumerate(messages) for part in media_parts(message)]
+        made = await asyncio.gather(*(self._render_part(*part) for part in parts))
+        # By message index and part index, in the order of the conversation.
+        media = {(index, part_index): medium for (index, part_index, _), medium in zip(parts, made, strict=True)}
         request_name = f"render {uuid.uuid4().hex[:12]}"
-        request = _openai_messages(checked, media)
+        request = _openai_messages(messages, media)
         response = await self._render_messages(request, media, server, request_name, options)
         in_order = [media[index] for index in sorted(media)]
         placed = _place_media(response, in_order, request_name)
-        return _result(
-            response.token_ids,
-            placed,
-            server,
-            markers={medium.item.modality: medium.server.marker_id for medium in in_order},
-            message_roles=[message["role"] for message in checked],
-            message_tool_names=message_tool_names(checked),
+        ids = response.token_ids
+        markers = {"image": server.marker_id, **{each.item.modality: each.server.marker_id for each in in_order}}
+        return RenderedTokens(
+            ids,
+            (TokenSpan(0, len(ids), -1, False, False),),
+            # None for a model without images that got no sound.
+            multi_modal_data=None if server.marker_id is None and not placed else MultiModalData.from_items(placed),
+            placeholder_token_ids={modality: token for modality, token in markers.items() if token is not None},
+            message_roles=[message["role"] for message in messages],
+            message_tool_names=message_tool_names(messages),
         )
-
-    @name_server_in_errors
-    async def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
-        """Concatenate chunks: token ids unchanged, images as their placeholder tokens.
-
-        Each image is rendered alone; only its placeholder tokens are used, not the tokens around them.
-        Raises `InvalidRequestError` where an image takes another number of tokens than its chunk expects.
-        """
-        chunks = list(chunks)
-        shown = {index: chunk for index, chunk in enumerate(chunks) if not isinstance(chunk, TokenChunk)}
-        rendered = await asyncio.gather(*(self._render_chunk(*each) for each in shown.items()))
-        images = dict(zip(shown, rendered, strict=True))
-        token_ids: list[int] = []
-        media: list[PlacedItem] = []
-        for index, chunk in enumerate(chunks):
-            if isinstance(chunk, TokenChunk):
-                token_ids += chunk_ids(chunk, index)
-                continue
-            item, server = images[index]
-            assert server.marker_id is not None  # a server without a marker renders no image
-            media.append((item, PlaceholderRange(len(token_ids), item.num_tokens)))
-            token_ids += [server.marker_id] * item.num_tokens
-        return _result(token_ids, media, await self._server.identity())
 
     def forget(self) -> None:
         """Probe the server again and render every medium again, because the server may have restarted."""
@@ -248,9 +191,8 @@ class ServerRenderer(ClosedAtEnd):
         self._cache_holds_media = True
 
     async def close(self) -> None:
-        """Close the connection, if it is this renderer's own."""
-        if self._owns_connection:
-            await self._connection.close()
+        """Close the connection."""
+        await self._connection.close()
 
     async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedMedium:
         if part["type"] in VIDEO_PART_TYPES:
@@ -264,18 +206,6 @@ class ServerRenderer(ClosedAtEnd):
             return await self._render_medium(part)
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
-
-    async def _render_chunk(self, index: int, chunk: ImageChunk) -> RenderedMedium:
-        name = f"chunk {index}"
-        image = await self._render_medium({"type": "image", "image": chunk.image})
-        expected = chunk.expected_tokens
-        if expected is not None and image.item.num_tokens != expected:
-            raise InvalidRequestError(
-                name,
-                f"the image takes {image.item.num_tokens} tokens on the server, not the expected "
-                f"{expected}. The two sides resize differently: compare size limits and patch sizes",
-            )
-        return image
 
     async def _render_messages(
         self,
@@ -448,22 +378,3 @@ def _place_media(response: RenderResponse, given: Sequence[RenderedMedium], name
             raise MalformedResultError(name, f"tokens {where} are not all the {item.modality} token {marker}")
         placed.append((item, placeholder))
     return placed
-
-
-def _result(
-    token_ids: list[int],
-    media: Sequence[PlacedItem],
-    server: ServerIdentity,
-    *,
-    markers: Mapping[Modality, int | None] = MappingProxyType({}),
-    **known: Any,
-) -> RenderedTokens:
-    """A rendering without attribution; `multi_modal_data` is None for a model without pictures that got no sound."""
-    all_markers = {"image": server.marker_id, **markers}
-    return RenderedTokens(
-        token_ids,
-        (TokenSpan(0, len(token_ids), -1, False, False),) if token_ids else (),
-        multi_modal_data=None if server.marker_id is None and not media else MultiModalData.from_items(media),
-        placeholder_token_ids={modality: token for modality, token in all_markers.items() if token is not None},
-        **known,
-    )

@@ -19,7 +19,7 @@ from rendering_server import (
 
 from renderers import MediaPolicy, load_renderer
 from renderers.errors import MediaError, MediaPolicyError, MessageError
-from rollouts.engines.vllm import ImageChunk, ServerRenderer
+from rollouts.engines.vllm import ServerRenderer
 from rollouts.errors import (
     CapabilityError,
     MalformedResultError,
@@ -164,7 +164,7 @@ async def test_a_path_that_the_policy_allows_is_read_here(server, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(file_of(picture(17)))
     renderer = ServerRenderer(server, policy=MediaPolicy(allowed_directories=(tmp_path,)))
-    rendered = await renderer.render_chunks([ImageChunk(path)])
+    rendered = await renderer.render(user(image(path)))
     ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     np.testing.assert_array_equal(item["pixel_values"], picture(17).reshape(-1, 3))
     assert item.source.data == path.read_bytes()
@@ -184,7 +184,7 @@ async def test_images_that_decoders_disagree_about_are_sent_as_png(renderer, ser
         Image.fromarray(pixels).quantize(16).save(file, "PNG")
     else:
         Image.fromarray(pixels[..., 0].astype(np.uint16) * 257).save(file, "PNG")
-    await renderer.render_chunks([ImageChunk(file.getvalue())])
+    await renderer.render(user(image(file.getvalue())))
     sent = Image.open(io.BytesIO(server.files[-1]))
     assert sent.mode == "RGB"
     assert sent.getexif().get(0x0112, 1) == 1

@@ -1,17 +1,11 @@
-"""`ServerRenderer` on chunks and single images, and with servers that cannot render."""
+"""`ServerRenderer` on single images, and with servers that cannot render."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rendering_server import (
-    PAD,
-    START,
     RenderingServer,
     _names,
     image,
@@ -21,15 +15,11 @@ from rendering_server import (
     user,
 )
 
-from renderers.errors import (
-    MediaPolicyError,
-)
 from renderers.media.item import PixelScale
 from rollouts.engines.http.responses import HttpResponse
-from rollouts.engines.vllm import ImageChunk, ServerRenderer, TokenChunk
+from rollouts.engines.vllm import ServerRenderer
 from rollouts.errors import (
     CapabilityError,
-    InvalidRequestError,
     MalformedResultError,
     ServerError,
     ServerUnreachableError,
@@ -46,68 +36,11 @@ def renderer(server):
     return ServerRenderer(server)
 
 
-async def item_of(renderer, pixels, **options):
+async def item_of(renderer, pixels):
     """What one image becomes."""
-    rendered = await renderer.render_chunks([ImageChunk(pixels, **options)])
+    rendered = await renderer.render(user(image(pixels)))
     ((item, _),) = rendered.multi_modal_data.items_with_ranges()
     return item
-
-
-# Chunks.
-
-
-async def test_token_chunks_are_never_tokenised_again(renderer, server):
-    ids = [PAD, START, 7, 7, PAD]  # a policy may sample a literal placeholder
-    last = TokenChunk(np.array([9], np.int32))
-    rendered = await renderer.render_chunks([TokenChunk(ids), ImageChunk(picture(21)), last])
-    assert rendered.token_ids == [*ids, *[PAD] * 6, 9]
-    assert all(type(one) is int for one in rendered.token_ids)
-    ((_, where),) = rendered.multi_modal_data.items_with_ranges()
-    assert (where.offset, where.length) == (5, 6)
-
-
-@settings(deadline=None, max_examples=25)
-@given(
-    st.lists(
-        st.one_of(
-            st.lists(st.integers(0, 600), max_size=6),
-            st.tuples(st.integers(0, 3), st.integers(1, 40), st.integers(1, 40)),
-        ),
-        max_size=7,
-    )
-)
-def test_chunks_are_concatenated(plan):
-    chunks, expected, ranges = [], [], []
-    for piece in plan:
-        if isinstance(piece, list):
-            chunks.append(TokenChunk(piece))
-            expected += piece
-        else:
-            pixels = picture(*piece)
-            chunks.append(ImageChunk(pixels))
-            count = -(-piece[1] // 16) * -(-piece[2] // 16)
-            ranges.append((len(expected), count))
-            expected += [PAD] * count
-    rendered = asyncio.run(ServerRenderer(RenderingServer()).render_chunks(chunks))
-    assert rendered.token_ids == expected
-    assert [(where.offset, where.length) for _, where in rendered.multi_modal_data.items_with_ranges()] == ranges
-
-
-async def test_another_count_than_expected_is_an_error_with_both_numbers(renderer):
-    with pytest.raises(InvalidRequestError, match=r"chunk 1 at .*: the image takes 6 tokens .* expected 9"):
-        await renderer.render_chunks([TokenChunk([1]), ImageChunk(picture(23), expected_tokens=9)])
-
-
-async def test_an_image_that_the_policy_does_not_allow_and_ids_that_are_none_are_errors(renderer):
-    for chunk in (ImageChunk("/etc/passwd"), ImageChunk("http://x/y")):
-        with pytest.raises(MediaPolicyError):
-            await renderer.render_chunks([chunk])
-    for ids in ([-1], [[1]], [1.5]):
-        with pytest.raises(InvalidRequestError):
-            await renderer.render_chunks([TokenChunk(ids)])
-
-
-# Items.
 
 
 async def test_a_scale_goes_into_items_of_uint8_pixels(server):
@@ -130,7 +63,7 @@ async def test_a_server_that_restarts_without_end_is_an_error(server):
     renderer = ServerRenderer(server)
     server.before_answer = lambda sent: renderer.forget() if not _names(sent)[0].startswith("render-probe") else None
     with pytest.raises(ServerUnreachableError, match="restarted 4 times"):
-        await renderer.render_chunks([ImageChunk(picture(28))])
+        await renderer.render(user(image(picture(28))))
 
 
 # Servers that cannot render.
