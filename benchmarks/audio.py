@@ -208,7 +208,7 @@ def compare_wire(report: Report, directory: Path) -> None:
                     prompt.multi_modal_data,
                     placeholder_token_ids=prompt.placeholder_token_ids,
                 )
-                check_request(request, server, vocab_size=None)
+                check_request(request, server)
                 payload = media_payload(request, mode, server)
                 named, field = payload.body_field(()), payload.body_field(payload.names.keys() - held)
                 held |= payload.names.keys()

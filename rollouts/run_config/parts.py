@@ -145,15 +145,15 @@ def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
         for name in sampling.extra:
             yield ("sampling", "extra", name), 'an engine of kind "local" has no further options; remove it'
         return
-    if server_kind(engine) == "sglang":
-        from rollouts.engines.sglang.request_checks import sampling_violations
-    else:
-        from rollouts.engines.vllm.sampling_checks import sampling_violations
+    from rollouts.engines.sglang.request_checks import sampling_violations as of_sglang
+    from rollouts.engines.vllm.sampling_checks import sampling_violations as of_vllm
+
+    sampling_violations = of_sglang if server_kind(engine) == "sglang" else of_vllm
     options: dict[KeyPath, dict[str, Any]] = {("sampling", "temperature"): {"temperature": sampling.temperature}}
     options |= {("sampling", "extra", name): {"extra": {name: value}} for name, value in sampling.extra.items()}
     for key, option in options.items():
         request = GenerateRequest([0], SamplingParams(max_tokens=sampling.max_tokens, **option))
-        for reason in sampling_violations(request, vocab_size=None):
+        for reason in sampling_violations(request):
             yield key, reason
 
 

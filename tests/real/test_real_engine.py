@@ -152,7 +152,8 @@ async def test_streamed_tokens_are_the_tokens_of_the_whole_response(engine, rend
     rendered = prompt(renderer, image())
     options = {"max_tokens": 300, "extra": {"ignore_eos": True}}
     whole = (await engine.generate(request_for(rendered, **options))).completions[0]
-    deltas = [delta async for delta in engine.stream(request_for(rendered, **options))]
+    deltas = []
+    await engine.generate(request_for(rendered, **options), deltas.append)
     assert len(deltas) > 5  # the server joins tokens that it has not sent yet
     assert np.concatenate([delta.token_ids for delta in deltas]).tolist() == whole.token_ids.tolist()
     np.testing.assert_allclose(np.concatenate([delta.logprobs for delta in deltas]), whole.logprobs, atol=1e-5)

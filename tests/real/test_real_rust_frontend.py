@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from renderers import load_renderer
 from rollouts import SamplingParams
 from rollouts.cli.doctor.command import doctor
-from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine, capabilities
+from rollouts.engines.vllm import VLLMEngine, capabilities
 from rollouts.engines.vllm.probe_requests import ServerVersion
 from rollouts.errors import CapabilityError, ServerError
 
@@ -123,25 +123,11 @@ async def test_a_jpeg_may_go_unchanged_to_a_server_with_the_decoders_of_the_trai
 
 
 @RUST
-async def test_features_are_refused_and_expectations_do_not_change_that(vllm_server, renderer):
+async def test_features_are_refused(vllm_server, renderer):
     request = request_for(prompt(renderer, smooth(60, 80, 3)))
     async with VLLMEngine(vllm_server.base_url, media="features") as engine:
         with pytest.raises(CapabilityError, match="drops features"):
             await engine.generate(request)
-    async with VLLMEngine(vllm_server.base_url, expected=ExpectedCapabilities(pixel_dtype="float32")) as engine:
-        with pytest.raises(CapabilityError, match="Leave pixel_dtype='float32' out"):
-            await engine.generate(request)
-
-
-@pytest.mark.parametrize("vllm_server", ["float32", "float32-host-normalise", "rust"], indirect=True)
-async def test_two_images_tell_whether_an_unknown_server_reads_features(vllm_server, renderer, reference):
-    rust = vllm_server.mode == "rust"
-    async with VLLMEngine(vllm_server.base_url) as engine:
-        found = await engine.capabilities()
-        unknown = replace(found, rust_frontend=None, reads_features=None, pixel_dtype=found.pixel_dtype or "float32")
-        engine._capabilities.known = unknown
-        assert await mismatch(engine, renderer, reference, SOURCES["PNG"]) < 1e-5
-        assert (await engine.capabilities()).reads_features is not rust
 
 
 @RUST
@@ -152,7 +138,7 @@ async def test_it_is_known_by_how_it_refuses_a_request_where_its_version_is_hidd
     monkeypatch.setattr(capabilities, "server_version", hidden)
     async with VLLMEngine(vllm_server.base_url) as engine:
         found = await engine.capabilities()
-    assert (found.rust_frontend, found.reads_features) == ("unknown", False)
+    assert found.rust_frontend == "unknown"
 
 
 @RUST

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,8 +24,8 @@ from rollouts.cli.options import api_key_advice, api_key_from_environment
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.server_kinds import kind_of_server, server_engine
 from rollouts.engines.sglang.capabilities import probe as probe_sglang
-from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.errors import ApiKeyError, CapabilityError, ContextLengthError, EngineError, RolloutsError
+from rollouts.engines.vllm.capabilities import probe
+from rollouts.errors import ApiKeyError, ContextLengthError, EngineError, RolloutsError
 from rollouts.terminal.table import Column, Row, print_table
 from rollouts.terminal.text import exit_with_error, print_json, print_line, printable_line
 
@@ -47,7 +46,9 @@ async def run_checks(
     connection = ServerConnection(base_url, api_key=api_key, limits=_LIMITS)
     try:
         kind = await kind_of_server(connection)
-        capabilities = await (_probe_vllm if kind == "vllm" else probe_sglang)(connection)
+        # Also of a server without the token endpoint: that is a finding, and other checks still run.
+        probed = probe(connection, needs_generate=False) if kind == "vllm" else probe_sglang(connection)
+        capabilities = await probed
         dtype = await weights_dtype(connection, directory)
         async with server_engine(kind, base_url, api_key=api_key, limits=_LIMITS) as engine:
             target = Target(kind, engine, connection, renderer, directory, capabilities, dtype)
@@ -62,16 +63,6 @@ async def run_checks(
         raise
     finally:
         await connection.close()
-
-
-async def _probe_vllm(connection: ServerConnection) -> ServerCapabilities:
-    """The capabilities, also of a server without the token endpoint: that is a finding, and other checks still run."""
-    try:
-        return await probe(connection)
-    except CapabilityError:
-        with contextlib.suppress(CapabilityError):
-            return await probe(connection, expected=ExpectedCapabilities(scale_out=False))
-        raise
 
 
 async def _run_all(target: Target, reference_gigabytes: float) -> None:

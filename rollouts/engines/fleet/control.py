@@ -67,27 +67,6 @@ class FleetControl:
         """Allocate memory again: all of it, or that of `tags`."""
         return await self._each("wake_up", lambda control: control.wake_up(tags))
 
-    async def reset_prefix_cache(self, *, preempt: bool = False) -> dict[str, None]:
-        """Empty the KV caches of prompts."""
-        return await self._each("reset_prefix_cache", lambda control: control.reset_prefix_cache(preempt=preempt))
-
-    async def reset_media_caches(self) -> dict[str, None]:
-        """Empty the caches of images and of their encodings."""
-
-        async def reset(control: Any) -> None:
-            await control.reset_mm_cache()
-            await control.reset_encoder_cache()
-
-        return await self._each("reset_media_caches", reset)
-
-    async def abort_all(self) -> dict[str, int]:
-        """End every request of every client; the number of them at each member."""
-        return await self._each("abort_all", lambda control: control.abort_all())
-
-    async def world_size(self) -> dict[str, int]:
-        """The number of workers (GPUs) of each member; `sum(sizes.values())` is that of the fleet."""
-        return await self._each("world_size", lambda control: control.world_size())
-
     async def metrics(self) -> dict[str, ServerMetrics]:
         """The counters and gauges of each member."""
         return await self._each("metrics", lambda control: control.metrics())

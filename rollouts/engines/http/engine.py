@@ -7,9 +7,9 @@ import logging
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from rollouts.engines.continuation import completed, restarts_from_prompt
@@ -35,7 +35,6 @@ from rollouts.errors import (
     CapabilityError,
     EngineClosedError,
     EngineError,
-    MalformedResultError,
     ServerTimeoutError,
     ServerUnreachableError,
     UnknownAdapterError,
@@ -50,16 +49,8 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePolicy:
-    """How completions that a pause aborts are continued.
-
-    They wait until the server runs again, at most `wait_seconds`, and are continued, each at most `rounds`
-    times.
-    """
-
-    rounds: int = 64
-    wait_seconds: float = 3600.0
+#: How often a completion that pauses of the server cut off is continued.
+_MAX_CONTINUATIONS = 64
 
 
 class ServerEngine(Engine, Generic[C]):
@@ -76,11 +67,9 @@ class ServerEngine(Engine, Generic[C]):
         api_key: str | None,
         limits: HttpLimits | None,
         request_limits: EngineLimits | None,
-        resume: ResumePolicy | None,
     ) -> None:
         self._connection = ServerConnection(base_url, api_key=api_key, limits=limits, on_lost=self._forget_server)
         self._request_limits = request_limits or EngineLimits()
-        self._resume = resume or ResumePolicy()
         self._capabilities: CapabilityCache[C] = CapabilityCache(self._probe, self._process, self._forget_server)
         self._requests = RunningRequests()
         self._weight_version = "default"  # vLLM's and SGLang's label of the weights that they were started with
@@ -137,28 +126,12 @@ class ServerEngine(Engine, Generic[C]):
             return await self._generate(request, None)
         check_streamable(request)
         if not restarts_from_prompt(request):
-            return await self._generate(request, _bounded(request, listen))
+            return await self._generate(request, listen)
         # A completion that may be sampled again from its beginning is reported only after its end.
         result = await self._generate(request, None)
         for each in result.completions:
             listen(TokenDelta(each.index, each.token_ids, each.logprobs, each.top_logprobs))
         return result
-
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
-        """Yield tokens as they are sampled, also across pauses. Leaving the loop aborts the request.
-
-        Raises what `generate` raises.
-        """
-        deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
-        sampling = asyncio.ensure_future(self.generate(request, deltas.put_nowait))
-        sampling.add_done_callback(lambda _: deltas.put_nowait(None))
-        try:
-            while (delta := await deltas.get()) is not None:
-                yield delta
-            await sampling
-        finally:
-            sampling.cancel()
-            await asyncio.wait([sampling])
 
     async def update_weights(
         self, weights: str | os.PathLike[str] | SendTensors, version: str, *, in_flight: InFlight = "abort"
@@ -352,8 +325,7 @@ class ServerEngine(Engine, Generic[C]):
         """The completion `partial` of a request with what is sampled after each abort by the server.
 
         `root_id` is the id of the caller's request, which keeps the tokens so far where the caller ends it.
-        `send` samples one completion. Raises `EngineError` after `ResumePolicy.rounds` aborts, and what
-        `send` raises.
+        `send` samples one completion. Raises `EngineError` after 64 aborts, and what `send` raises.
         """
         rounds = 0
 
@@ -361,12 +333,9 @@ class ServerEngine(Engine, Generic[C]):
             nonlocal rounds
             if self._requests.is_aborted(root_id):
                 return None
-            if rounds == self._resume.rounds:
-                raise EngineError(
-                    request.request_id,
-                    f"completion {partial.index} was aborted {rounds} times without an end; "
-                    "pause the server less often, or raise ResumePolicy.rounds",
-                )
+            if rounds == _MAX_CONTINUATIONS:
+                reason = f"completion {partial.index} was aborted {rounds} times; pause the server less often"
+                raise EngineError(request.request_id, reason)
             rounds += 1
             await self._wait_until_resumed(root_id)
             if self._requests.is_aborted(root_id):
@@ -385,18 +354,3 @@ class ServerEngine(Engine, Generic[C]):
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
-
-
-def _bounded(request: GenerateRequest, listen: TokenListener) -> TokenListener:
-    """A listener that is told of at most `max_tokens` tokens of a completion; more raise `MalformedResultError`."""
-    counts: Counter[int] = Counter()
-    limit = request.sampling.max_tokens
-
-    def bounded(delta: TokenDelta) -> None:
-        counts[delta.index] += len(delta.token_ids)
-        if (count := counts[delta.index]) > limit:
-            text = f"completion {delta.index} has {count} tokens; the request has max_tokens={limit}"
-            raise MalformedResultError(request.request_id, text)
-        listen(delta)
-
-    return bounded

@@ -1,9 +1,8 @@
 """The engine over HTTP for SGLang servers; it does not import sglang."""
 
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.engine import ResumePolicy
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
 from rollouts.engines.sglang.control import SGLangControl
 from rollouts.engines.sglang.engine import SGLangEngine
 
-__all__ = ["HttpLimits", "ResumePolicy", "SGLangCapabilities", "SGLangControl", "SGLangEngine"]
+__all__ = ["HttpLimits", "SGLangCapabilities", "SGLangControl", "SGLangEngine"]

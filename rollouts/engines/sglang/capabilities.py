@@ -55,17 +55,10 @@ async def model_info(connection: ServerConnection) -> Mapping[str, Any]:
     return await _report(connection, "/model_info")
 
 
-async def probe(
-    connection: ServerConnection, *, vocab_size: int | None = None, max_model_len: int | None = None
-) -> SGLangCapabilities:
-    """The capabilities of a server. `vocab_size` and `max_model_len` stand for what it does not report.
-
-    Raises `CapabilityError` where it is no SGLang, or what is needed is neither reported nor given.
-    """
+async def probe(connection: ServerConnection) -> SGLangCapabilities:
+    """The capabilities of a server. Raises `CapabilityError` where it is no SGLang, or hides what is needed."""
     server, model = await asyncio.gather(server_info(connection), model_info(connection))
-    found_size, served_length = await asyncio.gather(_vocab_size(connection), _served_length(connection))
-    size = _agreed(connection, "vocab_size", found_size, vocab_size)
-    length = _agreed(connection, "max_model_len", served_length or server.get("context_length"), max_model_len)
+    size, length = await asyncio.gather(_vocab_size(connection), _max_model_len(connection))
     plain, scaled = await asyncio.gather(*(_probe_tokens(connection, each) for each in (1.0, _PROBE_TEMPERATURE)))
     return SGLangCapabilities(
         version=str(server.get("version", "unknown")),
@@ -102,35 +95,20 @@ async def _generate(connection: ServerConnection, fields: Mapping[str, Any]) -> 
     return await probe_request(connection, "POST", "/generate", {"input_ids": _PROBE_IDS, **fields})
 
 
-async def _vocab_size(connection: ServerConnection) -> int | None:
+async def _vocab_size(connection: ServerConnection) -> int:
     """The size that the server names where it refuses a bias for token -1, which it does before it runs anything."""
     response = await _generate(connection, {"sampling_params": {"max_new_tokens": 1, "logit_bias": {"-1": 0.0}}})
     match = _KEYS_ERROR.search(response.body.decode(errors="replace"))
-    return None if match is None else int(match[1]) + 1
+    if match is None:
+        reason = "ids outside of the vocabulary end the server's process, and it does not report its size"
+        raise CapabilityError(PROBE_NAME, f"{connection.base_url}: {reason}; use SGLang 0.5.23")
+    return int(match[1]) + 1
 
 
-async def _served_length(connection: ServerConnection) -> int | None:
+async def _max_model_len(connection: ServerConnection) -> int:
     response = await probe_request(connection, "GET", "/v1/models")
-    try:
-        length = response.json()["data"][0]["max_model_len"]
-    except (MalformedResultError, KeyError, IndexError, TypeError):
-        return None
-    return length if isinstance(length, int) else None
-
-
-def _agreed(connection: ServerConnection, name: str, found: object, given: int | None) -> int:
-    if isinstance(found, int) and given is not None and found != given:
-        raise CapabilityError(
-            PROBE_NAME, f"{connection.base_url} has {name} {found}, and {given} was given. Leave {name} out"
-        )
-    value = given if given is not None else found
-    if not isinstance(value, int):
-        raise CapabilityError(
-            PROBE_NAME,
-            f"{connection.base_url} does not report its {name}; give it: SGLangEngine(..., {name}=). Ids "
-            "outside of the vocabulary end the server's process",
-        )
-    return value
+    with reading(PROBE_NAME, f"{connection.base_url}/v1/models has no max_model_len", CapabilityError):
+        return int(response.json()["data"][0]["max_model_len"])
 
 
 async def _probe_tokens(connection: ServerConnection, temperature: float) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from renderers import RendererError
 from rollouts.calls import gathered, parse_body
 from rollouts.engines.continuation import single_samples, with_index
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.engine import POLL_SECONDS, ResumePolicy, ServerEngine
+from rollouts.engines.http.engine import POLL_SECONDS, ServerEngine
 from rollouts.engines.http.responses import response_error
 from rollouts.engines.protocol import (
     Completion,
@@ -51,16 +51,15 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
     their prompts again.
 
     n samples are n requests, because SGLang gives the samples of one request ids of its own, by which none
-    could be aborted. A completion that a pause of the server cuts off is continued from its tokens (`resume`;
-    the server holds the rest back until it runs again). Cancelling a call aborts its request on the server.
+    could be aborted. A completion that a pause of the server cuts off is continued from its tokens (the
+    server holds the rest back until it runs again). Cancelling a call aborts its request on the server.
 
     A server takes seeds only with --enable-deterministic-inference; without it they are left out, and a
     warning says so once.
 
     Log-probabilities are those of the model before temperature: another temperature than 0 or 1 needs a
-    server with SGLANG_RETURN_ORIGINAL_LOGPROB=1. `vocab_size` and `max_model_len` stand for what a server
-    does not report. `routed_experts` is the number of layers with experts and of experts per token, for a
-    server with --enable-return-routed-experts, whose response does not say them.
+    server with SGLANG_RETURN_ORIGINAL_LOGPROB=1. `routed_experts` is the number of layers with experts and of
+    experts per token, for a server with --enable-return-routed-experts, whose response does not say them.
     """
 
     control: SGLangControl
@@ -70,17 +69,12 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         base_url: str,
         *,
         api_key: str | None = None,
-        vocab_size: int | None = None,
-        max_model_len: int | None = None,
         limits: HttpLimits | None = None,
         request_limits: EngineLimits | None = None,
-        resume: ResumePolicy | None = None,
         jpeg_as_file: bool = False,
         routed_experts: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits, resume=resume)
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits)
         self._jpeg_as_file = jpeg_as_file
         self._experts = routed_experts
         self._held = False  # whether new requests wait for an update of the weights
@@ -89,9 +83,8 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
 
     @property
     def vocab_size(self) -> int | None:
-        """The size that was given to the constructor, or that the server reported; None before the first request."""
-        known = self._capabilities.known
-        return self._vocab_size if known is None else known.vocab_size
+        """The size that the server reported; None before the first request."""
+        return getattr(self._capabilities.known, "vocab_size", None)
 
     # One request.
 
@@ -222,7 +215,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
             self._held = False
 
     async def _probe(self) -> SGLangCapabilities:
-        return await probe(self._connection, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
+        return await probe(self._connection)
 
     async def _process(self) -> float | None:
         """The seed that the server drew when it started."""

@@ -66,7 +66,7 @@ def check_request(request: GenerateRequest, capabilities: SGLangCapabilities) ->
     """
     refuse_first(request, header_violations(request))
     ids = check_prompt(request, capabilities.max_model_len, capabilities.vocab_size)
-    refuse_first(request, sampling_violations(request, vocab_size=capabilities.vocab_size))
+    refuse_first(request, sampling_violations(request, capabilities.vocab_size))
     refuse_first(request, placement_violations(request, ids, {}))
     refuse_first(request, stray_token_violations(request, ids, request.placeholder_token_ids))
     refuse_first(request, _media_violations(request, ids))
@@ -74,7 +74,7 @@ def check_request(request: GenerateRequest, capabilities: SGLangCapabilities) ->
         raise CapabilityError(request.request_id, reason)
 
 
-def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
+def sampling_violations(request: GenerateRequest, vocab_size: int | None = None) -> Iterator[str]:
     """The values that SGLang refuses or changes, or with which it would end. `vocab_size` None: it is not known."""
     sampling = request.sampling
     if 0 < sampling.temperature < _MIN_TEMPERATURE:

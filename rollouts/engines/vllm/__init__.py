@@ -1,17 +1,14 @@
 """The engine and the renderer over HTTP for vLLM servers; neither imports vllm."""
 
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.engine import ResumePolicy
 from rollouts.engines.protocol import TokenDelta
-from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
+from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.server_renderer import ServerRenderer
 
 __all__ = [
-    "ExpectedCapabilities",
     "HttpLimits",
-    "ResumePolicy",
     "ServerCapabilities",
     "ServerRenderer",
     "TokenDelta",

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, cast, get_args
 
 from rollouts.engines.http.capability_cache import PROBE_NAME, probe_request
 from rollouts.engines.http.connection import ServerConnection
@@ -39,10 +39,9 @@ class ServerCapabilities:
     (`ServerControl`). `patch_values`: numbers in one patch (1536 for Qwen3-VL; None if pixels are not
     patches). `image_fields`: the tensors that it makes of an image, with their `TensorField.kind`; None if
     not known. `rust_frontend`: the version of vLLM's Rust frontend, which serves HTTP in place of vLLM's own
-    ("unknown" where a proxy hides it); None without it. `reads_features`: features that are sent over HTTP
-    reach the model. The Rust frontend drops them (False); None: not known, because the server does not report
-    its version or its pixels, until two images are compared. `sounds`: the tensors that it makes of a sound;
-    None if not known. `sound_refusal`: why it takes no sound; None if it takes them, or if that is not known.
+    ("unknown" where a proxy hides it); None without it. It drops features that are sent to it, with HTTP 200.
+    `sounds`: the tensors that it makes of a sound; None if not known. `sound_refusal`: why it takes no sound;
+    None if it takes them, or if that is not known.
     """
 
     engine: ClassVar[str] = "vLLM"
@@ -58,7 +57,6 @@ class ServerCapabilities:
     patch_values: int | None = None
     image_fields: Mapping[str, str] | None = None
     rust_frontend: str | None = None
-    reads_features: bool | None = True
     sounds: SoundFormat | None = None
     sound_refusal: str | None = None
 
@@ -69,111 +67,44 @@ class ServerCapabilities:
         return release is None or release < (0, 33)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedCapabilities:
-    """Capabilities of a server that are known before the probe; None: unknown.
-
-    A value is used where the probe finds none; where the probe finds another one, it raises
-    `CapabilityError`. `scale_out=False` allows the probe of a server that does not generate. Whether features
-    reach the model is never expected, but found out.
-    """
-
-    version: str | None = None
-    max_model_len: int | None = None
-    scale_out: bool | None = None
-    pixel_dtype: PixelDtype | None = None
-    placeholder_ids: Mapping[str, int] = field(default_factory=dict)
-    merge_area: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.pixel_dtype is not None and self.pixel_dtype not in get_args(PixelDtype):
-            raise CapabilityError(PROBE_NAME, f"pixel_dtype is {self.pixel_dtype!r}, not one of {_dtypes()}")
-        for name in ("max_model_len", "merge_area"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise CapabilityError(PROBE_NAME, f"{name} is {value}; it must be at least 1")
-
-
 async def probe(
-    connection: ServerConnection, *, model: str | None = None, expected: ExpectedCapabilities | None = None
+    connection: ServerConnection, *, model: str | None = None, needs_generate: bool = True
 ) -> ServerCapabilities:
     """Find out the capabilities of a server with six small requests, two of which render a small image and a
     short sound.
 
     `model` selects one of several served models. Raises `CapabilityError` if the server cannot be used with
-    its start options or contradicts `expected`, and all errors of `ServerConnection.request`.
+    its start options (without `needs_generate` also one that does not generate can be), and all errors of
+    `ServerConnection.request`.
     """
-    expected = expected or ExpectedCapabilities()
     version = await server_version(connection)
     served = await served_model(connection, model)
-    generate = await _generate_route(connection, expected.scale_out)
+    if served.max_model_len is None:
+        raise CapabilityError(PROBE_NAME, f"{connection.base_url} does not report its max_model_len. Is this a vLLM?")
+    generate = await _generate_route(connection, needs_generate)
     control = (await probe_request(connection, "GET", "/is_paused")).status == 200
     rust_frontend = version.rust_frontend
     if rust_frontend is None and generate == "rust":
         rust_frontend = "unknown"
+    images, sounds = _ImageCapabilities(), _SoundCapabilities()
     if rust_frontend is None:
         images = await _probe_images(connection, served.name)
         sounds = await _probe_sounds(connection, served.name)
-    else:
-        images, sounds = _ImageCapabilities(), _SoundCapabilities()
-        if expected.pixel_dtype is not None:
-            raise CapabilityError(
-                PROBE_NAME,
-                f"{connection.base_url} is vLLM's Rust frontend ({rust_frontend}), which drops the features "
-                "of a request: its model would not see the images. Leave "
-                f"pixel_dtype={expected.pixel_dtype!r} out of ExpectedCapabilities; images are sent as files "
-                '(media="auto" or "content_parts")',
-            )
-    reads_features: bool | None = rust_frontend is None
-    if reads_features and (version.vllm is None or (images.pixel_dtype is None and expected.pixel_dtype is not None)):
-        reads_features = None
-    probed: dict[str, Any] = {
-        "version": version.vllm,
-        "max_model_len": served.max_model_len,
-        "scale_out": generate is not None,
-        "pixel_dtype": images.pixel_dtype,
-        "placeholder_ids": {**images.placeholder_ids, **sounds.placeholder_ids},
-        "merge_area": images.merge_area,
-    }
     return ServerCapabilities(
-        **_merge_expected(connection, probed, expected),
+        version=version.vllm or "unknown",
         model=served.name,
+        max_model_len=served.max_model_len,
+        scale_out=generate is not None,
+        pixel_dtype=images.pixel_dtype,
+        placeholder_ids={**images.placeholder_ids, **sounds.placeholder_ids},
+        merge_area=images.merge_area,
         control=control,
         patch_values=images.patch_values,
         image_fields=images.image_fields,
         rust_frontend=rust_frontend,
-        reads_features=reads_features,
         sounds=sounds.format,
         sound_refusal=sounds.refusal,
     )
-
-
-def _merge_expected(
-    connection: ServerConnection, probed: Mapping[str, Any], expected: ExpectedCapabilities
-) -> dict[str, Any]:
-    """The probed values, with expected values where nothing was found. Raises `CapabilityError` if they differ."""
-    merged: dict[str, Any] = {}
-    for each in fields(ExpectedCapabilities):
-        found, given = probed[each.name], getattr(expected, each.name)
-        if isinstance(found, dict):
-            given_entries = given or {}
-            differs = any(found.get(key, value) != value for key, value in given_entries.items())
-            merged[each.name] = {**given_entries, **found}
-        else:
-            differs = found is not None and given is not None and found != given
-            if each.name == "version" and differs and release_of(given):  # builds of one release are equal
-                differs = release_of(found) != release_of(given)
-            merged[each.name] = given if found is None else found
-        if differs:
-            raise CapabilityError(
-                PROBE_NAME,
-                f"{connection.base_url} says {each.name} {found!r}, ExpectedCapabilities says {given!r}. "
-                f"Leave {each.name} out, or start the server as expected",
-            )
-    if merged["max_model_len"] is None:
-        raise CapabilityError(
-            PROBE_NAME, f"{connection.base_url} does not report its max_model_len; set it in ExpectedCapabilities"
-        )
-    return {**merged, "version": merged["version"] or "unknown"}
 
 
 def release_of(version: str) -> tuple[int, ...] | None:
@@ -185,15 +116,15 @@ def release_of(version: str) -> tuple[int, ...] | None:
 # The generate route.
 
 
-async def _generate_route(connection: ServerConnection, expected: bool | None) -> Literal["vllm", "rust"] | None:
-    """Whose generate route the server has; None if the route is disabled and `expected` is False."""
+async def _generate_route(connection: ServerConnection, is_needed: bool) -> Literal["vllm", "rust"] | None:
+    """Whose generate route the server has; None if the route is disabled and not needed."""
     # Without `sampling_params`, so that no version of vLLM runs it.
     response = await probe_request(connection, "POST", _GENERATE, {"token_ids": [], "content_parts": 0})
     if response.status in (400, 422):  # the Rust frontend names the first field alone
         return "rust" if b"into the target type: content_parts" in response.body else "vllm"
     if response.status not in (403, 404, 405, 501):
         raise response_error(PROBE_NAME, response, f"{_GENERATE} did not refuse an invalid request")
-    if expected is False:
+    if not is_needed:
         return None
     if response.status == 403:
         raise CapabilityError(
@@ -227,8 +158,7 @@ async def _probe_images(connection: ServerConnection, model: str) -> _ImageCapab
     if rendered is not None:
         return rendered
     log.info(
-        "%s takes no images, or does not report their format: %s. If it takes images, set "
-        "ExpectedCapabilities(pixel_dtype=, placeholder_ids=)",
+        "%s takes no images, or does not report their format: %s",
         connection.base_url,
         response_error(PROBE_NAME, response, "rendering an image").reason,
     )
@@ -253,7 +183,7 @@ def _rendered_image(response: HttpResponse) -> _ImageCapabilities | None:
     )
     if pixels is None:
         listed = ", ".join(f"{name} ({each.dtype})" for name, each in tensors.items())
-        log.warning("the server's tensors of an image are %s, none of them %s; use source files", listed, _dtypes())
+        log.warning("no tensor of an image of the server has a known dtype of pixels: %s; use source files", listed)
         return _ImageCapabilities()
     token = single_token(rendered.token_ids, image.placeholder)
     shape, merge_area = tensor_type(pixels.tensor).shape, _merge_area(tensors, pixels, image.placeholder.length)
@@ -301,7 +231,3 @@ async def _probe_sounds(connection: ServerConnection, model: str) -> _SoundCapab
         log.warning("the tensors that the server makes of a sound cannot be sent as features: %s", error.reason)
         return _SoundCapabilities(placeholder_ids=ids)
     return _SoundCapabilities(sound_format(tensors, sound.placeholder.length), None, ids)
-
-
-def _dtypes() -> str:
-    return ", ".join(get_args(PixelDtype))

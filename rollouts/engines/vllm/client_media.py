@@ -13,7 +13,7 @@ from renderers.process.caches import ByteLRU
 from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.media_payload import is_source_missing
+from rollouts.engines.vllm.media_payload import is_source_missing, media_payload
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.engines.vllm.server_media_cache import ServerMediaCache
 
@@ -47,7 +47,7 @@ class ClientMedia:
     def __init__(self, base_url: str, api_key: str | None) -> None:
         self._held = ServerMediaCache()
         # Only probes the server, when the first features are sent.
-        self._engine = VLLMEngine(base_url, api_key=api_key, media="features")
+        self._engine = VLLMEngine(base_url, api_key=api_key)
 
     async def post_sources(self, sources: Sequence[tuple[str, str]], post: Post) -> bytes:
         """Post with source files: (modality, URL) in prompt order. The data of a data URL are sent once."""
@@ -62,8 +62,8 @@ class ClientMedia:
         """Post with processed features. Raises `InvalidRequestError` and `CapabilityError` as `VLLMEngine` does."""
         capabilities = await self._engine.capabilities()
         request = GenerateRequest(prompt_ids, SamplingParams(), media)
-        check_request(request, capabilities, vocab_size=None)
-        payload, _ = await self._engine.media_payload(request)
+        check_request(request, capabilities)
+        payload = media_payload(request, "features", capabilities)
 
         def fields(included: Collection[str]) -> Mapping[str, Any]:
             made: Mapping[str, Any] = json.loads(b"".join([b"{", *payload.body_field(included), b"}"]))

@@ -313,11 +313,6 @@ class ServerControl(HttpControl):
         response = await self._call("GET", "/weight_info", "reading the weight version")
         return str(_required_field(response, "weight_version"))
 
-    async def world_size(self) -> int:
-        """How many workers (GPUs) the model is spread over, data parallelism included."""
-        response = await self._call("GET", "/get_world_size", "reading the world size")
-        return int(_required_field(response, "world_size"))
-
     async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None:
         """Let the workers join the transport of a trainer; `init_info` is what the server's backend expects.
 
@@ -334,10 +329,6 @@ class ServerControl(HttpControl):
                 '\'{"backend": "nccl"}\' (or "ipc", on the machine of the trainer)'
             )
             raise CapabilityError("init_weight_transfer", reason) from error
-
-    async def shutdown_weight_transfer(self) -> None:
-        """Let the workers leave the transport. Refused by the server during a transfer."""
-        await self._call("POST", "/shutdown_weight_transfer_engine", "leaving the trainer")
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Load the LoRA adapter of a directory under a name. Raises `WeightUpdateError`."""

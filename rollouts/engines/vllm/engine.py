@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
-
 from renderers import RendererError
 from rollouts.calls import gathered, parse_body
 from rollouts.engines.continuation import single_samples, with_index
-from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.http.engine import ResumePolicy, ServerEngine
+from rollouts.engines.http.engine import ServerEngine
 from rollouts.engines.http.responses import response_error
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, TokenListener
 from rollouts.engines.request_limits import EngineLimits
-from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
+from rollouts.engines.vllm.capabilities import ServerCapabilities, probe
 from rollouts.engines.vllm.control import ServerControl
-from rollouts.engines.vllm.feature_proof import reads_features
 from rollouts.engines.vllm.generate import Chunks, Generation, request_body
 from rollouts.engines.vllm.media_mode import MediaMode
-from rollouts.engines.vllm.media_payload import FeaturesPayload, MediaPayload, media_payload
+from rollouts.engines.vllm.media_payload import MediaPayload, media_payload
 from rollouts.engines.vllm.request_checks import CacheSalts, check_request
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts, MediaReservation, ServerMediaCache
 from rollouts.errors import InvalidRequestError, ServerError, ServerTimeoutError, ServerUnreachableError
@@ -39,26 +34,26 @@ _MAX_RESENDS = 3
 
 #: Seconds between two looks whether a paused server runs again: after each, twice as long.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+#: For how long a request waits for a paused server.
+_WAIT_SECONDS = 3600.0
 
 
 class VLLMEngine(ServerEngine[ServerCapabilities]):
     """`Engine` over `/inference/v1/generate` of one vLLM server (0.31 and later).
 
-    The first request probes what the server is and which pixels it expects; `expected` replaces what the
-    probe finds, and a contradiction is an error. Every request is checked before it is sent. The data of a
-    medium are sent once, afterwards only its hash; a server that has evicted them gets the data again.
-    `media` chooses what is sent: processed "features", source files as "content_parts", or "auto": features
-    for each request where they can carry all of its items, else files. Where a mode cannot carry an item, the
-    error gives the reason, and advises the other mode only if that one can. Images are sent as PNG files of
-    the pixels as decoded here, because decoders of JPEG differ by version; `jpeg_as_file` sends JPEG files
-    unchanged (a tenth of the bytes), for a server whose Pillow and libjpeg are those of the trainer. vLLM's
-    Rust frontend decodes JPEG in another way and always gets PNG.
+    The first request probes what the server is and which pixels it expects. Every request is checked before
+    it is sent. The data of a medium are sent once, afterwards only its hash; a server that has evicted them
+    gets the data again. `media` chooses what is sent: processed "features", source files as "content_parts",
+    or "auto": features for each request where they can carry all of its items, else files. Where a mode
+    cannot carry an item, the error gives the reason, and advises the other mode only if that one can. Images
+    are sent as PNG files of the pixels as decoded here, because decoders of JPEG differ by version;
+    `jpeg_as_file` sends JPEG files unchanged (a tenth of the bytes), for a server whose Pillow and libjpeg
+    are those of the trainer. vLLM's Rust frontend decodes JPEG in another way and always gets PNG.
 
-    A completion that a pause of the server cuts off is continued from its tokens once the server runs again
-    (`resume`). Cancelling a call aborts its request on the server. With `vocab_size`, ids outside the
-    vocabulary are refused before sending; the server refuses them too. `request_limits` bounds what one
-    request may ask for. `cache_salt` keeps what was computed with other weights out of the prefix cache: the
-    salt depends on the model and the weight version, and is the same for all turns of a session.
+    A completion that a pause of the server cuts off is continued from its tokens once the server runs again.
+    Cancelling a call aborts its request on the server. `request_limits` bounds what one request may ask for.
+    What was computed with other weights is kept out of the prefix cache by a salt of the model and the weight
+    version, which is the same for all turns of a session.
 
     A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded; the
     version of its tokens is the name of the adapter.
@@ -73,33 +68,22 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         model: str | None = None,
         api_key: str | None = None,
         media: MediaMode = "auto",
-        vocab_size: int | None = None,
-        expected: ExpectedCapabilities | None = None,
         limits: HttpLimits | None = None,
         request_limits: EngineLimits | None = None,
-        resume: ResumePolicy | None = None,
-        cache_salt: bool = True,
         jpeg_as_file: bool = False,
     ) -> None:
         self._media_cache = ServerMediaCache()
-        super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits, resume=resume)
+        super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits)
         self._model = model
-        self._expected = expected
         self._media: MediaMode = media
         self._jpeg_as_file = jpeg_as_file
-        self._vocab_size = vocab_size
-        self._salts = CacheSalts() if cache_salt else None
-        self._finding_out: SingleFlight[None] = SingleFlight()
+        self._salts = CacheSalts()
         self.control = ServerControl(
             self._connection,
             self.capabilities,
             forget_media=self._media_cache.clear,
             on_weight_version=self._set_weight_version,
         )
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self._vocab_size
 
     @property
     def media_cache_counts(self) -> MediaCacheCounts:
@@ -109,7 +93,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
     # One request.
 
     async def _check(self, request: GenerateRequest) -> None:
-        check_request(request, await self._capabilities.get(), vocab_size=self.vocab_size)
+        check_request(request, await self._capabilities.get())
 
     async def _sample(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
         generations = await self._exchange_all(request, listen)
@@ -144,16 +128,13 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             return
         pause = _FIRST_PAUSE
         try:
-            async with asyncio.timeout(self._resume.wait_seconds):
+            async with asyncio.timeout(_WAIT_SECONDS):
                 while not self._requests.is_aborted(request_id) and await self.control.is_paused():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)
         except TimeoutError as error:
-            raise ServerTimeoutError(
-                request_id,
-                f"{self.base_url} is paused for more than {self._resume.wait_seconds:g} s; resume it, or "
-                "raise ResumePolicy.wait_seconds",
-            ) from error
+            reason = f"{self.base_url} is paused for more than {_WAIT_SECONDS:g} s; resume it"
+            raise ServerTimeoutError(request_id, reason) from error
 
     async def _exchange_all(self, request: GenerateRequest, listen: TokenListener | None) -> list[Generation]:
         """Send a request; to the Rust frontend, which samples one at a time, a request for each sample."""
@@ -176,42 +157,6 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             generation.end_by_abort()
         return generation
 
-    async def media_payload(self, request: GenerateRequest) -> tuple[MediaPayload, ServerCapabilities]:
-        """The media of a request as they are sent to the server, whose capabilities are those that are returned.
-
-        Raises what `generate` raises before anything is sent, and the errors of a server that does not
-        answer.
-        """
-        while True:
-            capabilities = await self._capabilities.get()
-            payload = media_payload(request, self._media, capabilities, jpeg_as_file=self._jpeg_as_file)
-            if not isinstance(payload, FeaturesPayload) or capabilities.reads_features is not None:
-                return payload, capabilities
-            await self._finding_out.run("features", functools.partial(self._find_out, request, payload, capabilities))
-
-    async def _find_out(
-        self, request: GenerateRequest, payload: FeaturesPayload, capabilities: ServerCapabilities
-    ) -> None:
-        """Find out with the first image of a request whether the server reads features."""
-
-        async def score(request: GenerateRequest) -> np.ndarray:
-            media, generation = payload.of(request), Generation(request.request_id, 1)
-            cache = ServerMediaCache()
-            reservation = await cache.reserve(media.names, include_all=True)
-            await self._send(request, media, cache, reservation, capabilities, generation, None)
-            (completion,) = generation.completions(len(request.prompt_ids), self._weight_version)
-            return np.append(generation.prompt_logprobs(request.prompt_ids), completion.logprobs)
-
-        found = await reads_features(request, payload.placed, score)
-        if not found:
-            log.warning(
-                "%s gives two different images the same log-probabilities: it drops the features of a "
-                "request, as vLLM's Rust frontend does, or a proxy before it does",
-                self.base_url,
-            )
-        if self._capabilities.known is capabilities:
-            self._capabilities.known = replace(capabilities, reads_features=found)
-
     async def _send_until_complete(
         self, request: GenerateRequest, root_id: str, listen: TokenListener | None, generation: Generation
     ) -> Generation:
@@ -221,7 +166,8 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         """
         resends = 0
         while True:
-            payload, capabilities = await self.media_payload(request)
+            capabilities = await self._capabilities.get()
+            payload = media_payload(request, self._media, capabilities, jpeg_as_file=self._jpeg_as_file)
             # The last attempts carry all data: with a server that evicts media at once (a small or disabled
             # cache, another client that clears it), a request that relies on the data of others could fail
             # for ever.
@@ -299,15 +245,12 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             except RendererError as error:
                 raise InvalidRequestError(request.request_id, str(error)) from error
             model = request.adapter or capabilities.model
-            salt = None
-            if self._salts is not None:
-                salt = self._salts.salt(model, self._weight_version, request.session_id)
             body = request_body(
                 request,
                 payload.prompt_ids,
                 media,
                 model=model,
-                cache_salt=salt,
+                cache_salt=self._salts.salt(model, self._weight_version, request.session_id),
                 chunks=chunks,
                 return_prompt=payload.returns_prompt,
                 cuts_likeliest=capabilities.cuts_likeliest,
@@ -339,7 +282,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
     # The state of the server.
 
     async def _probe(self) -> ServerCapabilities:
-        return await probe(self._connection, model=self._model, expected=self._expected)
+        return await probe(self._connection, model=self._model)
 
     async def _process(self) -> float | None:
         """When the server process started, in seconds since 1970; None where its metrics do not contain it."""

@@ -29,7 +29,7 @@ def request_body(
     media: Body,
     *,
     model: str,
-    cache_salt: str | None,
+    cache_salt: str,
     chunks: Chunks,
     return_prompt: bool,
     cuts_likeliest: bool = False,
@@ -47,10 +47,9 @@ def request_body(
         "sampling_params": _sampling(request, chunks, cuts_likeliest),
         "stream": chunks is not None,
         "return_token_ids": return_prompt,
+        "cache_salt": cache_salt,
         "token_ids": prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist(),
     }
-    if cache_salt is not None:
-        fields["cache_salt"] = cache_salt
     opening = open_object(request.request_id, fields)
     return [opening, b",", *media, b"}"] if media else [opening, b"}"]
 

@@ -90,20 +90,14 @@ def content_objections(request: GenerateRequest, capabilities: ServerCapabilitie
 def _against_features(
     request: GenerateRequest, item: MediaItem, placeholder: PlaceholderRange, capabilities: ServerCapabilities
 ) -> Objection | None:
-    if capabilities.reads_features is False:
-        server = "the server"
-        if capabilities.rust_frontend is not None:
-            server = f"vLLM's Rust frontend ({capabilities.rust_frontend})"
+    if capabilities.rust_frontend is not None:
+        server = f"vLLM's Rust frontend ({capabilities.rust_frontend})"
         return Objection(item, f"{server} drops features: the model would not see the {item.modality}", None)
     if item.modality == "audio":
         if (refusal := _against_sounds(item, capabilities)) is not None:
             return refusal
     elif capabilities.pixel_dtype is None:
-        return Objection(
-            item,
-            f"{capabilities.model} takes no media as features",
-            "set the dtype that it takes in ExpectedCapabilities(pixel_dtype=)",
-        )
+        return Objection(item, f"{capabilities.model} takes no media as features", None)
     items = dense_items(item, placeholder, capabilities)
     if not items:
         return Objection(
@@ -117,8 +111,7 @@ def _against_features(
             item,
             f"which token stands for a {item.modality} in {capabilities.model} is not known; the server "
             f"names one for {', '.join(capabilities.placeholder_ids) or 'no modality'}",
-            f"name it in ExpectedCapabilities(placeholder_ids={{{item.modality!r}: ...}}) or in the request's "
-            "`placeholder_token_ids`",
+            "name it in the request's `placeholder_token_ids`",
         )
     for sent, _ in items:
         if sent.modality == "audio" or capabilities.pixel_dtype is None:

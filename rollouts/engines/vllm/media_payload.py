@@ -78,13 +78,8 @@ class FeaturesPayload(MediaPayload):
     def __init__(self, request: GenerateRequest, placed: Sequence[PlacedItem], pixel_dtype: PixelDtype) -> None:
         super().__init__(request)
         self.names = {item.mm_hash: item.nbytes for item, _ in placed}
-        self.placed = placed
         self._media = MultiModalData.from_items(placed)
         self._pixel_dtype = pixel_dtype
-
-    def of(self, request: GenerateRequest) -> FeaturesPayload:
-        """The payload of another request to the same server, whose media are to be sent as they are."""
-        return FeaturesPayload(request, request.media, self._pixel_dtype)
 
     def body_field(self, included: Collection[str]) -> Body:
         segments = encode_features(self._media, pixel_dtype=self._pixel_dtype, include=included.__contains__)

@@ -82,17 +82,16 @@ def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Ite
 # The checks of a request before it is sent: some mistakes crash a server, others produce plausible garbage.
 
 
-def check_request(request: GenerateRequest, capabilities: ServerCapabilities, *, vocab_size: int | None) -> None:
+def check_request(request: GenerateRequest, capabilities: ServerCapabilities) -> None:
     """Raise if the server would refuse the request, crash, or misinterpret it.
 
-    `media_payload` checks what is sent of media. `vocab_size` None: the server refuses ids past its
-    vocabulary.
+    `media_payload` checks what is sent of media. The server itself refuses ids past its vocabulary.
 
     Raises `ContextLengthError`, `InvalidRequestError`.
     """
     refuse_first(request, header_violations(request))
-    ids = check_prompt(request, capabilities.max_model_len, vocab_size)
-    refuse_first(request, sampling_violations(request, vocab_size=vocab_size))
+    ids = check_prompt(request, capabilities.max_model_len, None)
+    refuse_first(request, sampling_violations(request))
     refuse_first(request, placement_violations(request, ids, capabilities.placeholder_ids))
     refuse_first(request, stray_token_violations(request, ids, capabilities.placeholder_ids))
 

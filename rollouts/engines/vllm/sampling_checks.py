@@ -55,7 +55,7 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
-def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
+def sampling_violations(request: GenerateRequest) -> Iterator[str]:
     """The values that vLLM refuses, changes or ignores. `SamplingParams` and `GenerateRequest` checked types."""
     sampling = request.sampling
     if 0 < sampling.temperature < _MIN_TEMPERATURE:
@@ -68,7 +68,7 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
     seed = sampling.seed
     if seed is not None and (seed == -1 or not -(2**63) <= seed < 2**63):
         yield f"seed is {seed}; use an int of 64 bits, except -1, which means no seed to vLLM"
-    yield from option_violations(request, vocab_size, EXTRA_OPTIONS, _REFUSED)
+    yield from option_violations(request, None, EXTRA_OPTIONS, _REFUSED)
     min_tokens = sampling.extra.get("min_tokens", 0)
     if whole_number(min_tokens) is None or not 0 <= min_tokens <= sampling.max_tokens:
         yield f"min_tokens is {min_tokens!r} and max_tokens {sampling.max_tokens}"

@@ -1,10 +1,9 @@
-"""What the probe makes of servers of every kind, and of what is said of them beforehand."""
+"""What the probe makes of servers of every kind."""
 
 from __future__ import annotations
 
 import base64
 import re
-from dataclasses import replace
 
 import msgpack
 import pytest
@@ -14,7 +13,7 @@ from fake_responses import change
 from fake_server import GENERATE, RENDER, FakeVLLM
 
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.capabilities import ExpectedCapabilities, probe
+from rollouts.engines.vllm.capabilities import probe
 from rollouts.errors import CapabilityError, MalformedResultError, ServerError, ServerUnreachableError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)
@@ -54,6 +53,7 @@ async def test_an_adapter_has_the_length_of_the_model_that_it_belongs_to(server)
         ("", None, {"model": "qwen9"}, CapabilityError, r"serves tiny-qwen3vl, not qwen9"),
         ("/v1/models", Response(body=b"<html>hello</html>"), {}, MalformedResultError, "not JSON"),
         ("/v1/models", error_response(404), {}, CapabilityError, "Is this a vLLM"),
+        ("/v1/models", json_response({"data": [{"id": "m"}]}), {}, CapabilityError, "max_model_len"),
         (GENERATE, error_response(404), {}, CapabilityError, r"has no /inference/v1/generate \(HTTP 404\)"),
         (GENERATE, error_response(500, "EngineCore encountered an issue"), {}, ServerError, "EngineCore"),
     ],
@@ -78,7 +78,7 @@ async def test_a_server_that_is_not_there_is_unreachable_and_not_incapable():
 
 async def test_a_server_that_does_not_generate_can_be_looked_at_when_that_is_expected():
     async with FakeVLLM(scale_out=False) as server:
-        found = await probed(server, expected=ExpectedCapabilities(scale_out=False))
+        found = await probed(server, needs_generate=False)
         assert not found.scale_out
         assert found.model == "tiny-qwen3vl"
         assert found.pixel_dtype is None
@@ -121,57 +121,3 @@ async def test_a_server_whose_tensors_cannot_be_read_gets_source_files():
 
         server.script[RENDER] += [change(list_of_tensors)]
         assert (await probed(server)).pixel_dtype is None
-
-
-# What is said beforehand.
-
-
-async def test_what_is_expected_holds_where_the_server_does_not_tell():
-    async with FakeVLLM(version="0.32.0") as server:
-        server.script["/version"] += [json_response({"detail": "Not Found"}, 404)]
-        server.script[RENDER] += [json_response({"detail": "Not Found"}, 404)]
-        expected = ExpectedCapabilities(
-            version="0.31.1", pixel_dtype="uint8", placeholder_ids={"image": 5, "video": 6}, merge_area=4
-        )
-        found = await probed(server, expected=expected)
-        assert (found.version, found.pixel_dtype, found.merge_area) == ("0.31.1", "uint8", 4)
-        assert found.placeholder_ids == {"image": 5, "video": 6}
-
-
-@pytest.mark.parametrize(
-    ("expected", "said"),
-    [
-        (ExpectedCapabilities(pixel_dtype="float32"), "uint8"),
-        (ExpectedCapabilities(max_model_len=8192), "4096"),
-        (ExpectedCapabilities(version="0.31.0"), "0.32.0"),
-        (ExpectedCapabilities(placeholder_ids={"image": 3}), "397"),
-        (ExpectedCapabilities(merge_area=1), "4"),
-        (ExpectedCapabilities(scale_out=False), "True"),
-    ],
-)
-async def test_a_contradiction_names_what_both_say(server, expected, said):
-    (name,) = [each for each in ExpectedCapabilities.__slots__ if getattr(expected, each) not in (None, {})]
-    with pytest.raises(CapabilityError, match=name) as caught:
-        await probed(server, expected=expected)
-    assert said in str(caught.value)
-    assert str(getattr(expected, name)) in str(caught.value)
-
-
-async def test_a_build_of_the_expected_release_is_the_expected_version():
-    async with FakeVLLM(version="0.33.0rc1.dev5+gabc") as server:
-        assert (await probed(server, expected=ExpectedCapabilities(version="0.33.0"))).version == "0.33.0rc1.dev5+gabc"
-
-
-async def test_an_unknown_length_must_be_given(server):
-    server.script["/v1/models"] += [json_response({"data": [{"id": "m"}]})] * 2
-    server.script[RENDER] += [error_response(400)] * 2
-    with pytest.raises(CapabilityError, match="max_model_len"):
-        await probed(server)
-    assert (await probed(server, expected=ExpectedCapabilities(max_model_len=99))).max_model_len == 99
-
-
-@pytest.mark.parametrize("wrong", [{"pixel_dtype": "int8"}, {"max_model_len": 0}, {"merge_area": 0}])
-def test_expectations_that_no_server_could_meet_are_refused(wrong):
-    with pytest.raises(CapabilityError, match=next(iter(wrong))):
-        ExpectedCapabilities(**wrong)
-    assert replace(ExpectedCapabilities(), version="x").version == "x"

@@ -59,7 +59,6 @@ async def test_the_error_without_development_mode_names_the_cure_and_nothing_is_
         control.update_weight_version("v"),
         control.update_weights(other, "v"),
         control.served_version(),
-        control.world_size(),
     ]
     for call in calls:
         with pytest.raises(CapabilityError, match="VLLM_SERVER_DEV_MODE=1"):

@@ -8,29 +8,17 @@ from dataclasses import replace
 
 import pytest
 from engine_inputs import FAST_RETRIES, connected, expected, generate_one, held, image, request
-from fake_http import error_response, event_stream, json_response
+from fake_http import error_response, json_response
 from fake_model import logprob_of
 from fake_responses import hold
 from fake_server import ABORT, GENERATE
 
 from rollouts import FinishReason
-from rollouts.engines.vllm import ResumePolicy, VLLMEngine
+from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import (
     EngineError,
     ServerTimeoutError,
 )
-
-
-async def test_leaving_a_stream_early_aborts_it_on_the_server(engine, server):
-    never = asyncio.Event()
-    logprobs = b'{"content":[{"token_id":3,"logprob":-1}]}'
-    first = b'{"choices":[{"index":0,"finish_reason":null,"token_ids":[3],"logprobs":' + logprobs + b"}]}"
-    server.script[GENERATE] = [event_stream(b"data: " + first + b"\n\n", never)]
-    stream = engine.stream(request(request_id="left"))
-    assert (await anext(stream)).token_ids.tolist() == [3]
-    await stream.aclose()
-    (aborted,) = await server.requests_seen(1, ABORT)
-    assert aborted.json == {"request_ids": ["generate-tokens-left"]}
 
 
 async def test_aborts_that_the_server_refuses_are_logged_once_until_one_succeeds(engine, server, caplog):
@@ -107,26 +95,18 @@ async def test_abort_all_ends_every_request_of_this_engine(engine, server):
     assert [completion.finish_reason for completion in await asyncio.gather(*calls)] == [FinishReason.ABORT] * 2
 
 
-async def test_a_request_aborted_in_every_round_is_an_error(server):
-    async with connected(
-        VLLMEngine(server.base_url, limits=FAST_RETRIES, resume=ResumePolicy(rounds=3)), server
-    ) as engine:
-
-        async def abort(server, seen, channel):
-            return server.generated(seen, cut=1)
-
-        server.script[GENERATE] = [abort] * 9
-        with pytest.raises(EngineError, match="3 times"):
-            await engine.generate(request(sampling={"max_tokens": 50}))
+async def test_a_request_aborted_in_every_round_is_an_error(engine, server):
+    server.script[GENERATE] = [cut(1)] * 65
+    with pytest.raises(EngineError, match="64 times"):
+        await engine.generate(request(sampling={"max_tokens": 90}))
 
 
-async def test_a_pause_past_the_wait_limit_is_a_timeout(server):
-    resume = ResumePolicy(wait_seconds=0.2)
-    async with connected(VLLMEngine(server.base_url, limits=FAST_RETRIES, resume=resume), server) as engine:
-        call, _ = await held(server, GENERATE, engine.generate(request()))
-        await engine.control.pause("abort")
-        with pytest.raises(ServerTimeoutError, match="paused"):
-            await call
+async def test_a_pause_past_the_wait_limit_is_a_timeout(engine, server, monkeypatch):
+    monkeypatch.setattr("rollouts.engines.vllm.engine._WAIT_SECONDS", 0.2)
+    call, _ = await held(server, GENERATE, engine.generate(request()))
+    await engine.control.pause("abort")
+    with pytest.raises(ServerTimeoutError, match="paused"):
+        await call
 
 
 def cut(count, prompt_logprobs=True):
@@ -173,8 +153,9 @@ async def test_a_request_that_was_not_sent_yet_can_be_aborted(server, waits_for)
 async def test_a_stream_resampled_after_a_cut_holds_the_last_sample_only(engine, server, option):
     generate_request = request(sampling={"extra": option})
     server.script[GENERATE] = [cut(3)]
-    token_ids = [token async for each in engine.stream(generate_request) for token in each.token_ids.tolist()]
-    assert token_ids == expected(generate_request)
+    deltas = []
+    await engine.generate(generate_request, deltas.append)
+    assert [token for each in deltas for token in each.token_ids.tolist()] == expected(generate_request)
     assert server.generations[-1].json["token_ids"] == generate_request.prompt_ids
 
 

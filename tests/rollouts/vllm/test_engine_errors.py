@@ -32,7 +32,7 @@ from rollouts.errors import (
 )
 async def test_what_no_server_takes_is_refused_before_sending(engine, server, asked, error, words):
     with pytest.raises(error, match=words):
-        await anext(engine.stream(asked))
+        await engine.generate(asked, print)
     assert server.generations == []
 
 

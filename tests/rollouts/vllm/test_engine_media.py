@@ -88,11 +88,10 @@ def stream_event(ids, finish=None):
 async def test_an_error_after_the_first_token_is_no_missing_image(engine, server):
     await generate_one(engine, request(image()))
     server.script[GENERATE] = [event_stream(stream_event([3]), FAILED)]
-    token_ids = []
-    with pytest.raises(ServerError, match="Internal server error"):  # noqa: PT012 the loop is what raises
-        async for each in engine.stream(request(image())):
-            token_ids += each.token_ids.tolist()
-    assert token_ids == [3]
+    deltas = []
+    with pytest.raises(ServerError, match="Internal server error"):
+        await engine.generate(request(image()), deltas.append)
+    assert [each.token_ids.tolist() for each in deltas] == [[3]]
 
 
 async def test_an_image_that_cannot_be_decoded_is_an_error_of_the_request(server):

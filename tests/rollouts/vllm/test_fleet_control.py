@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from engine_inputs import generate_one, held, request
-from fake_http import error_response, json_response
+from fake_http import error_response
 from fake_server import RELOAD, FakeVLLM
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
@@ -57,9 +57,6 @@ async def test_sleeping_and_waking_reach_all_members(servers, fleet):
     assert [server.level for server in servers] == [1, 1, 1]
     await fleet.control.wake_up()
     assert [server.level for server in servers] == [0, 0, 0]
-    for server in servers:
-        server.script["/get_world_size"] = [json_response({"world_size": 4})]
-    assert await fleet.control.world_size() == {server.base_url: 4 for server in servers}
 
 
 async def test_a_member_that_fails_an_update_is_ejected_and_named_and_the_others_serve_one_version(

@@ -67,7 +67,6 @@ SERVERS = {
         patch_values=None,
         image_fields=None,
         rust_frontend="0.33.0",
-        reads_features=False,
     ),
 }
 MODES = ("features", "content_parts", "auto")
@@ -165,7 +164,7 @@ CASES = [
 def attempt(request, mode, server):
     """None where the mode takes the request, else the error."""
     try:
-        check_request(request, server, vocab_size=None)
+        check_request(request, server)
         media_payload(request, mode, server)
     except (CapabilityError, InvalidRequestError) as error:
         return error

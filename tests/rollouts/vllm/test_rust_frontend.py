@@ -6,27 +6,26 @@ import asyncio
 import io
 import json
 import logging
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_inputs import FAST_RETRIES, PAD, SERVER, connected, expected, generate_one, image, request
+from engine_inputs import PAD, SERVER, connected, expected, generate_one, image, request
 from fake_http import Response, error_response, event_stream, json_response
 from fake_model import logprob_of
 from fake_responses import hold
-from fake_server import GENERATE, RENDER, FakeVLLM
+from fake_server import GENERATE, FakeVLLM
 from PIL import Image
 
 from renderers import MediaSource
 from rollouts import FinishReason
 from rollouts.engines.continuation import single_samples
-from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine
+from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.generate import Generation
 from rollouts.engines.vllm.media_payload import ContentPartsPayload, media_payload
 from rollouts.errors import CapabilityError, ServerError
 
-RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0", reads_features=False)
+RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0")
 HIDDEN = json_response({"detail": "Not Found"}, 404)
 
 
@@ -69,25 +68,19 @@ async def test_it_is_known_by_how_it_refuses_a_request_where_its_version_is_hidd
     async with RustVLLM() as server, VLLMEngine(server.base_url) as engine:
         server.script["/version"] = [HIDDEN]
         found = await engine.capabilities()
-        assert (found.version, found.rust_frontend, found.reads_features) == ("unknown", "unknown", False)
+        assert (found.version, found.rust_frontend) == ("unknown", "unknown")
 
 
 SHOWN = request(image(), placeholder_token_ids={"image": PAD})
-EXPECTED = ExpectedCapabilities(pixel_dtype="uint8", placeholder_ids={"image": PAD})
 
 
 @pytest.mark.parametrize(
     ("options", "call", "words"),
     [
         ({"media": "features"}, lambda engine: engine.generate(SHOWN), r'drops features.*Use media="content_parts"'),
-        (
-            {"expected": EXPECTED},
-            lambda engine: engine.generate(SHOWN),
-            r"Rust frontend \(0.33.0\).*Leave pixel_dtype='uint8' out",
-        ),
         ({}, lambda engine: engine.control.abort(["mine"]), r"VLLM_SERVER_DEV_MODE=1\..*connection is closed"),
     ],
-    ids=["features", "expected pixels", "an abort by id"],
+    ids=["features", "an abort by id"],
 )
 async def test_what_it_cannot_do_is_an_error_with_its_cure_and_not_sent(options, call, words):
     async with RustVLLM(control=False) as server:
@@ -95,70 +88,6 @@ async def test_what_it_cannot_do_is_an_error_with_its_cure_and_not_sent(options,
             with pytest.raises(CapabilityError, match=words):
                 await call(engine)
         assert not any("features" in seen.json for seen in server.generations)
-
-
-# A server that does not say what it is.
-
-
-def scoring(reads):
-    """Responses whose log-probabilities depend on the features if `reads`."""
-
-    async def step(server, seen, channel):
-        response = await server.respond(seen)
-        if reads and seen.json.get("features") and seen.json["sampling_params"].get("prompt_logprobs") is not None:
-            content = json.loads(response.body)
-            value = -1.0 - sum(seen.json["features"]["kwargs_data"]["image"][0].encode()) % 97
-            for entry in content["prompt_logprobs"][4:]:
-                for scored in entry.values():
-                    scored["logprob"] = value
-            return json_response(content)
-        return response
-
-    return step
-
-
-@asynccontextmanager
-async def unknown(reads, *, media="auto", expected=None, hides=("/version",)):
-    async with FakeVLLM() as server:
-        for path in hides:
-            server.script[path] = [HIDDEN]
-        async with connected(
-            VLLMEngine(server.base_url, media=media, expected=expected, limits=FAST_RETRIES), server
-        ) as engine:
-            server.script[GENERATE] = [scoring(reads)] * 3
-            yield engine, server
-
-
-async def test_an_unknown_server_that_reads_features_gets_them_after_two_images_differed():
-    async with unknown(reads=True) as (engine, server):
-        assert (await engine.capabilities()).reads_features is None
-        await asyncio.gather(*(generate_one(engine, request(image())) for _ in range(3)))
-        proof, sent = server.generations[:3], server.generations[3:]
-        names = [seen.json["features"]["mm_hashes"]["image"] for seen in proof]
-        assert names == [["cat"], ["cat-changed"], ["cat"]]
-        datas = [seen.json["features"]["kwargs_data"]["image"] for seen in proof]
-        assert datas[0] == datas[2] != datas[1]
-        assert len(sent) == 3  # the proof is made once
-        assert (await engine.capabilities()).reads_features is True
-
-
-async def test_an_unknown_server_that_drops_features_gets_files(caplog):
-    async with unknown(reads=False) as (engine, server):
-        shown = request(picture(), request_id="mine", placeholder_token_ids={"image": PAD})
-        server.script[GENERATE] += [json_response({"error": {"message": "seen", "code": 400}}, 400)]
-        with pytest.raises(ServerError, match="seen"):
-            await generate_one(engine, shown)
-        assert "content_parts" in server.generations[-1].json
-        mine = [seen.json for seen in server.generations if seen.json["request_id"] == "mine"]
-        assert not any("features" in body for body in mine)
-        (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING and "drops" in each.message]
-        assert server.base_url in warning.message
-
-
-async def test_expected_pixels_of_a_server_that_shows_none_are_checked_with_two_images():
-    async with unknown(reads=False, media="features", expected=EXPECTED, hides=(RENDER,)) as (engine, _):
-        with pytest.raises(CapabilityError, match="drops features"):
-            await generate_one(engine, request(image()))
 
 
 # Source files.
@@ -303,23 +232,6 @@ async def test_a_pause_that_is_not_there_is_an_error_with_its_cure_and_no_pause(
     with pytest.raises(CapabilityError, match=cure):
         await engine.control.pause("abort")
     assert not await engine.control.is_paused()
-
-
-async def test_noise_of_a_server_that_drops_features_is_no_proof():
-    values = iter([-1.0, -1.4, -0.7])
-
-    async def noisy(server, seen, channel):
-        content = json.loads((await server.respond(seen)).body)
-        value = next(values)
-        for entry in content["prompt_logprobs"][1:]:
-            for scored in entry.values():
-                scored["logprob"] = value
-        return json_response(content)
-
-    async with unknown(reads=False, media="features") as (engine, server):
-        server.script[GENERATE] = [noisy] * 3
-        with pytest.raises(CapabilityError, match="drops features"):
-            await generate_one(engine, request(image()))
 
 
 @pytest.mark.parametrize("seed", [-3, 2**63 - 2, 0])

@@ -213,4 +213,4 @@ def test_a_video_with_its_sound_is_refused_by_name_however_it_would_be_sent():
     asked = GenerateRequest([5, *ids, 7], SamplingParams(max_tokens=1), media)
     takes_both = server(omni_format(), pixel_dtype="uint8", placeholder_ids={"audio": AUDIO_ID, "video": video_id})
     with pytest.raises(InvalidRequestError, match=r"use_audio_in_video.*Sample with LocalEngine"):
-        check_request(asked, takes_both, vocab_size=None)
+        check_request(asked, takes_both)
