@@ -182,7 +182,7 @@ class WorkerActor:
         return batches
 
     async def set_update(self, in_flight: InFlight | None) -> None:
-        """As `Workers.set_update`."""
+        """As `WorkerPool.set_update`."""
         if self._worker is not None:
             self._worker.set_update(in_flight)
 

@@ -32,7 +32,7 @@ _FIXED_OPTIONS: Final = frozenset({"max_concurrency", "max_task_retries", "concu
 
 
 class RayWorkers(WorkerPool, StartAndClose):
-    """`Workers` whose processes are actors: Ray places them, and starts them again when they or their node are lost.
+    """Workers whose processes are actors: Ray places them, and starts them again when they or their node are lost.
 
         rollouts.ray.connect()
         workers = RayWorkers(make_environment, make_engine, make_renderer, num_workers=16, episodes_per_worker=32)
@@ -135,11 +135,11 @@ class RayWorkers(WorkerPool, StartAndClose):
 
     @property
     def is_closed(self) -> bool:
-        """As `Workers.is_closed`; False where no worker can be started, so that the runner receives the error."""
+        """As `WorkerPool.is_closed`; False where no worker can be started, so that the runner receives the error."""
         return self._is_over
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
-        """As `Workers.run`; also raises `RolloutsError` where no worker can be started."""
+        """As `WorkerPool.run`; also raises `RolloutsError` where no worker can be started."""
         try:
             return await super().run(job, observer)
         except WorkersClosedError:

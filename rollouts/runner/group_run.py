@@ -32,7 +32,7 @@ from rollouts.runner.version_history import VersionHistory, oldest_place
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeWorker
-from rollouts.workers.protocol import Workers
+from rollouts.workers.worker_pool import WorkerPool
 
 #: Gets an episode that has ended without an error, and returns a copy of it with more extras or metrics.
 ScoreEpisode: TypeAlias = Callable[[Trajectory], Awaitable[Trajectory]]
@@ -42,7 +42,7 @@ ScoreEpisode: TypeAlias = Callable[[Trajectory], Awaitable[Trajectory]]
 class GroupSettings:
     """What the groups of a runner have in common. `workers` run their episodes: that of this process, or others."""
 
-    workers: EpisodeWorker | Workers
+    workers: EpisodeWorker | WorkerPool
     sampling: SamplingParams
     limits: EpisodeLimits
     group_size: int

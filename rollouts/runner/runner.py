@@ -32,13 +32,13 @@ from rollouts.task import MakeEnvironment, Task
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer, has_members, whole_number
 from rollouts.workers.episode_worker import EpisodeWorker
-from rollouts.workers.protocol import Workers, are_workers
+from rollouts.workers.worker_pool import WorkerPool
 
 
 def check_workers(workers: object, make_environment: object, engine: object, renderer: object) -> None:
     """Raises `ArgumentError` unless there are `workers`, and beside them no more than an engine."""
-    if not are_workers(workers):
-        raise ArgumentError("workers", workers, "pass Workers, such as RayWorkers(...), or None")
+    if not isinstance(workers, WorkerPool):
+        raise ArgumentError("workers", workers, "pass a WorkerPool, such as RayWorkers(...), or None")
     for name, value in (("make_environment", make_environment), ("renderer", renderer)):
         if value is not None:
             raise ArgumentError(name, value, "pass None: with workers=... it is the workers that have one")
@@ -134,7 +134,7 @@ class Runner:
         journal: Journal | None = None,
         listeners: Sequence[Listener] = (),
         tasks: Tasks | None = None,
-        workers: Workers | None = None,
+        workers: WorkerPool | None = None,
     ) -> None:
         self._has_begun = False  # before anything can be refused: `__del__` reads it
         with ExitStack() as refused:  # a runner that is refused keeps nothing open
@@ -159,7 +159,7 @@ class Runner:
             )
             seed = int(seed)
             self._resources = refused.enter_context(ExitStack())
-            running: EpisodeWorker | Workers
+            running: EpisodeWorker | WorkerPool
             if workers is None:
                 running = EpisodeWorker(make_environment, engine, renderer)  # type: ignore[arg-type]  # None is refused
                 self._resources.callback(running.release)

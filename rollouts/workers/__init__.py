@@ -1,14 +1,13 @@
 """Episodes of a `Runner` in other processes: the same runner, its attempts elsewhere.
 
 A worker process has an `EpisodeWorker`, made of environments, an engine and a renderer of its own. The process of the
-runner has `Workers`, which give it `EpisodeJob`s and return trajectories:
+runner has a `WorkerPool`, which gives it `EpisodeJob`s and returns trajectories:
 
     workers = RayWorkers(make_environment, make_engine, make_renderer, num_workers=4)
     async with workers, Runner(None, engine, None, sampling=sampling, workers=workers) as runner:
         ...
 
-`WorkerPool` does what all kinds of workers have in common: it gives jobs to free workers, and those of a lost worker
-to another one.
+A pool gives jobs to free workers, and those of a lost worker to another one.
 """
 
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeOutcome, EpisodeWorker
@@ -17,7 +16,6 @@ from rollouts.workers.protocol import (
     Progress,
     ProgressObserver,
     WorkerGoneError,
-    Workers,
     WorkersClosedError,
     report_progress,
 )
@@ -33,7 +31,6 @@ __all__ = [
     "RemoteWorker",
     "WorkerGoneError",
     "WorkerPool",
-    "Workers",
     "WorkersClosedError",
     "report_progress",
 ]

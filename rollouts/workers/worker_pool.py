@@ -33,7 +33,7 @@ class RemoteWorker(Protocol):
         """
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """As `Workers.set_update`, except that one None ends all updates. A worker that is gone ignores it."""
+        """As `WorkerPool.set_update`, except that one None ends all updates. A worker that is gone ignores it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,13 +50,14 @@ class _Member:
 
 
 class WorkerPool:
-    """`Workers` that are added and removed while episodes run, of any kind that has the methods of `RemoteWorker`.
+    """Runs the episodes of a `Runner` in other processes: workers that are added and removed while episodes run.
 
-    A job runs on the worker with the largest free share of its slots; jobs wait in the order in which they came. A job
-    whose worker is removed is the first to run on another one. Jobs of one episode id, of two streams of the same tasks
-    for example, run one after the other, because a worker runs one job of an episode id at a time. After
-    `max_losses` lost workers a job is given up with `RolloutsError`, so that an environment that ends its process
-    does not end all workers. Raises `ArgumentError`.
+    One event loop uses a pool. A worker may be of any kind that has the methods of `RemoteWorker`. A job runs on the
+    worker with the largest free share of its slots; jobs wait in the order in which they came. A job whose worker is
+    removed is the first to run on another one. Jobs of one episode id, of two streams of the same tasks for example,
+    run one after the other, because a worker runs one job of an episode id at a time. After `max_losses` lost workers a
+    job is given up with `RolloutsError`, so that an environment that ends its process does not end all workers. Raises
+    `ArgumentError`.
     """
 
     def __init__(self, *, max_losses: int = 3) -> None:
@@ -80,16 +81,16 @@ class WorkerPool:
 
     @property
     def num_slots(self) -> int:
-        """How many episodes can run at once."""
+        """How many episodes can run at once; 0 while there is no worker. It may change at any time."""
         return sum(member.slots for member in self._members.values())
 
     @property
     def is_closed(self) -> bool:
-        """As `Workers.is_closed`."""
+        """Whether the workers are closed, by `close` or because they cannot be reached any more: none ever comes."""
         return self._is_closed
 
     def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """As `Workers.on_slots_changed`."""
+        """Call `listener` whenever `num_slots` or `is_closed` has changed. Returns the function that ends this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -123,7 +124,13 @@ class WorkerPool:
     # Jobs.
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
-        """Run a job as `Workers.run` describes, when no other job of its episode id runs."""
+        """Run an attempt on a worker, on another one if that is lost, and return its finished trajectory.
+
+        Waits while there is no free slot, or another job of its episode id runs. Cancelling the call cancels the
+        attempt on its worker, and its requests to the engine. Raises `EpisodeError` with the completed turns: its
+        cause is a `RemoteFailureError`, or a `RolloutsError` where worker after worker was lost; and
+        `WorkersClosedError`.
+        """
         async with self._id_locks.setdefault(job.episode_id, asyncio.Lock()):
             return await self._run(job, observer)
 
@@ -153,9 +160,10 @@ class WorkerPool:
                 )
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """As `Workers.set_update`, at all workers, also at those that come before it ends.
+        """An update of the weights begins (what happens to running requests), or has ended (None).
 
-        Runners that share the workers may update at one time: for the workers an update ends when the last one has.
+        The time for which requests wait for an update does not count for the deadlines of episodes. Runners that share
+        the workers may update at one time: for the workers an update ends when the last one has.
         """
         self._updates = max(0, self._updates + (-1 if in_flight is None else 1))
         if in_flight is None and self._updates:

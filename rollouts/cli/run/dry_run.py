@@ -23,7 +23,7 @@ from rollouts.runner.group import Group
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
 from rollouts.terminal.text import counted, printable
-from rollouts.workers.protocol import Workers
+from rollouts.workers.worker_pool import WorkerPool
 
 
 def print_first_prompt(parts: RunParts, console: Console) -> None:
@@ -119,7 +119,7 @@ def _first_group(
 
     async def run() -> Group:
         async with parts.place(engine, pool) as place:
-            workers = place if isinstance(place, Workers) else None
+            workers = place if isinstance(place, WorkerPool) else None
             runner = Runner(
                 parts.make_environment,
                 None if workers else engine,

@@ -38,10 +38,10 @@ from rollouts.runner.runner import Runner
 from rollouts.task import Task
 from rollouts.terminal.interrupts import run_with_deadline
 from rollouts.terminal.text import counted, print_note
-from rollouts.workers.protocol import Workers
+from rollouts.workers.worker_pool import WorkerPool
 
 #: Returns the context in which workers run the episodes of a run.
-MakeWorkers: TypeAlias = Callable[[], AbstractAsyncContextManager[Workers]]
+MakeWorkers: TypeAlias = Callable[[], AbstractAsyncContextManager[WorkerPool]]
 
 
 @dataclass(slots=True)
@@ -93,14 +93,14 @@ class Execution:
                 if self.parts.renderer is not None:
                     sources.append(RendererStats(self.parts.renderer))
                 place = await opened.enter_async_context(self.parts.place(engine, self.parts.renderer))
-                sources += [place.metrics] if isinstance(place, Workers) else []
+                sources += [place.metrics] if isinstance(place, WorkerPool) else []
                 await self._run_at(place, sources, score_episode)
             elif self.make_workers is not None:
                 workers = await opened.enter_async_context(self.make_workers())
                 await self._run_at(workers, [workers.metrics], score_episode)
 
     async def _run_at(
-        self, place: Engine | ChatEngine | Workers, sources: list[Source], score_episode: ScoreEpisode | None
+        self, place: Engine | ChatEngine | WorkerPool, sources: list[Source], score_episode: ScoreEpisode | None
     ) -> None:
         parts, limit = self.parts, self.limit
         tasks = parts.tasks if limit is None else first_tasks(parts.tasks, limit)

@@ -18,7 +18,7 @@ from rollouts.run_config.engines import connect, engine_factory
 from rollouts.run_config.parts import environment_factory, make_renderer, worker_configuration
 from rollouts.run_config.sections import VerifiersSection
 from rollouts.task import MakeEnvironment, Task
-from rollouts.workers.protocol import Workers
+from rollouts.workers.worker_pool import WorkerPool
 
 
 class ConfiguredParts:
@@ -88,7 +88,7 @@ def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
     if section.resources:
         options["resources"] = dict(section.resources)
 
-    def make() -> AbstractAsyncContextManager[Workers]:
+    def make() -> AbstractAsyncContextManager[WorkerPool]:
         return RayWorkers(
             parts.make_environment,
             parts.make_engine,

@@ -35,7 +35,7 @@ from rollouts.runner.journal import Journal
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
 from rollouts.task import MakeEnvironment
-from rollouts.workers.protocol import Workers
+from rollouts.workers.worker_pool import WorkerPool
 
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
 _CHANGEABLE = {"concurrency", "retry", "mode", "ray", "output", "seed", "group_size", "evaluation"}
@@ -65,7 +65,7 @@ class RunParts:
     @asynccontextmanager
     async def place(
         self, engine: Engine | ChatEngine, renderer: Renderer | RendererPool | None
-    ) -> AsyncIterator[Engine | ChatEngine | Workers]:
+    ) -> AsyncIterator[Engine | ChatEngine | WorkerPool]:
         """Where episodes run with an engine of this process: with it, or at the workers that verifiers needs."""
         if self.verifiers is None:
             yield engine
@@ -85,7 +85,7 @@ class RunParts:
 
     def make_runner(
         self,
-        place: Engine | ChatEngine | Workers,
+        place: Engine | ChatEngine | WorkerPool,
         *,
         journal: Journal,
         listeners: Sequence[Listener],
@@ -93,10 +93,10 @@ class RunParts:
     ) -> Runner:
         """The runner of the configuration; its episodes run here with an engine, or on workers."""
         config = self.file.config
-        workers = place if isinstance(place, Workers) else None
+        workers = place if isinstance(place, WorkerPool) else None
         return Runner(
             None if workers else self.make_environment,
-            None if isinstance(place, Workers) else place,
+            None if isinstance(place, WorkerPool) else place,
             None if workers else self.renderer,
             sampling=self.sampling,
             group_size=config.group_size,
