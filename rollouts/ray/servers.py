@@ -45,9 +45,8 @@ class RayServers(StartAndClose):
         environment: Mapping[str, str] | None = None,
         start_seconds: float = 900.0,
     ) -> None:
-        ServerProcess(command)  # which checks it
-        if not any("{port}" in part for part in command):
-            raise ArgumentError("command", list(command), "write {port} where the server is told its port")
+        if isinstance(command, str) or not any("{port}" in part for part in command):
+            raise ArgumentError("command", command, "pass a list of texts, {port} where the server is told its port")
         check_integer("num_servers", num_servers)
         self._arguments = (tuple(command), dict(environment or {}), start_seconds)
         self._options = {"num_cpus": 1, "max_restarts": -1, **(actor_options or {})}
@@ -105,20 +104,20 @@ class ServerActor:
         port = _free_port(self._host)
         command = [part.replace("{host}", self._host).replace("{port}", str(port)) for part in self._command]
         url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}"
-        process = ServerProcess(command, environment=self._environment)
-        await process.start(lambda: _is_healthy(url), self._start_seconds)
+        process, connection = ServerProcess(command, environment=self._environment), ServerConnection(url)
+
+        async def is_healthy() -> bool:
+            try:
+                response = await connection.request("GET", "/health", name="health", seconds=2.0, retry=False)
+            except EngineError:
+                return False
+            return response.status == 200
+
+        try:
+            await process.start(is_healthy, self._start_seconds)
+        finally:
+            await connection.close()
         self._process, self._url = process, url
-
-
-async def _is_healthy(url: str) -> bool:
-    connection = ServerConnection(url)
-    try:
-        response = await connection.request("GET", "/health", name="health", seconds=2.0, retry=False)
-        return response.status == 200
-    except EngineError:
-        return False
-    finally:
-        await connection.close()
 
 
 def _node_address() -> str:

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -53,15 +52,6 @@ class _Checked(NamedTuple):
     version: str | None
 
 
-@dataclass(slots=True, eq=False)
-class _CatchUp:
-    """A member loads the weights of the fleet; `ended_at` is when the last attempt ended, by the event loop's clock."""
-
-    task: asyncio.Task[None]
-    attempts: int = 1
-    ended_at: float = 0.0
-
-
 class Membership:
     """The members by name.
 
@@ -82,7 +72,7 @@ class Membership:
         self._loop = EngineLoop()
         self._checks: SingleFlight[_Checked] = SingleFlight()
         self._monitor: asyncio.Task[None] | None = None
-        self._catching_up: dict[str, _CatchUp] = {}  # by member, until it serves
+        self._catching_up: dict[str, asyncio.Task[None]] = {}  # by member: it loads the weights of the fleet
         self._updates = 0  # in progress; meanwhile the members serve the weights of before or those that come
 
     def enter(self, name: str) -> None:
@@ -196,7 +186,6 @@ class Membership:
         member.failed_checks = 0
         if member.state is not MemberState.READY:
             log.info("%s serves", member.name)
-            self._catching_up.pop(member.name, None)
             member.set_state(MemberState.READY)
 
     async def _serving_problem(self, member: Member) -> str:
@@ -224,25 +213,12 @@ class Membership:
         is_updated = member.state is MemberState.READY and self._updates > 0
         if is_updated or member.state is MemberState.DRAINING:  # an update or a drain has begun since the check did
             return ""
-        if self._directory is not None:
-            self._begin_to_catch_up(member, self._directory, self.version)
+        running = self._catching_up.get(member.name)
+        if self._directory is not None and (running is None or running.done()):
+            load = self._catch_up(member, self._directory, self.version)
+            self._catching_up[member.name] = asyncio.create_task(load)
         served = "unknown weights" if version is None else f"the weights {version!r}"
         return f"it serves {served}, the fleet {self.version!r}; update it, then it is admitted"
-
-    def _begin_to_catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
-        """Load the fleet's weights into a member, unless that runs, or has failed a short time ago."""
-        earlier = self._catching_up.get(member.name)
-        attempts = 1
-        if earlier is not None:
-            attempts += earlier.attempts
-            # Attempts to load the weights of the fleet into a member that came back are at most this far
-            # apart.
-            delay = min(300.0, self._limits.check_seconds * 2.0 ** (earlier.attempts - 1))
-            if not earlier.task.done() or asyncio.get_running_loop().time() < earlier.ended_at + delay:
-                return
-        task = asyncio.create_task(self._catch_up(member, directory, version))
-        catch_up = self._catching_up[member.name] = _CatchUp(task, attempts)
-        task.add_done_callback(lambda done: setattr(catch_up, "ended_at", done.get_loop().time()))
 
     async def load_adapters(self, member: Member) -> None:
         """Load the adapters of the fleet that a member lacks. Raises `WeightUpdateError`, `EngineError`."""
@@ -298,7 +274,6 @@ class Membership:
         """
         reasons = {name: str(error) for name, error in failed.items()}
         self.version, self._directory = version, directory
-        self._catching_up = {name: each for name, each in self._catching_up.items() if not each.task.done()}
         late = (name for name, member in self.members.items() if member.state is MemberState.READY)
         missed = f"it joined while the weights {version!r} were loaded, and may have those of before"
         reasons |= {name: missed for name in late if name not in asked}
@@ -338,7 +313,7 @@ class Membership:
 
     def stop_tasks(self) -> None:
         """End the monitor and what it has begun."""
-        for task in (self._monitor, *(catch_up.task for catch_up in self._catching_up.values())):
+        for task in (self._monitor, *self._catching_up.values()):
             if task is not None:
                 task.cancel()
         self._monitor, self._catching_up = None, {}
