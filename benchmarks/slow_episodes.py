@@ -21,7 +21,7 @@ from renderers.media.decoding import array_to_raw
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams, StepResult, WeightSpan
 from rollouts.engines.protocol import Engine, TokenListener
 from rollouts.runner import Group, Runner, Task
-from rollouts.workers import Workers
+from rollouts.workers import WorkerPool
 
 GROUP_SIZE = 8
 SIDE = 256
@@ -114,7 +114,7 @@ def in_one_process(directory: str, arguments: argparse.Namespace, tasks: Sequenc
 
 
 async def on_workers(
-    workers: Workers, num_started: Callable[[], int], arguments: argparse.Namespace, tasks: Sequence[Task]
+    workers: WorkerPool, num_started: Callable[[], int], arguments: argparse.Namespace, tasks: Sequence[Task]
 ) -> Measured:
     """Run all tasks on workers, once all of these have started."""
     while num_started() < arguments.workers:  # noqa: ASYNC110  a benchmark, before its clock starts

@@ -154,7 +154,6 @@ class ChatEndpoint(ChatEngine):
             is_retried=lambda status: status in (408, 409, 429) or status >= 500,
             is_root=False,
             uses_proxies=True,
-            seconds_option="timeout_seconds (request_seconds of a configuration)",
         )
         self._loop = EngineLoop()
         self._slots = asyncio.Semaphore(self._concurrency)

@@ -55,13 +55,6 @@ class EpisodeJob:
         """The empty trajectory into which the attempt is recorded."""
         return Trajectory(self.episode_id, seed=self.seed, group_id=self.group_id)
 
-    def failed_trajectory(self, error: str) -> Trajectory:
-        """The finished trajectory of an attempt that no worker has run."""
-        trajectory = self.new_trajectory()
-        trajectory.error = error
-        trajectory.finish()
-        return trajectory
-
 
 #: Characters of a traceback that are sent: its end, where the exception was raised.
 MOST_TRACE: Final = 16_000
@@ -126,11 +119,6 @@ class EpisodeWorker:
         self.slots = slots
         self._free = asyncio.Semaphore(slots)
         self._running: dict[str, set[asyncio.Task[Any]]] = {}  # by episode id; all but the newest are cancelled
-
-    @property
-    def running(self) -> tuple[str, ...]:
-        """The ids of the episodes that run, or wait until another one ends."""
-        return tuple(self._running)
 
     async def run(self, job: EpisodeJob, observer: EpisodeObserver | None = None) -> EpisodeOutcome:
         """Run a job, when fewer than `slots` run, and return how it ended. Cancelling the call cancels the episode.

@@ -264,6 +264,9 @@ class WorkerPool:
 
 def _failed(job: EpisodeJob, error: Exception) -> EpisodeError:
     """The error of an attempt that no worker has run."""
-    failure = EpisodeError(str(error), job.failed_trajectory(describe_exception(error)))
+    trajectory = job.new_trajectory()
+    trajectory.error = describe_exception(error)
+    trajectory.finish()
+    failure = EpisodeError(str(error), trajectory)
     failure.__cause__ = error
     return failure

@@ -113,7 +113,7 @@ class ServerConnection:
     HTTP 429 and 503, are tried again; nothing else is. A cancelled call closes its connection and frees its
     slot at once. `on_lost` is called whenever a connection was refused or broke, because the server may have
     restarted and lost its caches; it must not block. `without_key` removes the key from a text, which may be
-    the server's. `seconds_option` is what the caller calls `total_seconds`, for errors. `is_root`: see
+    the server's. `is_root`: see
     `parse_address`.
 
     Proxy settings of the environment are used only where `uses_proxies`: an engine inside a cluster must not
@@ -129,7 +129,6 @@ class ServerConnection:
         on_lost: Callable[[], None] = lambda: None,
         is_retried: Callable[[int], bool] = lambda status: status in (429, 503),
         uses_proxies: bool = False,
-        seconds_option: str = "total_seconds",
         is_root: bool = True,
     ) -> None:
         self.base_url, authorization = parse_address(base_url, api_key=api_key, is_root=is_root)
@@ -137,7 +136,6 @@ class ServerConnection:
         self._on_lost = on_lost
         self._is_retried = is_retried
         self._proxy = _proxy_to(self.base_url) if uses_proxies else None
-        self._seconds_option = seconds_option
         self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "identity"}
         if authorization is not None:
             self._headers["Authorization"] = authorization
@@ -267,7 +265,7 @@ class ServerConnection:
             raise ServerTimeoutError(
                 call.name,
                 f"{call.place} was not over after {call.seconds:g} s; it was {call.stage} (attempt "
-                f"{call.attempt}). Raise {self._seconds_option} if such requests may take longer",
+                f"{call.attempt}). Raise total_seconds (of a chat endpoint timeout_seconds) if such requests take longer",
             ) from None
         finally:
             state.running.discard(scope)

@@ -111,7 +111,15 @@ class LazyEngine(ForwardingEngine):
             raise EngineClosedError("start", "the engine is closed")
         if self._failure is not None:
             raise self._failure
-        engine = await self._started_engine()
+        try:
+            started = self._start_engine()
+            engine = await started if inspect.isawaitable(started) else started
+        except EngineStartError as error:
+            self._failure = error
+            raise
+        except Exception as error:
+            self._failure = EngineStartError("start", f"it raised {describe_exception(error)}", "", None)
+            raise self._failure from error
         if self._closed:
             try:
                 await engine.close()
@@ -121,14 +129,3 @@ class LazyEngine(ForwardingEngine):
             raise EngineClosedError("start", "the engine was closed while it started")
         self.engine = engine
         return engine
-
-    async def _started_engine(self) -> Engine:
-        try:
-            engine = self._start_engine()
-            return await engine if inspect.isawaitable(engine) else engine
-        except EngineStartError as error:
-            self._failure = error
-            raise
-        except Exception as error:
-            self._failure = EngineStartError("start", f"it raised {describe_exception(error)}", "", None)
-            raise self._failure from error

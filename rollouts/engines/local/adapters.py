@@ -30,7 +30,6 @@ from rollouts.models.lora_modules import (
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
-_MAX_CONFIG_BYTES = 2**20
 _PARTS = (".lora_A.weight", ".lora_B.weight")
 #: Fields of the configuration that are passed on to PEFT.
 _READ = frozenset({"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "fan_in_fan_out"})
@@ -126,8 +125,6 @@ def _checked_config(directory: Path) -> dict[str, Any]:
     """The fields for PEFT. Raises `WeightUpdateError` for an adapter that is more than LoRA of rank `MAX_RANK`."""
     path = directory / _CONFIG
     try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise _error(directory, f"{_CONFIG} has more than {_MAX_CONFIG_BYTES} bytes")
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _error(directory, f"{_CONFIG} cannot be read ({error})") from error

@@ -140,7 +140,7 @@ class LocalEngine(Engine):
         return other
 
     def __repr__(self) -> str:
-        model, place = type(self._model).__name__, f"{self.dtype} on {self._model.device}"
+        model, place = type(self._model).__name__, f"{self._model.dtype} on {self._model.device}"
         state = ", closed" if self._closed.is_set() else ""
         return f"LocalEngine({model}, weight_version={self._weight_version!r}, {place}{state})"
 
@@ -161,11 +161,6 @@ class LocalEngine(Engine):
     @property
     def streams(self) -> bool:
         return True
-
-    @property
-    def dtype(self) -> str:
-        """torch's name of the dtype of the weights: "float32"."""
-        return str(self._forward.model.dtype).removeprefix("torch.")
 
     async def generate(
         self,

@@ -98,16 +98,9 @@ class SGLangControl(HttpControl):
 
     # Memory and caches.
 
-    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
-        """Empty the prefix cache. With requests on the server SGLang refuses (`ServerError`), unless
-        `preempt` takes their KV cache from them too, which is computed again."""
-        if preempt:
-            await self.pause("keep")
-        try:
-            await self._call("/flush_cache", None, "emptying the prefix cache")
-        finally:
-            if preempt:
-                await self.resume()
+    async def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache. With requests on the server SGLang refuses: `ServerError`."""
+        await self._call("/flush_cache", None, "emptying the prefix cache")
 
     async def sleep(self, level: int = 1) -> None:
         """Pause, and free the memory of the KV cache and the weights for a trainer on the same device.
@@ -141,10 +134,6 @@ class SGLangControl(HttpControl):
         """End requests by their ids; each returns the tokens it has. Ids that do not run are ignored."""
         for request_id in request_ids:
             await self._call("/abort_request", {"rid": request_id}, "aborting a request")
-
-    async def abort_all(self) -> None:
-        """End every request of every client."""
-        await self._call("/abort_request", {"abort_all": True}, "aborting all requests")
 
     # Monitoring.
 

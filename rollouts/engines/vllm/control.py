@@ -371,11 +371,9 @@ class ServerControl(HttpControl):
                 )
         self._checked(response, path, "aborting requests")
 
-    async def abort_all(self) -> int | None:
-        """End every request of every client; returns their number, None where the server does not report it."""
-        response = await self._call("POST", "/abort_requests", "aborting all requests", content={})
-        aborted = json_object(response).get("aborted")
-        return None if aborted is None else int(aborted)
+    async def abort_all(self) -> None:
+        """End every request of every client."""
+        await self._call("POST", "/abort_requests", "aborting all requests", content={})
 
     # Monitoring.
 

@@ -94,14 +94,6 @@ class _Choice:
     sampling_mask: list[list[int]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptExpansion:
-    """A server's expansion of logical ids: the prompt that it ran, and (offset, length) of each item by modality."""
-
-    prompt_ids: list[int]
-    placeholders: Mapping[str, list[tuple[int, int]]]
-
-
 class Generation:
     """Accumulates the samples of one request from a whole response, or from the chunks of a streamed one.
 
@@ -222,8 +214,11 @@ class Generation:
             )
         return TopLogprobs(ids, values)
 
-    def prompt_expansion(self) -> PromptExpansion:
-        """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if missing."""
+    def prompt_expansion(self) -> tuple[list[int], Mapping[str, list[tuple[int, int]]]]:
+        """The prompt that the server ran, and (offset, length) of each item by modality, in that prompt.
+
+        Requested by `return_token_ids`. Raises `MalformedResultError` where it is missing.
+        """
         if self._prompt_ids is None:
             raise self._malformed("the response lacks `prompt_token_ids`, which are needed to check its expansion")
         with reading(self._name, "`mm_placeholders` cannot be read"):
@@ -231,7 +226,7 @@ class Generation:
                 str(modality): [(int(each["offset"]), int(each["length"])) for each in placeholders]
                 for modality, placeholders in (self._placeholders or {}).items()
             }
-            return PromptExpansion([int(token) for token in self._prompt_ids], ranges)
+            return [int(token) for token in self._prompt_ids], ranges
 
     def _extend(self, index: int, part: Mapping[str, Any]) -> TokenDelta:
         if not 0 <= index < len(self._choices):

@@ -152,10 +152,10 @@ class ContentPartsPayload(MediaPayload):
         return is_source_missing(status, body)
 
     def check(self, generation: Generation) -> None:
-        expansion = generation.prompt_expansion()
+        prompt_ids, ranges_there = generation.prompt_expansion()
         assert self._request.multi_modal_data is not None  # otherwise there is nothing to send
         placeholders = self._request.multi_modal_data.mm_placeholders
-        if expansion.prompt_ids == list(self._request.prompt_ids) and _agree(expansion.placeholders, placeholders):
+        if prompt_ids == list(self._request.prompt_ids) and _agree(ranges_there, placeholders):
             return
         ours = {
             modality: [(placeholder.offset, placeholder.length) for placeholder in ranges]
@@ -164,8 +164,8 @@ class ContentPartsPayload(MediaPayload):
         cure = ', or use media="features"' if self._or_features else ""
         raise MalformedResultError(
             self._request.request_id,
-            f"the server expanded the prompt to {len(expansion.prompt_ids)} tokens with media at "
-            f"{expansion.placeholders}, the renderer to {len(self._request.prompt_ids)} with {ours}: their "
+            f"the server expanded the prompt to {len(prompt_ids)} tokens with media at "
+            f"{ranges_there}, the renderer to {len(self._request.prompt_ids)} with {ours}: their "
             f"processors differ. Load the renderer from the directory that the server serves{cure}",
         )
 

@@ -60,7 +60,7 @@ class ServerMediaCache:
     def __init__(self, max_bytes: int = 2 * 2**30) -> None:
         self._held: ByteLRU[str, int] = ByteLRU(max_bytes)
         self._epoch = 0
-        self._counts = MediaCacheCounts()
+        self.counts = MediaCacheCounts()  # of all reservations so far
         self._pending: dict[str, asyncio.Event] = {}
         self._loop = EngineLoop()
 
@@ -112,17 +112,10 @@ class ServerMediaCache:
     def __contains__(self, name: str) -> bool:
         return name in self._held
 
-    @property
-    def counts(self) -> MediaCacheCounts:
-        """The counts of all reservations so far."""
-        return self._counts
-
     def _count(self, reservation: MediaReservation) -> None:
         names, included = reservation.names, reservation.included
         nbytes = sum(names[name] for name in included)
-        self._counts += MediaCacheCounts(
-            len(included), nbytes, len(names) - len(included), sum(names.values()) - nbytes
-        )
+        self.counts += MediaCacheCounts(len(included), nbytes, len(names) - len(included), sum(names.values()) - nbytes)
 
     def _end(self, reservation: MediaReservation) -> frozenset[str]:
         """The included items of a reservation that was pending until now; empty if it had ended."""

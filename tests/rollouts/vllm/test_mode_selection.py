@@ -26,7 +26,6 @@ from rollouts.engines.http.source_files import encode_avi
 from rollouts.engines.vllm.dense_items import dense_items
 from rollouts.engines.vllm.feature_decoding import decode_item
 from rollouts.engines.vllm.feature_encoding import encode_features
-from rollouts.engines.vllm.generate import PromptExpansion
 from rollouts.engines.vllm.media_mode import content_objections, features_objections
 from rollouts.engines.vllm.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
 from rollouts.engines.vllm.request_checks import check_request
@@ -307,7 +306,7 @@ class Answered:
     """The part of a generation that a payload checks."""
 
     def __init__(self, prompt_ids, placeholders):
-        self._made = PromptExpansion(list(prompt_ids), placeholders)
+        self._made = list(prompt_ids), placeholders
 
     def prompt_expansion(self):
         return self._made

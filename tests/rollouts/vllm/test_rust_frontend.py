@@ -212,10 +212,6 @@ async def test_without_development_mode_the_connection_is_closed_and_the_receive
 # Control routes.
 
 
-async def test_the_number_of_aborted_requests_is_not_made_up(engine, server):
-    assert await engine.control.abort_all() is None
-
-
 @pytest.mark.parametrize(
     ("status", "message", "cure"),
     [

@@ -46,7 +46,7 @@ def test_an_episode_begins_again_after_the_cleanup_of_all_its_cancelled_runs(ren
         may_end.set()
         assert (await third).failure is None
         assert order == ["reset", "cleaned up", "reset"]
-        assert (first.cancelled(), worker.running) == (True, ())
+        assert first.cancelled()
         await worker.close()
         assert_no_task_is_left()
 
