@@ -10,7 +10,7 @@ whose result is larger than their operands is counted (`work_limit`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -36,17 +36,11 @@ from renderers.template.traced_json import traced_json
 from renderers.template.work_limit import STEP, spend, spend_on_text_of, spend_on_text_times
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-# The sandbox allows all public methods of a string but `format` and `format_map`, which it replaces: they
-# could read attributes. `is_safe_attribute` forbids `encode`.
-_SAFE_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {
-    "encode",
-    "format",
-    "format_map",
-}
-# Methods of bytes, integers and dicts whose work is not counted; `_TemplateDict` has a counted `fromkeys`.
-_UNCOUNTED = frozenset(
-    ("center", "expandtabs", "fromkeys", "join", "ljust", "replace", "rjust", "to_bytes", "translate", "zfill")
-)
+# Methods of strings, integers and dicts that would drop spans, or whose work is not counted. Content that a template
+# encodes and decodes again would count as text of the template. `_TemplateDict` has a counted `fromkeys`.
+_FORBIDDEN = frozenset(("encode", "expandtabs", "fromkeys", "to_bytes", "translate"))
+# The sandbox replaces `format` and `format_map`, which could read attributes.
+_SAFE_STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - _FORBIDDEN - {"format", "format_map"}
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
@@ -69,7 +63,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             tojson=traced_json,
             format=_format_filter,
             join=_join_filter,
-            indent=_indent_filter,
             replace=_replace_filter,
             reverse=_reverse_filter,
             safe=lambda value: value,
@@ -89,10 +82,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         rewrite(tree)
         return self.from_string(tree)
 
-    def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
-        """As Jinja's, but a plain dict: each run of a template copies it, and its `ChainMap` by a loop of Python."""
-        return {**self.globals, **(d or {})}
-
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As in the sandbox, whose checks of common attributes would take half the time of a print."""
         if isinstance(obj, dict):
@@ -108,14 +97,10 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As in the sandbox; also forbids the attributes of a traced string that `str` does not have, and `encode`.
-
-        Content that a template encodes and decodes again would count as text of the template and could
-        become control tokens.
-        """
-        if isinstance(obj, TracedStr) and (attr == "encode" or not hasattr(str, attr)):
+        """As in the sandbox; also forbids `_FORBIDDEN`, and the attributes of a traced string that `str` lacks."""
+        if attr in _FORBIDDEN and isinstance(obj, (str, int, dict)):
             return False
-        if attr in _UNCOUNTED and isinstance(obj, (bytes, int, dict)):
+        if isinstance(obj, TracedStr) and not hasattr(str, attr):
             return False
         return bool(super().is_safe_attribute(obj, attr, value))
 
@@ -206,19 +191,6 @@ def _join_filter(eval_context: Any, value: Any, d: str = "", attribute: str | in
         pick = jinja2.filters.make_attrgetter(eval_context.environment, attribute)
         value = [pick(item) for item in value]
     return traced_join(d, value)
-
-
-def _indent_filter(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """Jinja's `indent`, which would join with a plain string."""
-    spend((s.count("\n") + 1) * (len(width) if isinstance(width, str) else width))
-    indention = width if isinstance(width, str) else " " * width
-    lines = TracedStr(s, s.spans if isinstance(s, TracedStr) else ()) + "\n"
-    head, *rest = lines.splitlines()
-    if blank:
-        text = traced_join("\n" + indention, [head, *rest])
-    else:
-        text = traced_join("\n", [head, *(traced_join("", (indention, line)) if line else line for line in rest)])
-    return traced_join("", (indention, text)) if first else text
 
 
 def _format_filter(value: Any, *args: Any, **kwargs: Any) -> str:

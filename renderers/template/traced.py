@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from renderers.template.work_limit import ITEM, STEP, spend, spend_on_text_of
@@ -87,7 +87,7 @@ class TracedStr(str):
         return traced_join("", (other, self)) if isinstance(other, str) else other + plain(self)
 
     def __mul__(self, count: SupportsIndex) -> str:
-        times = max(0, operator.index(count))
+        times = operator.index(count)
         spend(times * (ITEM + len(self)))
         return traced_join("", [self] * times)
 
@@ -104,12 +104,6 @@ class TracedStr(str):
 
     def __rmod__(self, template: Any) -> str:
         return traced_percent(template, self) if isinstance(template, str) else NotImplemented
-
-    def format(self, *args: Any, **kwargs: Any) -> str:
-        return _tainted(plain(self).format(*args, **kwargs), (self, *args, *kwargs.values()))
-
-    def format_map(self, mapping: Any, /) -> str:
-        return _tainted(plain(self).format_map(mapping), (self, mapping))
 
     # Slices and pieces.
 
@@ -177,15 +171,7 @@ class TracedStr(str):
         return self._align(plain(self).split(sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        if sep is not None:
-            return self._align(plain(self).rsplit(sep, maxsplit), sep)
-        # By white space, from the right: the leftmost piece keeps the white space before it.
-        pieces: list[str] = []
-        text, end = plain(self), len(self)
-        for piece in reversed(text.rsplit(None, maxsplit)):
-            end = text.rindex(piece, 0, end)
-            pieces.append(self._cut(end, end + len(piece)))
-        return pieces[::-1]
+        return self._align(plain(self).rsplit(sep, maxsplit), sep)
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         pieces, position = [], 0
@@ -240,55 +226,22 @@ class TracedStr(str):
         pieces.append(self._cut(position, len(self)))
         return traced_join(new, pieces)
 
-    def upper(self) -> str:
-        return _with_spans_of(plain(self).upper(), self)
 
-    def lower(self) -> str:
-        return _with_spans_of(plain(self).lower(), self)
+def _changing(name: str) -> Callable[..., str]:
+    """The method `name` of `str`: with the spans of its text where the length stays the same, else tainted."""
+    method = getattr(str, name)
 
-    def casefold(self) -> str:
-        return _with_spans_of(plain(self).casefold(), self)
+    def changed(self: TracedStr, *arguments: Any) -> str:
+        spend(sum(width for width in arguments if isinstance(width, int)))
+        text: str = method(plain(self), *arguments)
+        return TracedStr(text, self.spans) if len(text) == len(self) else _tainted(text, (self,))
 
-    def swapcase(self) -> str:
-        return _with_spans_of(plain(self).swapcase(), self)
+    return changed
 
-    def title(self) -> str:
-        return _with_spans_of(plain(self).title(), self)
 
-    def capitalize(self) -> str:
-        return _with_spans_of(plain(self).capitalize(), self)
-
-    def translate(self, table: Any, /) -> str:
-        # Character by character: one may be deleted while another becomes two.
-        pieces: list[str] = []
-        for piece in self:
-            pieces.append(_with_spans_of(plain(piece).translate(table), piece))
-            spend(len(pieces[-1]))
-        return traced_join("", pieces)
-
-    def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
-        spend(self.count("\t") * max(0, operator.index(tabsize)))
-        return _with_spans_of(plain(self).expandtabs(tabsize), self)
-
-    def center(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
-        spend(operator.index(width))
-        wide = plain(self).center(width, fillchar)
-        margin = len(wide) - len(self)
-        left = margin // 2 + (margin & len(wide) & 1)  # str.center's own rounding
-        return traced_join("", (wide[:left], self, wide[left + len(self) :]))
-
-    def ljust(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
-        spend(operator.index(width))
-        return traced_join("", (self, plain(self).ljust(width, fillchar)[len(self) :]))
-
-    def rjust(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
-        spend(operator.index(width))
-        wide = plain(self).rjust(width, fillchar)
-        return traced_join("", (wide[: len(wide) - len(self)], self))
-
-    def zfill(self, width: SupportsIndex, /) -> str:
-        spend(operator.index(width))
-        return _with_spans_of(plain(self).zfill(width), self)
+#: Methods that change characters or append them; `TracingEnvironment` forbids the others that would drop spans.
+for _name in ("upper", "lower", "casefold", "swapcase", "title", "capitalize", "center", "ljust", "rjust", "zfill"):
+    setattr(TracedStr, _name, _changing(_name))
 
 
 @functools.lru_cache(4096)
@@ -386,13 +339,6 @@ def tainted_like(result: Any, inputs: Iterable[Any]) -> Any:
     if isinstance(result, str) and not isinstance(result, TracedStr):
         return _tainted(result, inputs)
     return result
-
-
-def _with_spans_of(text: str, source: str) -> str:
-    """`text`, made from `source`: with its spans if the lengths are equal, else tainted."""
-    if isinstance(source, TracedStr):
-        return TracedStr(text, source.spans) if len(text) == len(source) else _tainted(text, (source,))
-    return text
 
 
 def _tainted(text: str, inputs: Iterable[Any]) -> str:

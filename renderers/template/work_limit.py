@@ -103,10 +103,10 @@ _RUNNING: ContextVar[TemplateRun | None] = ContextVar("run of a template", defau
 
 
 def spend(units: int) -> None:
-    """Take units from the running template; does nothing outside a run."""
+    """Take units from the running template, none for a negative number; does nothing outside a run."""
     run = _RUNNING.get()
     if run is not None:
-        run.spend(units)
+        run.spend(max(0, units))
 
 
 def check_bits(bits: int) -> None:

@@ -30,6 +30,8 @@ ENDLESS = {
     "{{ f(100) }}",
     "a macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "a block that prints itself": "{% block a %}{{ self.a() }}{% endblock %}",
+    "a negative width before a loop": "{% set _ = messages[0].content.ljust(-10**15) %}"
+    "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
     "a recursive loop": "{% for x in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
     "filters in a loop": "{% for a in range(90000) %}{{ range(90000)|sort|first }}{% endfor %}",
     "methods in a loop": "{% set s = 'x' * 900000 %}{% for a in range(90000) %}{{ s.count('y') }}{% endfor %}",
@@ -39,12 +41,10 @@ LARGE = {
     "repetition": "{{ 'x' * 10**12 }}",
     "repetition of content": "{{ 10**12 * messages[0].content }}",
     "repetition of a list": "{{ ([1] * 10**12)|length }}",
-    "repetition of bytes": "{{ ('x'.encode() * 10**12)|length }}",
     "a width": "{{ 'x'|center(10**12) }}",
     "a width of a method": "{{ 'x'.ljust(10**12) }}{{ 'x'.rjust(10**12) }}",
     "zeros": "{{ 'x'.zfill(10**12) }}",
     "a width of content": "{{ messages[0].content.center(10**12) }}",
-    "tabs": "{{ '\t'.expandtabs(10**12) }}",
     "a width of %": "{{ '%999999999999d' % 5 }}",
     "a given width of %": "{{ '%*d' % (10**9, 5) }}",
     "a precision of %": "{{ '%.999999999f' % 5 }}",
@@ -58,7 +58,6 @@ LARGE = {
     "a replacement of nothing": "{{ ('x' * 999999).replace('', 'y' * 999999) }}",
     "a separator": "{{ ('x' * 999999).join(['y'] * 999999) }}",
     "a separator of a filter": "{{ range(99999)|join('x' * 999999) }}",
-    "a translation": "{{ (messages[0].content * 99999).translate({104: 'x' * 999999}) }}",
     "wrapping": "{{ ('a ' * 9999)|wordwrap(1, wrapstring='x' * 999999) }}",
     "links": "{{ ('http://a.b ' * 9999)|urlize(rel='x' * 999999) }}",
     "a batch": "{{ [1]|batch(10**12, 'x')|list|length }}",
@@ -119,9 +118,16 @@ def test_an_integer_too_large_to_print_raises_a_limit_error(source: str) -> None
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ (5).to_bytes(10**12) }}", "{{ 'x'.encode().center(10**12) }}", "{{ {}.fromkeys([1], 2) }}"]
+    "source",
+    [
+        "{{ (5).to_bytes(10**12) }}",
+        "{{ {}.fromkeys([1], 2) }}",
+        "{{ 'x'.encode() }}",
+        "{{ messages[0].content.translate({104: 'x' * 999999}) }}",
+        "{{ '\t'.expandtabs(10**12) }}",
+    ],
 )
-def test_templates_cannot_call_methods_whose_work_is_not_counted(source: str) -> None:
+def test_templates_cannot_call_methods_that_drop_origins_or_whose_work_is_not_counted(source: str) -> None:
     with pytest.raises(TemplateError, match="unsafe"):
         ChatTemplate(source, model="m").print([user("hello")])
 

@@ -48,7 +48,6 @@ bounds = st.none() | small
 patterns = st.text("abc ,defßghi-_.", min_size=1, max_size=2)
 strings = st.one_of(traced(), st.text("abc ,", max_size=4))
 strip_sets = st.none() | st.text("abd g\n-_", max_size=3)
-fills = st.sampled_from(["*", " ", "\t"])
 
 
 def check(result: Any, expected: Any) -> None:
@@ -128,9 +127,6 @@ CUTS: dict[str, tuple[Any, st.SearchStrategy[tuple[Any, ...]]]] = {
     "rmul": (lambda s, n: n * s, st.tuples(st.integers(-1, 3))),
     "join": (lambda s, parts: s.join(parts), st.tuples(st.lists(strings, max_size=3))),
     "replace": (lambda s, a, b, n: s.replace(a, b, n), st.tuples(patterns, strings, st.integers(-1, 3))),
-    "center": (lambda s, n, f: s.center(n, f), st.tuples(st.integers(-1, 25), fills)),
-    "ljust": (lambda s, n, f: s.ljust(n, f), st.tuples(st.integers(-1, 25), fills)),
-    "rjust": (lambda s, n, f: s.rjust(n, f), st.tuples(st.integers(-1, 25), fills)),
     "percent": (lambda s: "<%s>" % s, st.tuples()),  # noqa: UP031
 }
 
@@ -167,14 +163,9 @@ MAPS: dict[str, Any] = {
     "swapcase": lambda s: s.swapcase(),
     "title": lambda s: s.title(),
     "capitalize": lambda s: s.capitalize(),
-    "zfill": lambda s: s.zfill(9),
-    "expandtabs": lambda s: s.expandtabs(4),
-    "expandtabs to nothing": lambda s: s.expandtabs(0),
-    "translate": lambda s: s.translate({ord("d"): None, ord("g"): "gg", ord("a"): "b"}),
+    "center": lambda s: s.center(9, "*"),
     "replace nothing": lambda s: s.replace("", "-"),
     "format": lambda s: f"{s:>12}",
-    "format method": lambda s: (s.replace("%", "") + "{}").format("x"),
-    "format_map": lambda s: (s + "{x}").format_map({"x": 1}),
     "percent number": lambda s: (s.replace("%", "") + "%03d") % 7,
     "percent width": lambda s: "%30s" % s,  # noqa: UP031
     "percent percent": lambda s: (s.replace("%", "%%")) % (),
