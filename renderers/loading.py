@@ -150,7 +150,7 @@ def load_media_reader(
     Raises a `LoadError` as `load_renderer` does.
     """
     tokenizer = load_tokenizer(directory)
-    return tokenizer, load_media(directory, tokenizer=tokenizer, policy=media_policy, store=media_store, backend=None)
+    return tokenizer, load_media(directory, tokenizer=tokenizer, policy=media_policy, store=media_store)
 
 
 def arguments_of_tokenizer(tokenizer: Any, settings: Settings, **others: Any) -> dict[str, Any]:
@@ -204,7 +204,6 @@ def _media(
             tokenizer=tokenizer,
             policy=policy,
             store=store,
-            backend=options.image_backend,
             sound_of_videos=options.sound_of_videos,
         )
 
@@ -287,9 +286,9 @@ def _arguments(
         template = prompt_for(files.settings, tokenizer, variables=options.chat_template_kwargs)
     if template is None:
         variables = {**special_tokens, **options.chat_template_kwargs}
-        template = compiled_template(sources, tokenizer, options, variables, now)
+        template = compiled_template(sources, tokenizer, variables, now)
     else:
-        template = converting(template, options)
+        template = converting(template)
     if files is not None and options.chat_template is not None:
         files = files._replace(chat_template=sources[DEFAULT_TEMPLATE])
     format = by_name(options.format) if isinstance(options.format, str) else options.format

@@ -9,7 +9,6 @@ from typing import Any
 
 from renderers.errors import LoadError, short_repr
 from renderers.model_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE
-from renderers.options import RendererOptions
 from renderers.process.files import read_text
 from renderers.template.call_forms import CallForms
 from renderers.template.chat_template import ChatTemplate, ConvertedTemplate, Template, TemplateWithTools
@@ -20,7 +19,6 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 def compiled_template(
     sources: Mapping[str, str],
     tokenizer: TemplateTokenizer,
-    options: RendererOptions,
     variables: Mapping[str, Any],
     now: Callable[[], datetime],
 ) -> Template:
@@ -32,7 +30,7 @@ def compiled_template(
 
     def compiled(source: str) -> Template:
         template = ChatTemplate(source, model=tokenizer.model, variables=variables, now=now)
-        return converting(TypeScriptToolTemplate(template) if reads_typescript(source) else template, options)
+        return converting(TypeScriptToolTemplate(template) if reads_typescript(source) else template)
 
     default = next(iter(sources.values())) if len(sources) == 1 else sources.get(DEFAULT_TEMPLATE)
     if default is None and TOOL_TEMPLATE not in sources:
@@ -48,13 +46,16 @@ def compiled_template(
     return compiled(default)
 
 
-def converting(template: Template, options: RendererOptions) -> Template:
-    """The template with the conversions that the options ask for; that of content tries the other, too."""
-    if options.tool_arguments != "as_given":
-        template = ConvertedTemplate(template, CallForms(template).convert)
-    if options.content_form != "as_given":
-        template = ConvertedTemplate(template, ContentForms(template).convert)
-    return template
+def converting(template: Template) -> Template:
+    """The template behind the conversions of tool calls and of contents to forms that it reads.
+
+    As inference servers do it: content becomes one text part where only parts are read, and text parts one string,
+    joined by line breaks, where only strings are. A developer message becomes a system message where only those are
+    read. Arguments of calls become a JSON object or the text of one: OpenAI's API carries text, which gpt-oss, Llama
+    and Qwen2.5 would print as a quoted string.
+    """
+    template = ConvertedTemplate(template, CallForms(template).convert)
+    return ConvertedTemplate(template, ContentForms(template).convert)
 
 
 def chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None) -> dict[str, str]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
 from renderers.errors import ConfigError
 from renderers.messages import ROLES
 from renderers.parsing.format import Format
 from renderers.tokens.encoding import BodyPolicy
-from renderers.vision.processor import ImageBackend
-
-Conversion = Literal["auto", "as_given"]
-"""Whether a value is converted to a form that the template reads, or passed to it unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +26,6 @@ class RendererOptions:
         `apply_chat_template`, `{"use_audio_in_video": True}`, which newer transformers call
         `load_audio_from_video`, is an option of the processor: an omni model then gets videos together with
         the sound inside of them.
-    content_form: `auto` converts the content of each message to a form that the template reads for its role,
-        as inference servers do: a string to a list with one text part where only parts are read, text parts
-        to one string, joined by line breaks, where only strings are read. A developer message becomes a
-        system message where only those are read. `as_given` leaves every message unchanged, as
-        `apply_chat_template` does.
-    tool_arguments: `auto` converts the arguments of tool calls to the form that the template reads, a JSON
-        object or the text of one, where it does not read the given form: OpenAI's API carries text, which
-        gpt-oss, Llama and Qwen2.5 would print as a quoted string. Beside calls, no content becomes "" or
-        None, whichever the template reads. Ids get the names of their calls where it prints no names (Kimi).
-        A tool that is given as its schema alone becomes `{"type": "function", "function": ...}`. `as_given`
-        leaves all of them unchanged, as `apply_chat_template` does.
     thinking_retention: when a bridge may keep reasoning that a full render would drop: `template` (never: the
         bridge is refused), `tool_cycle` (until the next user or developer message), `all`.
     history: what a bridge does where a full render would print earlier messages differently than when they
@@ -48,8 +33,6 @@ class RendererOptions:
         so that the caller renders the whole conversation; `as_sampled` extends the tokens that the policy saw
         and sampled. `bridge_stats.overridden` counts the latter. Reasoning has its own option.
     body_policies: role -> `text`, `parse` or `error`: what a control token written in content becomes.
-    image_backend: which of transformers' two image processors the pixels of Qwen-VL equal: `torchvision` or
-        `pillow`; None follows preprocessor_config.json.
     cache_bytes: memory limit of each of the two caches (encoded text; layouts of prompts and of what bridges
         add).
 
@@ -60,17 +43,12 @@ class RendererOptions:
     chat_template: str | Path | None = None
     format: Format | str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    content_form: Conversion = "auto"
-    tool_arguments: Conversion = "auto"
     thinking_retention: ThinkingRetention = "template"
     history: HistoryPolicy = "template"
     body_policies: Mapping[str, BodyPolicy] = field(default_factory=dict)
-    image_backend: ImageBackend | None = None
     cache_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
-        _check_choice("content_form", self.content_form, get_args(Conversion))
-        _check_choice("tool_arguments", self.tool_arguments, get_args(Conversion))
         _check_choice("thinking_retention", self.thinking_retention, get_args(ThinkingRetention))
         _check_choice("history", self.history, get_args(HistoryPolicy))
         if not isinstance(self.chat_template_kwargs, Mapping):
@@ -81,8 +59,6 @@ class RendererOptions:
         for role, policy in self.body_policies.items():
             _check_choice("body_policies", role, ROLES)
             _check_choice(f"body_policies[{role!r}]", policy, get_args(BodyPolicy))
-        if self.image_backend is not None:
-            _check_choice("image_backend", self.image_backend, get_args(ImageBackend))
 
     @property
     def sound_of_videos(self) -> str | None:

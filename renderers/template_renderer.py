@@ -147,7 +147,7 @@ class TemplateRenderer:
         """
         checked = check_messages(messages)
         check_tools(tools)
-        if "{name}" in self.format.call_id and getattr(self.config, "tool_arguments", "auto") == "auto":
+        if "{name}" in self.format.call_id:
             # Not in the template, as other forms of calls: ids are numbered through the conversation, of
             # which a bridge prints a part, and their form is that of the format, which is found by printing.
             checked = with_names_in_call_ids(checked, self.format.call_id)

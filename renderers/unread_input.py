@@ -1,19 +1,20 @@
-"""Input that a chat template does not read: it is found in each conversation, and logged once per role and field.
+"""Content and calls that a chat template does not read: found in each conversation, and logged once per role.
 
 transformers prints the same text and logs nothing, so the model would answer without a message that it was to
 be given. The origins of the printed characters show which fields are printed. Where a field is not among
 them, the conversation is printed again with another value of it: the field is unread if the text stays the
 same.
 
-Not counted as unread: white space; ids and names of tool results, which only tell results apart; and what a
-template drops from earlier turns by design: reasoning (`<think>` in content, too), and content beside tool
-calls where it prints such content in some turn.
+Not counted as unread: white space; names, ids and reasoning; and what a template drops from earlier turns by
+design: `<think>` in content, and content beside tool calls where it prints such content in some turn.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from renderers.errors import TemplateError
@@ -21,21 +22,17 @@ from renderers.messages import ROLES
 from renderers.parsing.format import Format
 from renderers.rendered import UnprintedField
 from renderers.template.chat_template import Messages, Printed, Template, Tools
-from renderers.template.content_forms import ContentForms, has_text
+from renderers.template.content_forms import ContentForms
 from renderers.template.probe_conversation import (
     PROBE_TOOL,
     ProbeConversation,
     calling_turns,
-    content_form_of,
+    print_if_accepted,
+    reads,
     result_of_call,
 )
 
 _log = logging.getLogger("renderers")
-
-#: Both names of reasoning in a checked message.
-_REASONING = ("reasoning_content", "thinking")
-#: Fields of which a prompt may be without: they are logged, and are no `UnprintedField` of the result.
-_LOGGED_ONLY = ("name", "reasoning_content")
 
 
 class UnreadInput:
@@ -53,38 +50,30 @@ class UnreadInput:
         self._format = format
         self._model = model
         self._logged: dict[tuple[str, str], object] = {}  # by role and field
-        self._prints_in_some_turn: dict[tuple[str, bool], bool] = {}
 
     def of_messages(
         self, messages: Messages, printed: Printed, tools: Tools | None, *, prompt: bool, first: int = 0
     ) -> tuple[UnprintedField, ...]:
         """The contents, parts of contents and tool calls of which the template prints nothing.
 
-        `printed` is the print of `messages`; those before message `first` are not looked at. Names and
-        reasoning that are not read, and content that is printed as data, are logged only.
+        `printed` is the print of `messages`; those before message `first` are not looked at.
         """
         paths: dict[int, set[str]] = {}
         for segment in printed.segments:
             if segment.origin is not None:
                 paths.setdefault(segment.origin.message_index, set()).add(segment.origin.path)
-        last_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)
         missing = [
             (index, field)
             for index, message in enumerate(messages[first:], first)
-            for field in self._without_origin(message, paths.get(index, set()), is_earlier=index < last_user)
+            for field in self._without_origin(message, paths.get(index, set()))
         ]
         unprinted = []
         for index, field in self._confirmed(missing, messages, printed, tools, prompt):
-            message, kind = messages[index], field.partition("[")[0]
-            wrong_form = self._wrong_form(message) if kind == "content" else None
-            reason = wrong_form or self._reason(message, field)
-            if kind not in _LOGGED_ONLY:
-                unprinted.append(UnprintedField(index - first, field, reason))
-            if wrong_form is None:
-                self._log_once(message, index - first, kind, field, reason)
-        for index, message in enumerate(messages[first:]):
-            if (wrong_form := self._wrong_form(message)) is not None:
-                self._log_once(message, index, "form", "content", wrong_form)
+            role, reason = messages[index]["role"], self._reason(messages[index], field)
+            unprinted.append(UnprintedField(index - first, field, reason))
+            if self._is_first(role, field.partition("[")[0]):
+                text = "message %d, %s of the role %s: %s (not logged again for this role)"
+                _log.warning(text, index - first, field, role, reason)
         return tuple(unprinted)
 
     def of_tools(self, messages: Messages, tools: Tools | None, printed: Printed) -> None:
@@ -115,11 +104,8 @@ class UnreadInput:
 
     # Which fields are unread.
 
-    def _without_origin(self, message: Mapping[str, Any], paths: set[str], *, is_earlier: bool) -> Iterator[str]:
-        """The fields of a message that hold something of which no printed character is known to come.
-
-        `is_earlier`: whether a message of a user follows.
-        """
+    def _without_origin(self, message: Mapping[str, Any], paths: set[str]) -> Iterator[str]:
+        """The fields of a message that hold something of which no printed character is known to come."""
 
         def has_origin(field: str) -> bool:
             return any(path.startswith(field) for path in paths)
@@ -128,7 +114,7 @@ class UnreadInput:
             unread = [field for field in fields if not has_origin(field)]
             return [name] if unread and unread == fields else unread
 
-        role, content = message["role"], message.get("content") or ""
+        content = message.get("content") or ""
         if isinstance(content, str):
             text, unread = content, [] if has_origin("content") else ["content"]
         else:
@@ -139,16 +125,6 @@ class UnreadInput:
         if unread and text.strip() and not self._is_dropped_content(message, text):
             yield from unread
         yield from unread_of("tool_calls", [f"tool_calls[{at}]" for at in range(len(message.get("tool_calls") or ()))])
-        if message.get("name") and role != "tool" and (role, "name") not in self._logged and not has_origin("name"):
-            yield "name"
-        if (
-            message.get("reasoning_content", "").strip()
-            and (role, "reasoning_content") not in self._logged
-            and not (is_earlier and self._format.reasoning is not None)
-            and not any(map(has_origin, _REASONING))
-            and not self._prints("reasoning_content", message)
-        ):
-            yield "reasoning_content"
 
     def _is_dropped_content(self, message: Mapping[str, Any], text: str) -> bool:
         """Whether the content of an assistant is one that the template drops from earlier turns by design."""
@@ -157,41 +133,20 @@ class UnreadInput:
         reasoning = self._format.reasoning
         if reasoning is not None and reasoning.end in text and not text.rpartition(reasoning.end)[2].strip():
             return True
-        return bool(message.get("tool_calls")) and self._prints("content", message)
+        return bool(message.get("tool_calls")) and self._prints_beside_calls
 
-    def _prints(self, field: str, message: Mapping[str, Any]) -> bool:
-        """Whether the template prints this field of an assistant in some turn, with tool calls if the message has some.
-
-        Found once, from small conversations.
-        """
-        key = field, bool(message.get("tool_calls"))
-        known = self._prints_in_some_turn.get(key)
-        if known is None:
-            known = self._prints_in_some_turn[key] = any(self._probes(*key))
-        return known
-
-    def _probes(self, field: str, has_calls: bool) -> Iterator[bool]:
-        _, _, answer, _ = smallest = self._smallest
-        turns = calling_turns(answer) if has_calls else [answer]
+    @cached_property
+    def _prints_beside_calls(self) -> bool:
+        """Whether the template prints content beside tool calls in some turn, found from small conversations."""
+        smallest = self._smallest
         result = result_of_call(self._forms.content("tool", "probe result"))
-        words = "probe words"
-        text = self._forms.content("assistant", words) if field == "content" else words
-        names = _REASONING if field == "reasoning_content" else (field,)
-        for turn in turns:
-            turn = {**turn, **dict.fromkeys(names, text)}
-            for behind in ([], [result]) if has_calls else ([],):
-                for tools in (smallest.tools, [PROBE_TOOL]):
-                    messages = [*smallest.opening, turn, *behind]
-                    try:
-                        printed = self._template.print(messages, tools=tools)
-                    except TemplateError:
-                        continue
-                    yield any(
-                        segment.origin is not None
-                        and segment.origin.message_index == len(smallest.opening)
-                        and segment.origin.path.startswith(names)
-                        for segment in printed.segments
-                    )
+        text = self._forms.content("assistant", "probe words")
+        turns = [{**turn, "content": text} for turn in calling_turns(smallest.answer)]
+        for turn, behind, tools in itertools.product(turns, ([], [result]), (smallest.tools, [PROBE_TOOL])):
+            printed = print_if_accepted(self._template, [*smallest.opening, turn, *behind], tools)
+            if printed is not None and reads(printed, len(smallest.opening)):
+                return True
+        return False
 
     def _confirmed(
         self,
@@ -233,10 +188,6 @@ class UnreadInput:
         role, others = message["role"], "load the renderer with a chat_template= that prints it"
         if field.startswith("tool_calls"):
             cure = f"Describe the calls in the content, or {others}"
-        elif field == "reasoning_content":  # a template that drops it may drop `<think>` in content, too
-            cure = f"Remove it, or {others}"
-        elif field in _LOGGED_ONLY:
-            cure = f"Write it into the content, or {others}"
         elif field != "content":
             cure = f"Join the parts to one text, or {others}"
         elif message.get("tool_calls"):
@@ -247,24 +198,6 @@ class UnreadInput:
             known = [other for other in ROLES if other not in ("assistant", "tool") and self._forms.reads(other)]
             cure = f"Send the message as {' or '.join(known) or 'another role'}, or {others}"
         return f"the chat template of {self._model} prints nothing of it: the model does not see it. {cure}"
-
-    def _wrong_form(self, message: Mapping[str, Any]) -> str | None:
-        """Why content in a form that the template does not read is lost or printed as data; None for any other."""
-        form = content_form_of(message)
-        if content_form_of(self._forms.converted(message)) == form or not has_text(message):
-            return None
-        return (
-            f"the chat template of {self._model} reads content of a {message['role']} as "
-            f"{'a list of parts' if form == 'text' else 'a string'} and is given {form}: text is lost or "
-            "printed as "
-            'data. Convert it, or load the renderer with RendererOptions(content_form="auto")'
-        )
-
-    def _log_once(self, message: Mapping[str, Any], index: int, kind: str, field: str, reason: str) -> None:
-        role = message["role"]
-        if self._is_first(role, kind):
-            text = "message %d, %s of the role %s: %s (not logged again for this role)"
-            _log.warning(text, index, field, role, reason)
 
     def _is_first(self, role: str, kind: str) -> bool:
         """Whether nothing was logged of the role and kind before; atomic."""
@@ -277,7 +210,7 @@ def _with_value(message: Mapping[str, Any], field: str, value: str) -> dict[str,
     name = field.partition("[")[0]
     given = message.get(name)
     if not isinstance(given, list):
-        return {**message, **dict.fromkeys(_REASONING if name == "reasoning_content" else (name,), value)}
+        return {**message, name: value}
     entries = []
     for at, entry in enumerate(given):
         if field not in (name, f"{name}[{at}]"):

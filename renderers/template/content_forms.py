@@ -179,11 +179,5 @@ def _in_form(message: Mapping[str, Any], form: ContentForm) -> dict[str, Any]:
     return {**message, "content": _SEPARATOR.join(texts)}
 
 
-def has_text(message: Mapping[str, Any]) -> bool:
-    """Whether the content of a checked message holds text other than white space."""
-    given = message.get("content") or ""
-    return any(text.strip() for text in ([given] if isinstance(given, str) else [p.get("text", "") for p in given]))
-
-
 _Case = tuple[list[Mapping[str, Any]], int, Tools | None]
 """Messages, the index of the probe message, tools."""

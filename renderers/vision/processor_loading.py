@@ -13,7 +13,7 @@ from renderers.messages import PLURALS, Modality
 from renderers.process.files import read_json
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
-from renderers.vision.processor import ImageBackend, MediaProcessor
+from renderers.vision.processor import MediaProcessor
 
 _IMAGE_FILE = "preprocessor_config.json"
 _VIDEO_FILE = "video_preprocessor_config.json"
@@ -26,7 +26,6 @@ def load_media(
     tokenizer: TemplateTokenizer,
     policy: MediaPolicy | None,
     store: MediaStore | None,
-    backend: ImageBackend | None,
     sound_of_videos: str | None = None,
 ) -> MediaLoader:
     """Load the processors that a directory describes: native ones for Qwen-VL, else the model's own of transformers.
@@ -87,7 +86,7 @@ def load_media(
     processors: dict[Modality, MediaProcessor] = {}
     missing: dict[Modality, str] = {}
     if image:
-        config = QwenVLConfig.from_dict(image, path=str(directory / _IMAGE_FILE), backend=backend)
+        config = QwenVLConfig.from_dict(image, path=str(directory / _IMAGE_FILE))
         processors["image"] = QwenVLProcessor(config, policy=policy, store=store)
     if video:
         video_config = QwenVLVideoConfig.from_dict(video, path=str(directory / _VIDEO_FILE), processor_class=family)

@@ -83,14 +83,10 @@ class QwenVLConfig(PixelSettings):
     backend: ImageBackend = "torchvision"
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any], *, path: str, backend: ImageBackend | None = None) -> Self:
-        """Read a parsed preprocessor_config.json; `path` names it in errors.
-
-        `backend` None: the one of transformers 5, which is pillow for a class name that ends in Pil, else
-        torchvision. Raises `LoadError`.
-        """
-        if backend is None:
-            backend = "pillow" if config["image_processor_type"].endswith("Pil") else "torchvision"
+    def from_dict(cls, config: Mapping[str, Any], *, path: str) -> Self:
+        """Read a parsed preprocessor_config.json; `path` names it in errors. Raises `LoadError`."""
+        # As transformers 5 chooses it.
+        backend: ImageBackend = "pillow" if config["image_processor_type"].endswith("Pil") else "torchvision"
         return cls(backend=backend, **read_pixel_settings(config, path=path, fused=backend == "torchvision"))
 
     @property

@@ -15,7 +15,7 @@ from images import png_url
 from make_checkpoint import make_checkpoint
 from vllm_server import VLLMServer
 
-from renderers import RendererOptions, TemplateRenderer, load_renderer
+from renderers import TemplateRenderer, load_renderer, model_template
 from renderers.errors import TemplateError
 
 # Model directories that a render server loads; it needs no weights.
@@ -131,9 +131,12 @@ def test_images_beside_strings_make_the_prompt_that_the_server_makes(
     assert len(rendered.multi_modal_data) == 2
 
 
-def test_without_conversion_the_prompt_differs_where_the_template_reads_one_form_only(served: VLLMServer) -> None:
+def test_without_conversion_the_prompt_differs_where_the_template_reads_one_form_only(
+    served: VLLMServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The planted fault: without conversion the comparison above fails."""
-    given = load_renderer(served.model_dir, config=RendererOptions(content_form="as_given"))
+    monkeypatch.setattr(model_template, "converting", lambda template: template)
+    given = load_renderer(served.model_dir)
     expected = theirs(served, CONVERSATIONS["mixed"])
     try:
         ids = given.render(CONVERSATIONS["mixed"], add_generation_prompt=True).token_ids

@@ -53,7 +53,8 @@ def noise(width: int, height: int) -> Image.Image:
 
 
 def processor(config: dict[str, Any], backend: ImageBackend | None = None) -> QwenVLProcessor:
-    read = QwenVLConfig.from_dict(config, path="c", backend=backend)
+    kind = config["image_processor_type"] if backend is None else BACKENDS[backend].__name__
+    read = QwenVLConfig.from_dict({**config, "image_processor_type": kind}, path="c")
     return QwenVLProcessor(read, policy=MediaPolicy(), store=MediaStore())
 
 

@@ -12,20 +12,25 @@ from typing import Any
 import corpus
 import pytest
 from grafted import graft
-from loaded import directory_of, renderer_of
+from loaded import renderer_of
 from test_parsing_families import KIMI
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from renderers import RendererOptions, build_training_samples, load_renderer
+from renderers import build_training_samples, load_renderer
 from renderers.errors import TemplateError
 from renderers.messages import check_messages
-from renderers.model_template import converting
-from renderers.template.chat_template import ChatTemplate
+from renderers.template.call_forms import CallForms
+from renderers.template.chat_template import ChatTemplate, ConvertedTemplate
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 ARGUMENTS = {"city": "Kraków", "days": 3, "when": {"hour": [1, 2]}}
 TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
-ALONE = RendererOptions(content_form="as_given")
+
+
+def converting_calls(source: str, name: str) -> ConvertedTemplate:
+    """A template whose tool calls and tools are converted, and no contents."""
+    template = ChatTemplate(source, model=name, variables=VARIABLES)
+    return ConvertedTemplate(template, CallForms(template).convert)
 
 
 def forms_of_a_call(*, with_result: bool) -> Iterator[list[dict[str, Any]]]:
@@ -60,9 +65,7 @@ def printed_by_transformers(source: str, messages: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize("name", corpus.drawn(corpus.templates()))
 def test_a_call_in_every_usual_form_is_printed_alike_and_as_transformers_prints_one_of_them(name, with_result):
     source = corpus.templates()[name]
-    template = converting(
-        ChatTemplate(source, model=name, variables=VARIABLES), RendererOptions(content_form="as_given")
-    )
+    template = converting_calls(source, name)
     conversations = list(forms_of_a_call(with_result=with_result))
     theirs = {printed_by_transformers(source, messages) for messages in conversations}
     ours = {printed(template, messages) for messages in conversations}
@@ -98,15 +101,13 @@ def test_arguments_as_text_are_what_the_model_writes_and_what_is_trained(name, c
         assert call in renderer.tokenizer.decode(trained)
 
 
-@pytest.mark.parametrize(("text", "form"), [(TEXT, "as_given"), ("[1, 2]", "auto"), ("not JSON", "auto")])
-def test_text_is_printed_as_given_where_that_is_asked_for_and_where_it_is_no_object(text, form):
-    name = "trl/llama3_1"
-    source = corpus.templates()[name]
-    renderer = load_renderer(directory_of(name), config=RendererOptions(chat_template=source, tool_arguments=form))
+@pytest.mark.parametrize("text", ["[1, 2]", "not JSON"])
+def test_text_that_is_no_object_is_printed_as_given(text):
+    source = corpus.templates()["trl/llama3_1"]
     messages = [corpus.user("Q"), corpus.says("", None, [corpus.call("get_weather", text)])]
     theirs = printed_by_transformers(source, messages)
     assert json.dumps(text, ensure_ascii=False) in theirs
-    assert printed(renderer.template, messages)[-60:] == theirs[-60:]
+    assert printed(converting_calls(source, "llama"), messages)[-60:] == theirs[-60:]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +143,7 @@ FORMS_OF_TOOLS = [
 @pytest.mark.parametrize("name", corpus.drawn(corpus.templates()))
 def test_tools_in_every_usual_form_are_declared_as_transformers_declares_its_own(name):
     source = corpus.templates()[name]
-    template = converting(
-        ChatTemplate(source, model=name, variables=VARIABLES), RendererOptions(content_form="as_given")
-    )
+    template = converting_calls(source, name)
     for content in ("Q", corpus.text("Q")):
         messages = [corpus.user(content)]
         expected = printed(template, messages)
@@ -154,7 +153,7 @@ def test_tools_in_every_usual_form_are_declared_as_transformers_declares_its_own
 
 
 def test_a_tool_that_is_no_function_is_declared_as_given():
-    template = converting(ChatTemplate("{{ tools | tojson }}", model="m"), ALONE)
+    template = converting_calls("{{ tools | tojson }}", "m")
     tools = [{"type": "web_search", "name": "search"}]
     assert template.print([corpus.user("Q")], tools=tools).text == json.dumps(tools)
 
@@ -173,7 +172,3 @@ def test_ids_hold_the_names_of_calls_where_a_template_prints_no_names(ids):
     assert re.findall(r"call_begin.>([^<]*)<", text) == ["functions.run:0", "functions.run:1", "functions.run:2"]
     if None not in ids:
         assert re.findall(r"\(([^)]*)\) R", text) == ["functions.run:0", "functions.run:1", "functions.run:2"]
-    as_given = load_renderer(
-        renderer.files.directory, config=RendererOptions(chat_template=source, tool_arguments="as_given")
-    )
-    assert f"call_begin|>{ids[0] or ''}<" in as_given.tokenizer.decode(as_given.render_ids([corpus.user("Q"), *turns]))

@@ -15,30 +15,33 @@ from grafted import graft
 from hf_families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaded import directory_of
 from PIL import Image
 from tokenizers import Tokenizer, models
 from transformers import AutoProcessor, PreTrainedTokenizerFast
 
 from renderers import (
     RenderedTokens,
-    RendererOptions,
     TemplateRenderer,
     load_renderer,
 )
 from renderers.errors import MessageError, TemplateError
 from renderers.messages import check_messages, without_media
-from renderers.model_template import converting
-from renderers.template.chat_template import ChatTemplate
+from renderers.template.chat_template import ChatTemplate, ConvertedTemplate
+from renderers.template.content_forms import ContentForms
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-ALONE = RendererOptions(tool_arguments="as_given")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 PARTS = """\
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
 {%- for part in m.content %}{{- '<image>' if part.type == 'image' else part.text }}{%- endfor %}
 {{- '<|im_end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def converting_contents(source: str, model: str) -> ConvertedTemplate:
+    """A template whose contents are converted, and no tool calls."""
+    template = ChatTemplate(source, model=model, variables=SPECIAL)
+    return ConvertedTemplate(template, ContentForms(template).convert)
 
 
 def loaded(source: str, **options: Any) -> TemplateRenderer:
@@ -131,9 +134,7 @@ def as_two_parts(content: str) -> Any:
 @pytest.mark.parametrize("template", corpus.drawn(corpus.templates()))
 def test_every_template_prints_the_converted_conversation_as_transformers_does(template: str) -> None:
     source = corpus.templates()[template]
-    ours = converting(
-        ChatTemplate(source, model=template, variables=SPECIAL), RendererOptions(tool_arguments="as_given")
-    )
+    ours = converting_contents(source, template)
     compared = 0
     for form in (as_strings, as_two_parts):
         for messages, tools in corpus.CONVERSATIONS.values():
@@ -220,7 +221,7 @@ STRING_AT_THE_END = """\
 def test_content_is_converted_only_where_its_form_is_not_read(
     source: str, tools: Any, given_so: Any, shown: Any
 ) -> None:
-    ours = converting(ChatTemplate(source, model="m", variables=SPECIAL), ALONE)
+    ours = converting_contents(source, "m")
     for prompt in (False, True):
         printed = ours.print(without_media(check_messages(given_so)), tools=tools, add_generation_prompt=prompt)
         assert printed.text == hugging_face(source, shown, tools, prompt=prompt)
@@ -244,22 +245,6 @@ def test_a_bridge_equals_the_full_render_where_the_forms_depend_on_the_position(
         )
         assert isinstance(outcome, RenderedTokens)
         assert outcome.token_ids == full
-
-
-# What strangers saw.
-
-
-def test_as_given_prints_the_text_of_transformers_and_logs_lost_text(caplog: pytest.LogCaptureFixture) -> None:
-    renderer = load_renderer(
-        directory_of("trl/idefics3"),
-        config=RendererOptions(content_form="as_given", chat_template=corpus.templates()["trl/idefics3"]),
-    )
-    messages = [user(text("a")), says("lost"), user(text("b"))]
-    with caplog.at_level("WARNING", logger="renderers"):
-        rendered = renderer.render(messages)
-    assert renderer.tokenizer.decode(rendered.token_ids) == hugging_face(corpus.templates()["trl/idefics3"], messages)
-    assert "message 1" in caplog.text
-    assert "content_form" in caplog.text
 
 
 # Images.

@@ -10,8 +10,9 @@ from corpus import TOOLS, answer, call, says, system, text, user
 from grafted import graft
 from loaded import directory_of, renderer_of
 
-from renderers import RendererOptions, TemplateRenderer, load_renderer
+from renderers import TemplateRenderer, load_renderer
 from renderers.errors import TemplateError
+from renderers.template.chat_template import ChatTemplate
 
 UNTOLD, UNPARSED = "does not print tools", "has no tool calls"
 START, END = "<|im_start|>", "<|im_end|>"
@@ -36,6 +37,12 @@ def with_template(body: str) -> TemplateRenderer:
     return load_renderer(graft("unread", source + PROMPT), chat_template=source + PROMPT)
 
 
+def of_unconverted_contents(source: str) -> TemplateRenderer:
+    """A renderer whose messages go to the template as they are."""
+    made = load_renderer(graft("unread", source), chat_template=source)
+    return TemplateRenderer(ChatTemplate(source, model="m"), made.tokenizer, made.format)
+
+
 def places(rendered: Any) -> list[tuple[int, str]]:
     return [(field.message_index, field.field) for field in rendered.unprinted]
 
@@ -52,8 +59,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_a_role_that_the_template_does_not_print_is_logged_once_with_a_role_that_it_prints(
     logged: pytest.LogCaptureFixture,
 ) -> None:
-    as_given = RendererOptions(content_form="as_given", chat_template=corpus.templates()["trl/qwen3"])
-    renderer = load_renderer(directory_of("trl/qwen3"), config=as_given)
+    renderer = of_unconverted_contents(corpus.templates()["trl/qwen3"])
     for question in ("Hi", "Hello"):
         rendered = renderer.render([developer("Be brief."), user(question), developer("Now.")])
         assert places(rendered) == [(0, "content"), (2, "content")]
@@ -115,9 +121,8 @@ def test_what_is_printed_as_data_is_not_listed(printed: str, logged: pytest.LogC
     renderer = with_template(
         f"{{%- if m.content is string %}}{{{{- m.content }}}}{{%- else %}}{{{{- {printed} }}}}{{%- endif %}}"
     )
-    config = RendererOptions(content_form="as_given", chat_template=renderer.template.source)
-    as_given = load_renderer(graft("unread", renderer.template.source), config=config)
-    assert places(as_given.render([user(text("one", "two"))])) == []
+    unconverted = of_unconverted_contents(renderer.template.source)
+    assert places(unconverted.render([user(text("one", "two"))])) == []
     assert "prints nothing" not in logged.text
 
 

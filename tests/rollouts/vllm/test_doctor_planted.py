@@ -19,7 +19,7 @@ from fake_responses import change
 from fake_server import GENERATE, RENDER, Step
 from transformers import AutoModelForImageTextToText
 
-from renderers import RendererOptions, load_renderer
+from renderers import load_renderer, model_template
 from rollouts.cli.doctor.command import run_checks
 
 CLIP = {
@@ -396,7 +396,7 @@ def _copy(source: Path, edit: Callable[[Path], None] | None, target: Path) -> Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", TABLE, ids=lambda planted: planted.name)
 async def test_a_planted_fault_is_found_with_its_cure_and_nothing_else(
-    planted: Planted, tiny_model_dir: Path, model: Any, tmp_path: Path
+    planted: Planted, tiny_model_dir: Path, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = _copy(tiny_model_dir, planted.edit, tmp_path / "compared")
     served = _copy(tiny_model_dir, planted.serve_edit, tmp_path / "served")
@@ -404,7 +404,9 @@ async def test_a_planted_fault_is_found_with_its_cure_and_nothing_else(
         for path, step in planted.steps.items():
             server.script[path] = [step] * 100
         if planted.contents_as_given:
-            server.renderer = load_renderer(served, config=RendererOptions(content_form="as_given"))
+            with monkeypatch.context() as patched:
+                patched.setattr(model_template, "converting", lambda template: template)
+                server.renderer = load_renderer(served)
         findings = await run_checks(server.base_url, compared)
         assert {"/pause", "/resume", "/sleep", "/wake_up"}.isdisjoint(server.events)
     of_outcome = {
