@@ -5,7 +5,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from renderers.errors import missing_name
 from renderers.family_renderers import add_family_modules
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ _MODULES = (
 def __getattr__(name: str) -> Any:
     """A name of `__all__`, imported when it is first read."""
     if name not in __all__:
-        raise missing_name(__name__, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     modules = ("configs",) if name.endswith("RendererConfig") or name == "config_from_name" else _MODULES
     for module in modules:
         members = vars(importlib.import_module(f"{__name__}.{module}"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from renderers.errors import missing_name
 from renderers.family_renderers import create_renderer
 from renderers.messages import (
     Content,
@@ -131,9 +130,3 @@ def create_renderer_pool(
         ),
         size,
     )
-
-
-if not TYPE_CHECKING:  # a type checker knows the names
-
-    def __getattr__(name: str) -> Any:
-        raise missing_name(__name__, name)

@@ -12,9 +12,9 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, missing_name, short_repr
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, short_repr
 from renderers.messages import MEDIA_PART_TYPES, check_messages, media_parts, media_value
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens
@@ -278,9 +278,3 @@ def _logprob(place: str, entry: Any, token_id: int) -> float:
     if not isinstance(value, float | int) or isinstance(value, bool) or not abs(value) < 1e30 or value == _NO_LOGPROB:
         raise MalformedGenerateResponseError(f"{place}.logprob is {short_repr(value)}, not a finite log-probability")
     return float(value)
-
-
-if not TYPE_CHECKING:  # a type checker knows the names
-
-    def __getattr__(name: str) -> Any:
-        raise missing_name(__name__, name)

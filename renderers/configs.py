@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from renderers.errors import missing_name
-
 
 def load_target(import_path: str) -> Any:
     """The object that `module.Name` or `path/to/file.py:Name` names; the module is imported.
@@ -478,9 +476,3 @@ def config_class(name: str) -> type[BaseRendererConfig]:
 def config_from_name(name: str) -> BaseRendererConfig | None:
     """The configuration of a family with its defaults; None for `auto`, as `create_renderer` takes it."""
     return None if name == "auto" else config_class(name)()
-
-
-if not TYPE_CHECKING:  # a type checker knows the names
-
-    def __getattr__(name: str) -> Any:
-        raise missing_name(__name__, name)

@@ -6,8 +6,6 @@ The text of each has the wrong value, its place (message, part, token) and the c
 from __future__ import annotations
 
 import copy
-import dis
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -241,7 +239,6 @@ class MalformedGenerateResponseError(RendererError, ValueError):
 
 
 _PACKAGE = Path(__file__).parent
-_IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 
 
 def check_package_files() -> None:
@@ -255,22 +252,3 @@ def check_package_files() -> None:
             "uninstall -y renderers mmrollouts`, then install mmrollouts and the distribution of packaging/renderers "
             "(docs/migrating-from-renderers.md)"
         )
-
-
-def missing_name(module: str, name: str) -> AttributeError | ImportError:
-    """The error of a module's `__getattr__` for a name that it does not have.
-
-    Python replaces the text of an AttributeError by its own in `from module import name`; there it is an
-    `ImportError`. `hasattr` and `getattr` with a default work as ever.
-    """
-    frame = sys._getframe(2)  # of the code that executes the import or reads the attribute
-    if frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM:
-        imports = f"{frame.f_globals.get('__name__', 'a program')} imports {name!r} from {module}"
-        if isinstance(globals().get(name), type):
-            return ImportError(f"{imports}; it is in renderers.errors, with all errors of the package")
-        return ImportError(
-            f"{imports}, which mmrollouts does not have: it has the names of PyPI's renderers 0.1.12 that verifiers "
-            "0.3.1, verifiers 0.4.0 and prime-rl use. Install a release of the program that needs no other name, or "
-            "use it with PyPI's renderers in an environment without mmrollouts (docs/migrating-from-renderers.md)"
-        )
-    return AttributeError(f"module {module!r} has no attribute {name!r}")

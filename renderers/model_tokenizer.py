@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,6 @@ class ModelTokenizer:
         ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def __call__(
-        self, text: str, *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
-    ) -> dict[str, Any]:
-        """`input_ids`, and `offset_mapping` if asked for: per token its (start, end) characters."""
-        encoding = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        result: dict[str, Any] = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask}
-        return {**result, "offset_mapping": encoding.offsets} if return_offsets_mapping else result
-
     def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -67,16 +59,6 @@ class ModelTokenizer:
             return [self.convert_tokens_to_ids(token) for token in tokens]
         token_id = self.backend_tokenizer.token_to_id(tokens)
         return self.unk_token_id if token_id is None else token_id
-
-    def convert_ids_to_tokens(self, token_ids: int | Iterable[int]) -> Any:
-        """The token of an id, or those of several; None for an id that is not there."""
-        if isinstance(token_ids, int):
-            return self.backend_tokenizer.id_to_token(token_ids)
-        return [self.backend_tokenizer.id_to_token(token_id) for token_id in token_ids]
-
-    def get_vocab(self) -> Mapping[str, int]:
-        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
-        return vocabulary
 
 
 #: Repositories that need a request for access -> a repository with the same tokenizer and template that does not.

@@ -369,11 +369,6 @@ class RenderedTokens:
             removed += placeholder.length - 1
         return np.concatenate([[0], np.cumsum(lengths)])
 
-    @cached_property
-    def logical_positions(self) -> np.ndarray:
-        """int64 (number of token ids,): for each expanded token, the index of its logical token."""
-        return np.repeat(np.arange(len(self.logical_ids)), np.diff(self.expanded_positions))
-
     def _media_ranges(self) -> list[tuple[str, PlaceholderRange]]:
         pairs = [(modality, each) for modality, ranges in self._placeholders().items() for each in ranges]
         if not all(placeholder.whole for _, placeholder in pairs):

@@ -104,7 +104,7 @@ class TemplateRenderer:
         self._layouts = LayoutCache(0 if "strftime_now" in template.source else cache_bytes)
         self._turn_summaries: ByteLRU[bytes, TurnSummary] = ByteLRU(2**20)
         smallest = smallest_conversation(template)
-        self._forms = forms = ContentForms(template)
+        forms = ContentForms(template)
         probes = ProbeMessages(template, smallest, forms, format.arguments)
         self.format = format = replace(format, one_call=True) if probes.one_call else format
         policies = {**DEFAULT_BODY_POLICIES, **(body_policies or {})}
@@ -331,10 +331,6 @@ class TemplateRenderer:
     def supports_tools(self) -> bool:
         """Whether calls that the template prints are parsed back."""
         return self.format.tool_calls is not None or self.format.channels is not None
-
-    def prints_role(self, role: str) -> bool:
-        """Whether the template prints the content of messages of this role, at some position of a conversation."""
-        return self._forms.reads(role)
 
     @property
     def supports_process_multimodal(self) -> bool:

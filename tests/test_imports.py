@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -119,29 +118,3 @@ def test_two_packages_of_the_name_in_one_folder_are_refused_with_what_to_do(
     (line,) = run(use, tmp_path).stderr.splitlines()[-1:]
     assert line.startswith(f"ImportError: {package} has files of PyPI's renderers")
     assert "pip uninstall -y renderers mmrollouts" in line
-
-
-@pytest.mark.parametrize("module", ["renderers", "renderers.base", "renderers.client", "renderers.configs"])
-def test_an_import_of_a_name_that_is_not_there_says_who_needs_it_and_what_to_do(module: str, tmp_path: Path) -> None:
-    (tmp_path / "consumer.py").write_text(f"from {module} import render_faster\n")
-    (line,) = run("import consumer", tmp_path).stderr.splitlines()[-1:]
-    assert line.startswith(f"ImportError: consumer imports 'render_faster' from {module},")
-    assert "docs/migrating-from-renderers.md" in line
-
-
-@pytest.mark.slow
-def test_an_import_of_an_error_from_the_package_says_where_it_is(tmp_path: Path) -> None:
-    (tmp_path / "consumer.py").write_text("from renderers import LoadError\n")
-    (line,) = run("import consumer", tmp_path).stderr.splitlines()[-1:]
-    assert line.endswith(
-        "consumer imports 'LoadError' from renderers; it is in renderers.errors, with all errors of the package"
-    )
-    assert run("from renderers.errors import LoadError", tmp_path).stderr == ""
-
-
-@pytest.mark.parametrize("module", ["renderers", "renderers.base", "renderers.client", "renderers.configs"])
-def test_a_name_that_is_not_there_is_an_attribute_error_outside_of_imports(module: str) -> None:
-    imported = importlib.import_module(module)
-    assert not hasattr(imported, "render_faster")
-    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'render_faster'"):
-        imported.render_faster  # noqa: B018
