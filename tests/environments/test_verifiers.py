@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from renderers import load_renderer
-from rollouts import EpisodeSpec, SamplingParams, Trajectory
+from rollouts import SamplingParams, Trajectory
 from rollouts.errors import ArgumentError
 from rollouts.testing import ScriptedEngine
 from rollouts.training import samples_from_trajectory
 
 vf = pytest.importorskip("verifiers.v1")
 
-from rollouts.environments.verifiers import EngineClient, run_verifiers_episodes  # noqa: E402
+from rollouts.environments.verifiers import EngineClient  # noqa: E402
 
 
 def load_env(options=None, **agent):
@@ -36,12 +36,6 @@ def play(env, client, *, task=0, **sampling):
             return await env.run_episode(list(env.taskset)[task], context)
 
     return asyncio.run(run())
-
-
-def run(env, specs, engine, renderer, **options):
-    """The trajectories of `run_verifiers_episodes`."""
-    options = {"sampling": SamplingParams(), **options}
-    return asyncio.run(run_verifiers_episodes(env, specs, engine=engine, renderer=renderer, **options))
 
 
 class CountingRenderer:
@@ -173,91 +167,13 @@ def test_a_message_that_the_task_rewrites_is_not_taken_for_what_was_sampled(coun
     assert any(last_prompt[at : at + len(removed)] == removed for at in range(len(last_prompt)))
 
 
-def test_each_agent_of_the_engine_has_a_trajectory_and_a_judge_has_none(renderer):
-    env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": "two-colours-v1"}}))
-    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
-    trajectories = run(env, [EpisodeSpec(0, episode_id="e")], engine, renderer)
-    assert [trajectory.episode_id for trajectory in trajectories] == ["e", "e-1"]
-    agents = [trajectory.turns[-1].info["agent"] for trajectory in trajectories]
-    assert agents == [{"name": "first", "trainable": True}, {"name": "second", "trainable": False}]
-
-
-def test_a_specs_task_group_and_id_are_those_of_its_trajectory(renderer):
-    engine = ScriptedEngine(lambda request: "green", renderer=renderer)
-    specs = [EpisodeSpec(2, sampling_seed=5, group_id="g", episode_id=f"e-{number}") for number in range(3)]
-    ended = []
-    trajectories = run(load_env(), specs, engine, renderer, on_end=ended.append)
-    assert [trajectory.episode_id for trajectory in trajectories] == ["e-0", "e-1", "e-2"]
-    assert {(trajectory.seed, trajectory.group_id) for trajectory in trajectories} == {(2, "g")}
-    assert {trajectory.turns[-1].info["task"]["index"] for trajectory in trajectories} == {2}
-    assert sorted(map(id, ended)) == sorted(map(id, trajectories))
-    seeds = [request.sampling.seed for request in engine.requests]
-    assert len(set(seeds)) == 3  # one for each call, the same in each rollout of the task
-    assert all(request.sampling.stop_token_ids for request in engine.requests)
-
-
-def test_a_failure_of_the_engine_keeps_the_completed_turns(renderer):
-    engine = ScriptedEngine(["red", ConnectionError("the server went away")], renderer=renderer)
-    (trajectory,) = run(load_env(), [EpisodeSpec(0)], engine, renderer)
-    assert trajectory.num_turns == 1
-    assert trajectory.error.startswith("ProviderError: ")
-    assert "the server went away" in trajectory.error
-    assert not trajectory.done
-
-
-def test_an_episode_without_a_call_of_the_model_has_an_error(renderer):
-    engine = ScriptedEngine([TimeoutError("down")], renderer=renderer)
-    (trajectory,) = run(load_env(), [EpisodeSpec(1, episode_id="x")], engine, renderer)
-    assert (trajectory.episode_id, trajectory.num_turns) == ("x", 0)
-    assert "down" in trajectory.error
-
-
 def test_limits_of_the_agent_truncate(renderer):
     engine = ScriptedEngine(lambda request: "red", renderer=renderer)
-    (trajectory,) = run(load_env(max_turns=2), [EpisodeSpec(0)], engine, renderer)
+    with EngineClient(engine, renderer) as client:
+        trajectory = client.pop_trajectory(*play(load_env(max_turns=2), client).traces)
     assert trajectory.num_turns == 2
     assert trajectory.truncated
     assert not trajectory.done
-
-
-def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
-    ended = []
-
-    async def cancelled():
-        waiting = asyncio.Event()
-
-        async def second_call_waits(request):
-            if request.request_id.endswith("-1"):
-                waiting.set()
-                await asyncio.sleep(3600)
-            return "red"
-
-        engine = ScriptedEngine(second_call_waits, renderer=renderer)
-        playing = asyncio.create_task(
-            run_verifiers_episodes(
-                load_env(),
-                [EpisodeSpec(0)],
-                engine=engine,
-                renderer=renderer,
-                sampling=SamplingParams(),
-                on_end=ended.append,
-            )
-        )
-        await waiting.wait()
-        playing.cancel()
-        await playing
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(cancelled())
-    (trajectory,) = ended
-    assert trajectory.num_turns == 1
-    assert trajectory.error.startswith("CancelledError")
-
-
-@pytest.mark.parametrize(("task", "concurrency", "named"), [(9, 1, "seed is 9"), (0, 0, "concurrency is 0")])
-def test_a_task_that_is_not_there_and_no_concurrency_are_named(renderer, task, concurrency, named):
-    with pytest.raises(ArgumentError, match=named):
-        run(load_env(), [EpisodeSpec(task)], ScriptedEngine([]), renderer, concurrency=concurrency)
 
 
 def test_options_of_the_template_are_refused_with_what_to_do(renderer):
@@ -301,16 +217,13 @@ def run_blocks(page, names):
 
 
 def test_the_section_of_the_docs(renderer):
-    given = {"asyncio": asyncio, "EpisodeSpec": EpisodeSpec, "SamplingParams": SamplingParams}
-    names = {"ScriptedEngine": ScriptedEngine, "renderer": renderer, **given}
-    run_blocks("environments.md", names)
-    assert len(names["trajectories"]) == 4
-    assert [trajectory.reward for trajectory in names["trajectories"]] == [pytest.approx(2 / 3)] * 4
-    for trajectory in names["trajectories"]:
+    given = {"asyncio": asyncio, "SamplingParams": SamplingParams}
+    names = run_blocks("environments.md", {"ScriptedEngine": ScriptedEngine, "renderer": renderer, **given})
+    assert names["first"].rewards.tolist() == [pytest.approx(2 / 3)] * 2
+    for trajectory in names["first"].episodes:
         (sample,) = samples_from_trajectory(trajectory, advantage=trajectory.reward, processors=renderer.processors)
         assert sample.name == f"{trajectory.episode_id}/{trajectory.leaves()[0]}"
         assert sample.advantages[sample.loss_mask] == pytest.approx(2 / 3)
-    assert names["rewards"] == {str(index): [pytest.approx(2 / 3)] * 2 for index in range(4)}
     assert recorded_alike(names["exact"][0], names["episode"].traces[0])
 
 

@@ -83,6 +83,8 @@ def test_tasks_are_loaded_once_for_an_environment_and_only_those_that_are_needed
     ColoursTaskset.loads = 0
     assert [task.seed for task in VerifiersTasks(env)] == [0, 1, 2, 3]
     assert VerifiersTasks(env).verifiers_task(2).data.idx == 2
+    with pytest.raises(ArgumentError, match="seed is 9; pass the index of a task"):
+        VerifiersTasks(env).verifiers_task(9)
     assert ColoursTaskset.loads == 1
     env.taskset = env.taskset.take(2)
     assert [task.seed for task in VerifiersTasks(env)] == [0, 1]

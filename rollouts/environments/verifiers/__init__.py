@@ -8,7 +8,7 @@ project takes, and no index has that.
 
 try:
     from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
-    from rollouts.environments.verifiers.episodes import VerifiersTasks, run_verifiers_episodes
+    from rollouts.environments.verifiers.episodes import VerifiersTasks
     from rollouts.environments.verifiers.workers import VerifiersWorkers
 except ImportError as error:
     if not (error.name or "").startswith("verifiers"):
@@ -16,4 +16,4 @@ except ImportError as error:
     rule = "needs verifiers 0.4; install it as docs/migrating-from-renderers.md says"
     raise ImportError(f"rollouts.environments.verifiers {rule} ({error})") from error
 
-__all__ = ["EngineClient", "EngineClientConfig", "VerifiersTasks", "VerifiersWorkers", "run_verifiers_episodes"]
+__all__ = ["EngineClient", "EngineClientConfig", "VerifiersTasks", "VerifiersWorkers"]

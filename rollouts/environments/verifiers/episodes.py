@@ -1,11 +1,8 @@
-"""Episodes of verifiers environments as trajectories."""
+"""The tasks of verifiers environments, and one episode of them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 from verifiers.v1.clients import ModelContext
@@ -15,19 +12,13 @@ from verifiers.v1.task import Task as VerifiersTask
 from verifiers.v1.taskset import Taskset
 from verifiers.v1.trace import Trace
 
-from renderers import Renderer, RendererPool
-from rollouts.calls import gathered
-from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig, Rollout
 from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.deadlines import EpisodeDeadlines
-from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.turns import EpisodeSettings
-from rollouts.errors import ArgumentError, describe_exception
+from rollouts.errors import ArgumentError
 from rollouts.task import Task
-from rollouts.trajectory.tree import Trajectory
-from rollouts.values import check_integer
 
 
 class VerifiersTasks:
@@ -77,9 +68,7 @@ _loaded_tasks: WeakKeyDictionary[Env, tuple[Taskset, list[VerifiersTask], Iterat
 class EpisodeRun:
     """One episode of an environment, whose rollouts `client` records with `settings`. Made on its event loop."""
 
-    def __init__(
-        self, env: Env, client: EngineClient, settings: EpisodeSettings, observer: EpisodeObserver | None = None
-    ) -> None:
+    def __init__(self, env: Env, client: EngineClient, settings: EpisodeSettings, observer: EpisodeObserver) -> None:
         self._env = env
         self._client = client
         self._settings = settings
@@ -89,7 +78,7 @@ class EpisodeRun:
         self._episode: Episode | None = None
         self._passed: EpisodeLimitError | None = None  # the deadline that has ended it
 
-    async def play(self, task: VerifiersTask, model: str, semaphore: asyncio.Semaphore | None = None) -> None:
+    async def play(self, task: VerifiersTask, model: str) -> None:
         """Play it. A failure of a rollout is no exception; those of `Env.run_slot` are raised."""
         (slot,) = self._env.slots(task)
         context = ModelContext(model=model, client=self._client.config)
@@ -97,7 +86,7 @@ class EpisodeRun:
         try:
             async with self._deadlines.scope:
                 self._deadlines.begin_turn()
-                self._episode = await self._env.run_slot(slot, context, semaphore, on_trace=self._begin)
+                self._episode = await self._env.run_slot(slot, context, on_trace=self._begin)
         except TimeoutError:
             self._passed = self._deadlines.passed(self._activity)
             if self._passed is None:
@@ -112,10 +101,10 @@ class EpisodeRun:
         """Whether the environment counts the episode as a valid result."""
         return self._episode is not None and self._env.complete(self._episode)
 
-    def end(self, error: str = "") -> list[tuple[Trace, Rollout]]:
+    def end(self, error: str) -> list[tuple[Trace, Rollout]]:
         """The rollouts that the engine played, with their outcome; the client no longer keeps them.
 
-        `error` is why the episode has failed; by default the error that its environment has recorded.
+        `error` is why the episode has failed; where it is empty, the error that its environment has recorded.
         """
         episode = self._episode
         if not error and episode is not None and not episode.ok and episode.errors:
@@ -130,66 +119,3 @@ class EpisodeRun:
             if error and (trace.ok or not trace.errors):
                 rollout.trajectory.error, rollout.trajectory.done = error, False
         return [(trace, rollouts[trace.id]) for trace in played]
-
-
-async def run_verifiers_episodes(
-    env: Env,
-    specs: Sequence[EpisodeSpec],
-    *,
-    engine: Engine | ChatEngine,
-    renderer: Renderer | RendererPool | None,
-    sampling: SamplingParams,
-    model: str = "policy",
-    concurrency: int = 1024,
-    on_end: OnEnd | None = None,
-) -> list[Trajectory]:
-    """Run episodes of a verifiers environment; return a trajectory for each agent that the engine plays.
-
-    `seed` of a spec is the index of its task in `env.taskset`; `sampling_seed` is the seed of its samples.
-    The order is that of `specs`, so an environment with one agent gives one trajectory for each spec; the id
-    of a further agent's trajectory is that of the episode with "-1", "-2"... behind it. Roles with a client
-    of their own (a judge) have none. `model` is the name that harnesses send. Turns, tokens and time are
-    limited by the configuration of the agents. A journal, retries and groups of a `Runner` come with
-    `VerifiersWorkers`.
-
-    A failed episode has `error` and its completed turns. `on_end` is called with each trajectory as soon as
-    its episode has ended, also when it is cancelled. Raises `ArgumentError` for an invalid argument.
-    """
-    check_on_end(on_end)
-    check_integer("concurrency", concurrency)
-    tasks = VerifiersTasks(env)
-    verifiers_tasks = [tasks.verifiers_task(spec.seed) for spec in specs]
-    semaphore = asyncio.Semaphore(concurrency)
-    ended: list[list[Trajectory]] = [[] for _ in specs]
-
-    async def run(spec: EpisodeSpec, task: VerifiersTask, client: EngineClient, trajectories: list[Trajectory]) -> None:
-        sampling = replace(client.sampling, seed=spec.sampling_seed)
-        episode, error = EpisodeRun(env, client, replace(client.settings, sampling=sampling)), ""
-        try:
-            await episode.play(task, model, semaphore)
-        except BaseException as failure:
-            error = describe_exception(failure)
-            raise
-        finally:
-            trajectories += [rollout.trajectory for _, rollout in episode.end(error)]
-            if not trajectories:
-                trajectories.append(spec.new_trajectory())
-                trajectories[0].error = error or "no agent was run"
-            for number, trajectory in enumerate(trajectories):
-                trajectory.seed, trajectory.group_id = spec.seed, spec.group_id
-                if number or spec.episode_id is not None:
-                    first = spec.episode_id or trajectories[0].episode_id
-                    trajectory.episode_id = f"{first}-{number}" if number else first
-                trajectory.finish()
-            if on_end is not None:
-                with ExitStack() as handing_over:  # all of them, also where `on_end` raises for one
-                    for trajectory in reversed(trajectories):
-                        handing_over.callback(on_end, trajectory)
-
-    with EngineClient(engine, renderer, sampling=sampling) as client:
-        async with env.serving():
-            await gathered(
-                run(spec, task, client, trajectories)
-                for spec, task, trajectories in zip(specs, verifiers_tasks, ended, strict=True)
-            )
-    return [trajectory for trajectories in ended for trajectory in trajectories]
