@@ -1,1 +1,1 @@
-"""Record files: append, read, merge, repair, compress."""
+"""Record files: append, read, merge, repair."""

@@ -5,9 +5,8 @@
     64           records, each a header of 64 bytes and its payload, padded with zeros to a multiple of 64
 
 A record is an object (a message of `encode` with its media omitted) or a blob (the bytes of one media
-source, written before the first object that refers to it); the payload may be a zstd frame. Each header has
-its own checksum and the number of objects before it, so that a reader can skip a damaged header and still
-number the records after it.
+source, written before the first object that refers to it). Each header has its own checksum and the number of
+objects before it, so that a reader can skip a damaged header and still number the records after it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _RECORD: Final = struct.Struct("<4sB3xQQI32s")  # mark, kind, payload length, ob
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = ALIGNMENT
 _OBJECT, _BLOB = 1, 2
-_COMPRESSED: Final = 2  # added to either
 _READ_BYTES: Final = 1 << 20
 
 
@@ -94,7 +92,6 @@ class Record:
     objects_before: int
     checksum: int
     digest: str
-    compressed: bool
 
     @property
     def end(self) -> int:
@@ -137,11 +134,12 @@ class Index:
     end: int = 0  # offset of the next record, after the last complete one
 
 
-def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, compressed: bool = False) -> list[Buffer]:
+def frame_record(payload: Buffer, objects_before: int, digest: str = "") -> list[Buffer]:
     """The parts of a record: header, checksum, payload, padding. A record with a digest (sha256, hex) is a blob."""
     length = memoryview(payload).nbytes
-    kind = (_BLOB if digest else _OBJECT) + (_COMPRESSED if compressed else 0)
-    header = _RECORD.pack(_MARK, kind, length, objects_before, zlib.crc32(payload), bytes.fromhex(digest))
+    header = _RECORD.pack(
+        _MARK, _BLOB if digest else _OBJECT, length, objects_before, zlib.crc32(payload), bytes.fromhex(digest)
+    )
     return [header, _CRC.pack(zlib.crc32(header)), payload, bytes(aligned(length) - length)]
 
 
@@ -219,12 +217,10 @@ def _read_header(source: FileBytes, start: int, least: int) -> Record | None:
     (expected,) = _CRC.unpack_from(data, _RECORD.size)
     # A number of objects that cannot fit into the file is damage, even if the checksum is right.
     most = source.size // HEADER_BYTES
-    if mark != _MARK or zlib.crc32(data[: _RECORD.size]) != expected or not least <= before <= most:
+    is_intact = mark == _MARK and kind in (_OBJECT, _BLOB) and zlib.crc32(data[: _RECORD.size]) == expected
+    if not is_intact or not least <= before <= most:
         return None
-    plain = kind - _COMPRESSED if kind > _COMPRESSED else kind
-    if plain not in (_OBJECT, _BLOB):
-        return None
-    return Record(start, length, before, checksum, digest.hex() if plain == _BLOB else "", plain != kind)
+    return Record(start, length, before, checksum, digest.hex() if kind == _BLOB else "")
 
 
 def _find_next_header(source: FileBytes, damage: int, least: int) -> int | None:

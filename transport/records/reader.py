@@ -13,11 +13,9 @@ import os
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
-from weakref import WeakValueDictionary
 
 from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
-from transport.records.compression import Decompression
 from transport.records.layout import FileBytes, Index, Record, add_appended, open_regular
 from transport.wire import codec, container
 from transport.wire.decoding import build_media, omitted_digests
@@ -25,10 +23,9 @@ from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
 
 
 class StoredRecord(NamedTuple):
-    """The bytes of one record as stored in a file, compressed or not, and the digests of its media."""
+    """The bytes of one record as stored in a file, and the digests of its media."""
 
     payload: memoryview
-    compressed: bool
     digests: tuple[str, ...]
 
 
@@ -39,9 +36,6 @@ class RecordReader:
     its large arrays are views on the file that stay valid after `close`. `truncated_bytes` is the size of
     an incomplete record that a killed writer left at the end; it is 0 for an undamaged file, and the
     incomplete record is not counted.
-
-    Decompressed bytes of records and media count against `limits.max_total_bytes` as long as a view on them
-    is in use. Reading compressed records one after the other needs the memory of the largest two.
 
     Raises `MalformedError` if `path` is not a record file. Reading a damaged record raises `ChecksumError`,
     which carries the record's `index` and `offset`; the other records stay readable. Reading raises
@@ -56,7 +50,6 @@ class RecordReader:
         self._limits = limits
         self._path = os.fspath(path)
         self._file = open_regular(self._path, "r")
-        self._decompression = Decompression(limits)
         self._mapping = _Mapping(self._file, 0)
         self._refresh_lock = threading.Lock()
         self._index = Index()
@@ -66,9 +59,7 @@ class RecordReader:
         except BaseException:
             self.close()
             raise
-        self._media: dict[str, MediaSource] = {}  # views on the file, by digest
-        self._verified: set[str] = set()  # digests of the media that were read and verified
-        self._decompressed: WeakValueDictionary[str, MediaSource] = WeakValueDictionary()  # while they are in use
+        self._media: dict[str, MediaSource] = {}  # views on the file, verified, by digest
 
     def refresh(self) -> int:
         """Add the records that were appended since, without reading earlier ones again; return their number.
@@ -92,7 +83,7 @@ class RecordReader:
             return [self[number] for number in range(len(self))[index]]
         record = self._record(index)
         try:
-            return codec.decode(self._contents(record), limits=self._limits, find_media=self._find_media)
+            return codec.decode(self._payload(record), limits=self._limits, find_media=self._find_media)
         except MissingMediaError as error:
             raise self._media_lost(record, error.digest) from error
 
@@ -103,7 +94,7 @@ class RecordReader:
         the record.
         """
         return codec.decode(
-            self._contents(self._record(index)), limits=self._limits, find_media=lambda digest: MediaSource(digest, b"")
+            self._payload(self._record(index)), limits=self._limits, find_media=lambda digest: MediaSource(digest, b"")
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -127,17 +118,16 @@ class RecordReader:
         Raises the errors of reading the record; needs none of its types.
         """
         record = self._record(index)
-        contents = self._contents(record)
-        digests = tuple(dict.fromkeys(omitted_digests(container.split(contents, self._limits)[0])))
+        payload = self._payload(record)
+        digests = tuple(dict.fromkeys(omitted_digests(container.split(payload, self._limits)[0])))
         for digest in digests:
-            if digest not in self._verified and self._find_media(digest) is None:
+            if self._find_media(digest) is None:
                 raise self._media_lost(record, digest)
-        return StoredRecord(self._payload(record), record.compressed, digests)
+        return StoredRecord(payload, digests)
 
-    def stored_media(self, digest: str) -> tuple[memoryview, bool]:
-        """The bytes of a media source as stored in the file, and whether they are compressed."""
-        record = self._index.blobs[digest]
-        return self._payload(record), record.compressed
+    def stored_media(self, digest: str) -> memoryview:
+        """The bytes of a media source."""
+        return self._payload(self._index.blobs[digest])
 
     def _record(self, index: int) -> Record:
         try:
@@ -183,18 +173,10 @@ class RecordReader:
 
     def _find_media(self, digest: str) -> MediaSource | None:
         """The source, verified when it is read first; the same object for every record that refers to it."""
-        source = self._media.get(digest) or self._decompressed.get(digest)
-        record = self._index.blobs.get(digest)
+        source, record = self._media.get(digest), self._index.blobs.get(digest)
         if source is None and record is not None:
-            source = build_media(digest, self._contents(record))
-            cache = self._decompressed if record.compressed else self._media
-            cache[digest] = source
-            self._verified.add(digest)
+            source = self._media[digest] = build_media(digest, self._payload(record))
         return source
-
-    def _contents(self, record: Record) -> memoryview:
-        payload = self._payload(record)
-        return self._decompression.decompress(payload) if record.compressed else payload
 
 
 def read_records(path: str | os.PathLike[str], *, limits: DecodeLimits = DEFAULT_LIMITS) -> Iterator[Any]:

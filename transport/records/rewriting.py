@@ -48,8 +48,7 @@ def repair_record_file(
 
     Raises `FileExistsError` if `out` exists, `FileLockedError` if a writer has it open, `FileChangedError`
     if another program wrote to it, `MalformedError` if it is not a record file, `OSError`, and the errors
-    of a record that is not damaged but cannot be read here: `LimitError`, `MissingExtraError`,
-    `DecodeError`.
+    of a record that is not damaged but cannot be read here: `LimitError`, `DecodeError`.
     """
     path = Path(path).resolve()
     new = None if out is None else _new_path(out)
@@ -59,8 +58,7 @@ def repair_record_file(
         for index in range(len(reader)):
             try:
                 reader.stored(index)
-            # The errors of records that no reader can read, unlike a newer version, a limit of this reader or a missing
-            # library.
+            # The errors of records that no reader can read, unlike a newer version or a limit of this reader.
             except (ChecksumError, MalformedError) as error:
                 dropped.append(DroppedRecord(index, error))
         report = RepairReport(len(reader) - len(dropped), tuple(dropped), reader.truncated_bytes)

@@ -9,12 +9,11 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Self
 
 from renderers.media.item import MediaSource
 from renderers.process.fork_reset import register_fork_reset
 from transport.errors import FileChangedError, TransportError
-from transport.records.compression import find_compressor
 from transport.records.file_lock import open_locked, unlock
 from transport.records.layout import (
     FileBytes,
@@ -39,16 +38,11 @@ class RecordWriter:
     for this one, under each of its names (symbolic and hard links). The system releases the lock when the
     process dies. In a process that is forked meanwhile the writer is closed. Threads may share a writer.
 
-    With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record is compressed if that makes it
-    smaller. Arrays of such a record are copies, not views on the file.
-
     Raises `FileLockedError`, which names the process that has the file open; `TransportError` on a file
-    system without locks; `MalformedError` if `path` is another kind of file, which is not changed;
-    `MissingExtraError`.
+    system without locks; `MalformedError` if `path` is another kind of file, which is not changed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, compression: Literal["zstd"] | None = None) -> None:
-        self._compress = find_compressor(compression)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
         self._lock = threading.RLock()  # reentrant: a signal handler may close a writer that is appending
         self._appending = False
@@ -103,8 +97,8 @@ class RecordWriter:
             payload = codec.encode(obj, omit_media=omit)
             parts: list[Buffer] = []
             for digest, source in new.items():
-                parts += self._frame(source.data, index, digest)
-            parts += self._frame(payload, index)
+                parts += frame_record(source.data, index, digest)
+            parts += frame_record(payload, index)
             self._write(parts, index + 1)
             self._stored.update(new)
             return index
@@ -121,9 +115,8 @@ class RecordWriter:
             new = [digest for digest in record.digests if not self._has_media(digest)]
             parts: list[Buffer] = []
             for digest in new:
-                payload, compressed = reader.stored_media(digest)
-                parts += frame_record(payload, index, digest, compressed=compressed)
-            parts += frame_record(record.payload, index, compressed=record.compressed)
+                parts += frame_record(reader.stored_media(digest), index, digest)
+            parts += frame_record(record.payload, index)
             self._write(parts, index + 1)
             self._stored.update(new)
             return index
@@ -210,13 +203,6 @@ class RecordWriter:
         if record is not None and record.is_complete(FileBytes(self._file)):
             self._stored.add(digest)
         return digest in self._stored
-
-    def _frame(self, payload: Buffer, index: int, digest: str = "") -> list[Buffer]:
-        if self._compress is not None:
-            compressed = self._compress(payload)
-            if len(compressed) < memoryview(payload).nbytes:
-                return frame_record(compressed, index, digest, compressed=True)
-        return frame_record(payload, index, digest)
 
     def _write(self, parts: list[Buffer], count: int) -> None:
         self._cut_incomplete_record()

@@ -13,8 +13,7 @@ class DecodeLimits:
     """Limits that are checked before memory is allocated.
 
     `max_frames` (omitted media count, too) and `max_total_bytes` limit the whole message. Its large arrays
-    and media are views on the received bytes and take no further memory, except in a compressed record file:
-    there `max_total_bytes` limits the sum of all decompressed bytes of one reader that are still in use.
+    and media are views on the received bytes and take no further memory.
 
     `max_header_bytes` limits the part that becomes Python objects, small arrays included; each byte of it can
     take about 100 bytes of memory. `max_objects` limits the number of arrays, tuples, sets and registered
