@@ -5,7 +5,6 @@ The text of each has the wrong value, its place and the cure.
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import numpy as np
@@ -142,19 +141,14 @@ class LimitError(DecodeError):
 
 
 class FileLockedError(TransportError):
-    """A record file is open in a writer or being repaired. `pid` and `host` name that process; None if unknown.
+    """A record file is open in a writer or being repaired, in this process or another one.
 
     Cure: wait until the file is closed, or write to another file and merge the two.
     """
 
-    def __init__(self, path: str, pid: int | None = None, host: str | None = None) -> None:
-        self.pid = pid
-        self.host = host
-        holder = "another process" if pid is None else f"process {pid} on {host}"
-        if pid == os.getpid():
-            holder += ", which is this process,"
+    def __init__(self, path: str) -> None:
         super().__init__(
-            f"{holder} has {path} open for writing, and a file has one writer at a time. "
+            f"{path} is open for writing here or in another process, and a file has one writer at a time. "
             "Wait until it is closed, or write to a file of your own and merge the two."
         )
 

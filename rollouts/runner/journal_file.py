@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -367,11 +365,9 @@ class Recorder:
         except EncodeError:
             raise
         except FileLockedError as error:
-            holder = "another process" if error.pid is None else f"process {error.pid} on {error.host}"
-            reason = f"{holder} has it open. Wait until that run has ended, or give this run a directory of its own"
-            if (error.pid, error.host) == (os.getpid(), socket.gethostname()):
-                reason = "another Runner of this process has it open; close that one first"
-            raise JournalOfAnotherRunError(self.path, reason) from error
+            reason = "another run has it open, or a Runner of this process that was not closed"
+            cure = "Wait until that one has ended, or give this run a directory of its own"
+            raise JournalOfAnotherRunError(self.path, f"{reason}. {cure}") from error
         except OSError as error:
             intact = "What was recorded before is intact: correct the cause and start the run again with this journal"
             reason = f"it cannot be written: {error.strerror or error}. {intact}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,8 @@ print("closed", flush=True)
 def test_a_second_writer_in_the_same_process_is_refused_and_nothing_is_lost(path: Path) -> None:
     first = RecordWriter(path)
     first.append(0)
-    with pytest.raises(FileLockedError) as caught:
+    with pytest.raises(FileLockedError, match=f"{path} is open for writing"):
         RecordWriter(path)
-    assert (caught.value.pid, caught.value.host) == (os.getpid(), socket.gethostname())
-    assert f"which is this process, has {path} open" in str(caught.value)
     first.append("precious")
     first.close()
     with RecordWriter(path) as second:
@@ -61,17 +58,6 @@ def test_the_lock_is_on_the_file_and_not_on_its_name(path: Path, link: Callable[
     assert list(read_records(other)) == [0, 1]
 
 
-def test_a_killed_writer_is_not_named_as_the_one_that_has_the_file_open(path: Path) -> None:
-    with running(HOLD, path) as killed:
-        assert line_of(killed) == "open"
-        killed.kill()
-        killed.wait(MOST_SECONDS)
-    with file_lock.locked(path), pytest.raises(FileLockedError) as caught:
-        RecordWriter(path)
-    assert (caught.value.pid, caught.value.host) == (None, None)
-    assert str(caught.value).startswith("another process has")
-
-
 FORKING = r"""
 import os, sys
 import numpy as np
@@ -90,8 +76,8 @@ if os.fork() == 0:
     out.close()  # as leaving a with block does
     try:
         RecordWriter(path)
-    except FileLockedError as error:
-        said.append(str(error.pid == os.getppid()))
+    except FileLockedError:
+        said.append("locked")
     sys.stdout.write(" ".join(said) + "\n")
     sys.stdout.flush()
     os.close(write_end)
@@ -111,7 +97,7 @@ os.kill(os.getpid(), 9)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_neither_writes_nor_unlocks_nor_keeps_the_file_locked(path: Path) -> None:
     with running(FORKING, path) as parent:
-        assert {line_of(parent), line_of(parent)} == {"closed closed True", "1"}
+        assert {line_of(parent), line_of(parent)} == {"closed closed locked", "1"}
         with pytest.raises(FileLockedError):
             RecordWriter(path)
         assert parent.stdin is not None
@@ -129,7 +115,7 @@ def test_repair_and_merge_of_a_file_that_a_writer_has_open_are_refused(path: Pat
     with running(HOLD, path) as holder:
         assert line_of(holder) == "open"
         for attempt in (lambda: repair_record_file(path), lambda: merge_record_files([path], out)):
-            with pytest.raises(FileLockedError, match=str(holder.pid)):
+            with pytest.raises(FileLockedError):
                 attempt()
     assert os.listdir(path.parent) == [path.name]
     assert repair_record_file(path).kept == 1

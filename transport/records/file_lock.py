@@ -12,23 +12,12 @@ import contextlib
 import fcntl
 import io
 import os
-import socket
 import stat
 from collections.abc import Iterator
 from typing import Literal
 
 from transport.errors import FileLockedError, TransportError
-from transport.records.layout import open_regular, read_holder
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # a process of another user; a number out of range
-        return True
-    return True
+from transport.records.layout import open_regular
 
 
 def open_locked(path: str, mode: Literal["a+", "r+", "r"]) -> io.FileIO:
@@ -75,10 +64,7 @@ def _acquire(file: io.FileIO, path: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = read_holder(file)
-        if holder is not None and holder[1] == socket.gethostname() and not _is_alive(holder[0]):
-            holder = None  # a writer that was killed
-        raise FileLockedError(path, *(holder or ())) from error
+        raise FileLockedError(path) from error
     except OSError as error:
         raise TransportError(
             f"{path} cannot be locked: {error.strerror or str(error)}. Write to a file system with flock "

@@ -1,7 +1,6 @@
 """The layout of a record file, and finding the records in one.
 
-    offset 0     file header, 64 bytes: magic, format version, process id and host name of the writer that has the file
-                 open, zeros if no writer has
+    offset 0     file header, 64 bytes: magic, format version, zeros
     64           records, each a header of 64 bytes and its payload, padded with zeros to a multiple of 64
 
 A record is an object (a message of `encode` with its media omitted) or a blob (the bytes of one media
@@ -27,27 +26,13 @@ from transport.wire.wire_format import Buffer
 
 FILE_VERSION: Final = 2
 _FILE_MAGIC: Final = b"MMRRECS\n"
-_FILE: Final = struct.Struct("<8sHI50s")  # magic, version, process id, host name in UTF-8
+FILE_HEADER: Final = struct.pack("<8sH54x", _FILE_MAGIC, FILE_VERSION)
 _MARK: Final = b"\x89REC"
 _RECORD: Final = struct.Struct("<4sB3xQQI32s")  # mark, kind, payload length, objects before it, payload CRC-32, digest
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = ALIGNMENT
 _OBJECT, _BLOB = 1, 2
 _READ_BYTES: Final = 1 << 20
-
-
-def file_header(pid: int = 0, host: str = "") -> bytes:
-    """The first 64 bytes of a file. A host name of more than 50 bytes is cut off."""
-    return _FILE.pack(_FILE_MAGIC, FILE_VERSION, pid, host.encode("utf-8", "replace"))
-
-
-def read_holder(file: io.FileIO) -> tuple[int, str] | None:
-    """The process id and the host of the writer that is named in the header of the file, None if there is none."""
-    header = FileBytes(file).read(0, HEADER_BYTES)
-    if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
-        return None
-    _, _, pid, host = _FILE.unpack(header)
-    return (pid, host.rstrip(b"\0").decode("utf-8", "replace")) if pid else None
 
 
 def open_regular(path: str, mode: Literal["r", "r+", "a+"]) -> io.FileIO:
@@ -193,13 +178,13 @@ def find_complete(source: FileBytes, start: int, objects: int) -> tuple[list[Rec
 def _has_file_header(source: FileBytes) -> bool:
     """Whether the file has a header of this version; not so if its writer was killed before it was complete."""
     header = source.read(0, HEADER_BYTES)
-    if len(header) < HEADER_BYTES and file_header().startswith(header):
+    if len(header) < HEADER_BYTES and FILE_HEADER.startswith(header):
         return False
     if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
         raise MalformedError(
             "file does not start with the header of a record file", "Pass a file that RecordWriter made."
         )
-    version: int = _FILE.unpack(header)[1]
+    version = int.from_bytes(header[len(_FILE_MAGIC) :][:2], "little")
     if version != FILE_VERSION:
         raise DecodeError(
             f"record file has version {version} and this installation reads {FILE_VERSION}. "

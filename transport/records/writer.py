@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import shutil
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Self
@@ -16,10 +15,10 @@ from renderers.process.fork_reset import register_fork_reset
 from transport.errors import FileChangedError, TransportError
 from transport.records.file_lock import open_locked, unlock
 from transport.records.layout import (
+    FILE_HEADER,
     FileBytes,
     Index,
     add_appended,
-    file_header,
     find_complete,
     frame_record,
 )
@@ -38,8 +37,8 @@ class RecordWriter:
     for this one, under each of its names (symbolic and hard links). The system releases the lock when the
     process dies. In a process that is forked meanwhile the writer is closed. Threads may share a writer.
 
-    Raises `FileLockedError`, which names the process that has the file open; `TransportError` on a file
-    system without locks; `MalformedError` if `path` is another kind of file, which is not changed.
+    Raises `FileLockedError` for a file that a writer has open; `TransportError` on a file system without
+    locks; `MalformedError` if `path` is another kind of file, which is not changed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -60,8 +59,7 @@ class RecordWriter:
             self._largest_size = source.size  # of the file, after an interrupted write
             self._is_listed = index.end > 0  # whether the directory is known to have the file after a power cut
             if index.end == 0:
-                self._write([file_header()], 0)
-            self._write_holder(file_header(os.getpid(), socket.gethostname()))
+                self._write([FILE_HEADER], 0)
         except BaseException:
             unlock(self._file)
             self._file.close()
@@ -155,7 +153,6 @@ class RecordWriter:
             try:
                 self._cut_incomplete_record()
             finally:
-                self._write_holder(file_header())
                 unlock(self._file)
                 self._file.close()
 
@@ -238,12 +235,3 @@ class RecordWriter:
             self._file.truncate(end)
             self._tail = (end, count)
             self._incomplete = False
-
-    def _write_holder(self, header: bytes) -> None:
-        """Replace the file header, through another descriptor: the writer's own can only append.
-
-        An error is ignored: the holder is only part of the error text of another writer.
-        """
-        with contextlib.suppress(OSError), open(self.path, "r+b", buffering=0) as file:
-            if os.path.samestat(os.fstat(file.fileno()), os.fstat(self._file.fileno())):
-                file.write(header)

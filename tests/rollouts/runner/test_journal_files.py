@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +71,10 @@ async def test_another_configuration_is_refused_with_the_name_of_what_differs(
     assert f"another configuration: {difference}. Continue" in str(error)
 
 
-@pytest.mark.slow
-async def test_a_journal_that_is_in_use_is_refused_with_the_holder(tmp_path: Path) -> None:
+async def test_a_journal_that_is_in_use_is_refused(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j")
-    with pytest.raises(JournalOfAnotherRunError, match="another Runner of this process has it open; close that one"):
+    with pytest.raises(JournalOfAnotherRunError, match="another run has it open, or a Runner of this process"):
         Journal.open(tmp_path / "j")
-    code = f"from rollouts.runner.journal import Journal; Journal.open({str(tmp_path / 'j')!r})"
-    command = [sys.executable, "-c", code]
-    other = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-    assert f"JournalOfAnotherRunError: journal {tmp_path / 'j'}: process {os.getpid()}" in other.stderr
     await journal.close()
     await make(tmp_path / "j")
 

@@ -153,7 +153,7 @@ async def test_a_journal_records_integers_of_numpy_as_integers(renderer: Any, tm
 
 async def test_two_runners_cannot_have_one_journal_at_a_time(renderer: Any, tmp_path: Path) -> None:
     async with journalled(renderer, tmp_path):
-        with pytest.raises(JournalOfAnotherRunError, match="another Runner of this process has it open"):
+        with pytest.raises(JournalOfAnotherRunError, match="a Runner of this process that was not closed"):
             journalled(renderer, tmp_path)
     await Journal.open(tmp_path / "journal").close()
 
