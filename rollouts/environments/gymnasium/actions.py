@@ -6,8 +6,6 @@ import contextlib
 import html
 import math
 import re
-import unicodedata
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,18 +21,14 @@ _MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 _NUMBER = re.compile(
     rf"(?<![\w.])(?>[-+{_MINUS}]?\.?\d+(?:\.+\d+)*(?:\.?[eE^]\s*+[-+{_MINUS}]?\s*+\d+)?)(?!\.?[\w\u207a\u207b])"
 )
-# A word and the first character of its number: no other word and no end of a sentence is between them, and
-# only white space before a number with a sign of its own.
-_NEGATIVE = re.compile(rf"\b(?:minus|negative|neg\.?)(?:\s*[-+{_MINUS}]|[^\w.!?]*[.\d])\Z", re.IGNORECASE)
-_DASH = re.compile(r"HYPHEN|MINUS|MAQAF|MACRON|\bDASH\b|HORIZONTAL(?! ELLIPSIS)")  # in the name of a character
-# What a sign may have between it and its number: tags, commands of LaTeX, emphasis; and lines that have only
-# dashes.
+_DASHES = f"{_MINUS}-\u00ad\u00af\u05be\u207b\u2014\u2015\u2500\u2796\u00b1"
+# A word and the first character of its number: no other word and no end of a sentence is between them.
+_NEGATIVE = re.compile(r"\b(?:minus|negative|neg\.?)[^\w.!?]*[.\d]\Z", re.IGNORECASE)
+# What a sign may have between it and its number: tags, commands of LaTeX; and lines that have only dashes.
 _MARKUP = re.compile(
-    r"</?[a-zA-Z][^<>]*>|\\(?!minus|neg)[a-zA-Z]++(?:\{(?!minus|neg)\w*\})?|[*$`{}]"
-    r"|^[ |:]*+[-\u2500\u2014]{3}[-\u2500\u2014|: \r]*+(?=\n)",
+    r"</?[a-zA-Z][^<>]*>|\\(?!minus|neg)[a-zA-Z]++(?:\{(?!minus|neg)\w*\})?|^[ \t]*+[-\u2014]{3}[-\u2014 \t\r]*+(?=\n)",
     re.MULTILINE,
 )
-_ENTITY = re.compile(r"&#?\w{1,32};")
 
 
 def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
@@ -71,9 +65,9 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
     needs exactly as many finite numbers as it has, within its bounds. A minus, of any Unicode form or an
     entity of HTML, belongs to the number that directly follows it. In a space with negative actions no number
     is read where the text does not say which sign it has: "- 2", "minus 2", "negative: 2", "1-2", "x-2",
-    "-<b>2</b>"; a minus or "minus" in a name is none. Raises `ValueError`.
+    "-<b>2</b>". Raises `ValueError`.
     """
-    text = _unescaped(text)
+    text = html.unescape(text)
     return _discrete_action(text, space, action_names) if kind_of(space) == "discrete" else _box_action(text, space)
 
 
@@ -114,9 +108,9 @@ def _outermost(text: str, space: Any, action_names: Sequence[str]) -> Iterator[t
     """The names in a text with their index, and the numbers with None, without those within a longer name."""
     spans: list[tuple[int, int, int | None]] = []
     for index, name in enumerate(action_names):
-        pattern = rf"(?<!\w){re.escape(_unescaped(name))}(?!\w)"
+        pattern = rf"(?<!\w){re.escape(html.unescape(name))}(?!\w)"
         spans += [(*match.span(), index) for match in re.finditer(pattern, text, re.IGNORECASE)]
-    spans += [(*span, None) for span in _numbers(text, space, [0, *sorted(end for _, end, _ in spans)])]
+    spans += [(*span, None) for span in _numbers(text, space)]
     # Of those that begin at one place the longest comes first, and of equally long ones the name.
     spans.sort(key=lambda found: (found[0], -found[1], found[2] is None))
     last = 0
@@ -126,33 +120,26 @@ def _outermost(text: str, space: Any, action_names: Sequence[str]) -> Iterator[t
             yield text[start:end], named
 
 
-def _numbers(text: str, space: Any, ends: Sequence[int] = (0,)) -> Iterator[tuple[int, int]]:
+def _numbers(text: str, space: Any) -> Iterator[tuple[int, int]]:
     """Where the numbers in a text start and end, with everything on their left that may be a sign of theirs.
 
-    `ends` are those of the names, whose characters are no sign. Where no action is negative, only what
-    directly precedes a number is its sign.
+    Where no action is negative, only what directly precedes a number is its sign.
     """
     is_signed = bool(np.any((space.start if kind_of(space) == "discrete" else space.low) < 0))
     last = 0
     for match in _NUMBER.finditer(text):
         start, end = match.span()
         if is_signed:
-            last = max(last, ends[bisect_right(ends, start) - 1])
             left = _MARKUP.sub(lambda found: " " * len(found[0]), text[last:start])
             # Between a sign and its number there is neither a word nor the end of an arrow.
-            *_, marks = re.split(r"[\w>]", left)
-            begin = start - len(marks)
-            dashes = [place for place, mark in enumerate(marks, begin) if _DASH.search(unicodedata.name(mark, ""))]
+            begin = start - len(re.split(r"[\w>]", left)[-1])
+            dash = next((place for place in range(begin, start) if left[place - last] in _DASHES), None)
             if word := _NEGATIVE.search(left + text[start]):
                 start = last + word.start()
-            elif dashes:  # with the word that it directly follows: "1-2"
-                start = dashes[0] - (dashes[0] == begin and text[begin - 1 : begin] not in ">")
+            elif dash is not None:  # with the word that it directly follows: "1-2"
+                start = dash - (dash == begin and text[begin - 1 : begin] not in ">")
         yield start, end
         last = end
-
-
-def _unescaped(text: str) -> str:
-    return _ENTITY.sub(lambda found: html.unescape(found[0]), text)
 
 
 def _box_action(text: str, space: Any) -> np.ndarray:

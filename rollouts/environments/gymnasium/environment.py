@@ -84,8 +84,8 @@ class GymnasiumEnvironment:
     `terminated`, `truncated`, and the numbers and texts of the environment's own info; `invalid_action` has
     the reason where an answer had no action.
 
-    - `observation`: "image" (frames), "text" (`describe_observation` of the observation; no frame is
-      rendered), or "image and text".
+    - `observation`: "image" (frames), "text" (`str` of the observation; no frame is rendered), or "image and
+      text". A wrapper of Gymnasium (`TransformObservation`) makes other texts.
     - `parse_action(text)` returns the action in a completion and raises `ValueError` with a reason for the
       model; it is needed for spaces other than `Discrete` and `Box`; an array need not have the dtype of the
       space. By default an answer has one number or one of `action_names`, or the numbers of a `Box`.
@@ -109,7 +109,6 @@ class GymnasiumEnvironment:
         action_names: Sequence[str] = (),
         parse_action: Callable[[str], Any] | None = None,
         observation: Observation = "image",
-        describe_observation: Callable[[Any], str] = str,
         on_invalid_action: OnInvalidAction = "ask again",
         invalid_action_reward: float = 0.0,
     ) -> None:
@@ -122,7 +121,6 @@ class GymnasiumEnvironment:
         self._action_names = tuple(action_names)
         self._parse_action = parse_action
         self._observation = observation
-        self._describe_observation = describe_observation
         self._on_invalid_action = on_invalid_action
         self._invalid_action_reward = invalid_action_reward
         self._env: Any = None
@@ -182,9 +180,7 @@ class GymnasiumEnvironment:
 
     def _state(self, observation: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> _State:
         is_shown = not (terminated or truncated)
-        text = self._describe_observation(observation) if is_shown and self._observation != "image" else ""
-        if not isinstance(text, str):
-            raise RolloutsError(f"describe_observation returned {short_repr(text)}; return text")
+        text = str(observation) if is_shown and self._observation != "image" else ""
         frame = render_frame(self._env) if is_shown and self._observation != "text" else None
         return _State(frame, text, reward, bool(terminated), bool(truncated), _storable_info(info))
 
