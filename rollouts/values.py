@@ -1,4 +1,4 @@
-"""Values of all parts: numbers of any library, bfloat16, signatures."""
+"""Values of all parts: numbers of any library, bounds of fields, signatures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from renderers.vision.patches import bfloat16_to_float32
 from rollouts.errors import ArgumentError
-from transport import wire_type
 from transport.wire.arrays import is_tensor
 
 
@@ -174,23 +172,6 @@ class Bounded:
                 or_none = ", or None" if each.default is None else ""
                 raise ArgumentError(each.name, value, f"pass {bounds}{or_none}")
             object.__setattr__(self, each.name, found)
-
-
-@wire_type("rollouts.Bfloat16Array")
-@dataclass(frozen=True, slots=True, eq=False)
-class Bfloat16Array:
-    """An array of bfloat16, as numpy has none: `bits`, uint16; `unpack` widens to float32 of the same shape."""
-
-    bits: np.ndarray
-
-    @property
-    def nbytes(self) -> int:
-        return self.bits.nbytes
-
-    def unpack(self) -> np.ndarray:
-        floats = bfloat16_to_float32(self.bits)
-        floats.setflags(write=False)
-        return floats
 
 
 def call_error(

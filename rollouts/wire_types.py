@@ -12,7 +12,6 @@ from typing import Final
 DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "rollouts.AbsentSource": "rollouts.trajectory.packed_episodes",
-        "rollouts.Bfloat16Array": "rollouts.values",
         "rollouts.ComparedTokens": "rollouts.training.mismatch.compared",
         "rollouts.EpisodeFailure": "rollouts.episodes.errors",
         "rollouts.EpisodeJob": "rollouts.workers.episode_worker",

@@ -1,6 +1,6 @@
-"""Episodes packed for another process, with their media as sources, as pixels, or as hashes alone.
+"""Episodes packed for another process, with their media as sources or as pixels.
 
-    packed = pack_episodes([trajectory], pixels="bfloat16", processors=renderer.processors)
+    packed = pack_episodes([trajectory], pixels="uint8", processors=renderer.processors)
     message = encode_frames(packed)                 # of `transport`
 
     packed = decode_frames(message)
@@ -22,19 +22,18 @@ from renderers import MediaItem, MediaSource
 from renderers.errors import MediaError
 from renderers.media.item import PackedArray
 from renderers.messages import Modality
-from renderers.vision.patches import StillPatches, float32_to_bfloat16, normalised
+from renderers.vision.patches import StillPatches, normalised
 from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError, PixelMismatchError, RolloutsError
 from rollouts.trajectory.media_reference import MediaReference, processor_for
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import Bfloat16Array, check_choice
+from rollouts.values import check_choice
 from transport import decode, encode, wire_type
 
-PixelForm = Literal["source", "uint8", "float32", "bfloat16", "none"]
-"""What is sent: the source; canonical uint8 pixels; the floats a tower takes; or neither source nor pixels.
+PixelForm = Literal["source", "uint8", "float32"]
+"""What is sent: the source; canonical uint8 pixels; or the floats a tower takes.
 
-uint8 and float32 are the sampler's pixels bit for bit; bfloat16 are the floats rounded to nearest, ties to even. The
-features of a sound are floats in each form: float32 with `uint8`, too.
+Pixels are those of the sampler bit for bit. The features of a sound are float32 in both array forms.
 """
 
 Processors = Mapping[Modality, MediaProcessor]
@@ -76,16 +75,9 @@ class PackedEpisodes:
 
         With `source` they are `own`, the receiver's `renderer.processors`, if these compute the pixels that
         the sampler saw; otherwise raises `PixelMismatchError`, which names both fingerprints. In the array
-        forms they return the pixels that were sent. With `none`, raises `RolloutsError` if the episodes have
-        media.
+        forms they return the pixels that were sent.
         """
         check_choice("pixels", self.pixels, PixelForm)
-        if self.pixels == "none":
-            if next(self._references(), None) is not None:
-                raise RolloutsError(
-                    'these media were packed with pixels="none". Pack them in another form to have their pixels.'
-                )
-            return own or {}
         if self.pixels == "source":
             for reference in self._references():
                 computed = processor_for(own, reference.modality).mm_hash(reference.source)
@@ -131,11 +123,10 @@ def pack_episodes(
     if pixels == "source":
         return PackedEpisodes(pixels, list(episodes))
     items: dict[str, MediaSource] = {}
-    if pixels != "none":
-        for reference in (one for episode in episodes for one in episode.all_media()):
-            if reference.mm_hash not in items:
-                packed = _packed_item(reference.derive(processors or {}), pixels)
-                items[reference.mm_hash] = MediaSource.of(encode(packed))
+    for reference in (one for episode in episodes for one in episode.all_media()):
+        if reference.mm_hash not in items:
+            packed = _packed_item(reference.derive(processors or {}), pixels)
+            items[reference.mm_hash] = MediaSource.of(encode(packed))
     return PackedEpisodes(pixels, [_without_sources(episode) for episode in episodes], items)
 
 
@@ -196,10 +187,9 @@ def _packed_item(item: MediaItem, form: PixelForm) -> MediaItem:
     return replace(item, source=AbsentSource(item.source.digest), tensors=tensors, scale=scale)
 
 
-def _packed_tensor(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | StillPatches | Bfloat16Array:
+def _packed_tensor(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | StillPatches:
     """A tensor of an item in an array form. Tensors that are neither pixels nor floats (a grid) are not changed."""
     tensor = item.tensors[name]
-    is_pixels = isinstance(tensor, StillPatches) or (isinstance(tensor, np.ndarray) and tensor.dtype == np.uint8)
     if form == "uint8":
         if item.scale is None and item.modality != "audio" and item[name].dtype.kind == "f":
             raise RolloutsError(
@@ -207,9 +197,5 @@ def _packed_tensor(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | 
                 'pixels="source" or "float32".'
             )
         return tensor if isinstance(tensor, StillPatches) else item[name]
-    if item.scale is not None and is_pixels:
-        if form == "float32":
-            return normalised(item, name)
-        return Bfloat16Array(normalised(item, name, dtype="bfloat16"))
-    array = item[name]
-    return Bfloat16Array(float32_to_bfloat16(array)) if form == "bfloat16" and array.dtype == np.float32 else array
+    is_pixels = isinstance(tensor, StillPatches) or (isinstance(tensor, np.ndarray) and tensor.dtype == np.uint8)
+    return normalised(item, name) if item.scale is not None and is_pixels else item[name]

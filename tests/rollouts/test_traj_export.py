@@ -13,7 +13,7 @@ import pytest
 from trajectory_files import file_of, forked, lines, one_error, run, short
 
 from renderers.installation import install_command
-from rollouts.trajectory.packed_episodes import pack_episodes
+from rollouts.trajectory.packed_episodes import AbsentSource
 
 
 def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path) -> None:
@@ -68,7 +68,10 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
 
 
 def test_an_episode_without_image_data_is_exported_with_the_digests(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr", pack_episodes([short("a")], pixels="none"))
+    episode = short("a")
+    prompt, completion = episode.nodes
+    absent = [replace(each, source=AbsentSource(each.source.digest)) for each in prompt.media]
+    path = file_of(tmp_path / "t.mmr", replace(episode, nodes=[replace(prompt, media=tuple(absent)), completion]))
     result = run("export", path, "--level", "full", "--jsonl", tmp_path / "o.jsonl")
     assert result.exit_code == 1
     (medium,) = json.loads((tmp_path / "o.jsonl").read_text())["nodes"][0]["media"]

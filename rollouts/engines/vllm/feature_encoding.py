@@ -41,7 +41,6 @@ from rollouts.engines.vllm.tensors import (
     raw_pixels,
     tensor_type,
 )
-from rollouts.values import Bfloat16Array
 
 #: Size of a block: small enough to stay in the CPU's cache from the patches to the base64.
 _BLOCK_BYTES = 192 * 2**10
@@ -176,8 +175,6 @@ def _blocks(item: MediaItem, name: str, dtype: str) -> Iterator[np.ndarray]:
     match tensor:
         case ServerTensor():
             flat, flat_dtype = tensor.raw, "uint8"
-        case Bfloat16Array() if dtype == "bfloat16":
-            flat, flat_dtype = tensor.bits.reshape(-1).view(np.uint8), "uint8"
         case _:
             flat, flat_dtype = item[name].reshape(-1), dtype
     step = _BLOCK_BYTES // ITEM_BYTES[flat_dtype]

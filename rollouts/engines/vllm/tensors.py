@@ -10,7 +10,6 @@ import numpy as np
 
 from renderers.media.item import MediaItem, PackedArray, PixelScale
 from renderers.vision.patches import ScaledPixels, StillPatches, bfloat16_to_float32
-from rollouts.values import Bfloat16Array
 
 #: The dtype of pixels that a server expects: uint8 where it normalises on its device, else the model's own
 #: dtype.
@@ -115,8 +114,6 @@ def tensor_type(tensor: Tensor) -> TensorType:
             return TensorType("uint8", (count, channels * tensor.temporal * size))
         case ScaledPixels():
             return TensorType("float32", tensor.pixels.shape)
-        case Bfloat16Array():
-            return TensorType("bfloat16", tensor.bits.shape)
         case _:
             return tensor_type(tensor.unpack())
 

@@ -22,7 +22,6 @@ from rollouts.engines.vllm.feature_decoding import decode_item
 from rollouts.engines.vllm.feature_encoding import encode_features, encode_item
 from rollouts.engines.vllm.tensors import ServerNumbers
 from rollouts.errors import MalformedResultError
-from rollouts.values import Bfloat16Array
 
 QWEN = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
 HALF = PixelScale(fused=True)
@@ -228,15 +227,6 @@ def test_plain_numbers_in_a_tensors_place_are_kept_as_they_are(value):
     assert isinstance(decoded.tensor, ServerNumbers)
     assert decoded.tensor.unpack().tolist() == value
     assert encode(other({"n": decoded.tensor}, {"n": decoded.field})) == sent
-
-
-def test_packed_arrays_of_the_library_itself_are_written_without_widening():
-    bits = np.array([[0x3F80, 0xC000]], dtype=np.uint16)
-    item = other({"x": Bfloat16Array(bits)}, {"x": TensorField("flat")})
-    assert read(encode(item, "bfloat16"))["x"]["data"] == tensor("bfloat16", (1, 2), bits.tobytes())
-    assert read(encode(item, "float32"))["x"]["data"] == tensor(
-        "float32", (1, 2), np.array([1.0, -2.0], np.float32).tobytes()
-    )
 
 
 # What is hostile.
