@@ -1,4 +1,4 @@
-"""Training samples as the types of other trainers, and back where those keep everything.
+"""Training samples as the types of other trainers; rows of `datasets` become samples again.
 
 Each module is for one trainer and imports its package only when called. What a type cannot hold is an
 `AdapterError` that names the sample and the part.
@@ -10,7 +10,6 @@ from rollouts.training.adapters.prime_rl import prime_rl_micro_batch, prime_rl_s
 from rollouts.training.adapters.record_dataset import record_dataset
 from rollouts.training.adapters.skyrl import skyrl_training_batch
 from rollouts.training.adapters.tinker import tinker_datum, tinker_model_input
-from rollouts.training.adapters.tinker_samples import sample_from_tinker_datum, tokens_from_tinker
 from rollouts.training.adapters.trl import trl_grpo_inputs, trl_sft_batch, trl_sft_row
 from rollouts.training.adapters.verl import verl_data_proto
 
@@ -22,11 +21,9 @@ __all__ = [
     "record_dataset",
     "row_features",
     "sample_from_row",
-    "sample_from_tinker_datum",
     "skyrl_training_batch",
     "tinker_datum",
     "tinker_model_input",
-    "tokens_from_tinker",
     "trl_grpo_inputs",
     "trl_sft_batch",
     "trl_sft_row",

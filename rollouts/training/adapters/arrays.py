@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from renderers.rendered import TOKEN_TYPE_IDS
+from rollouts.models.placed_rows import Side, laid_out, placed_rows
 from rollouts.training.samples import TrainingSample
 
 
@@ -17,7 +17,7 @@ class TokenArrays(NamedTuple):
 
     `is_token` is 1 on tokens and 0 on padding, where `token_ids` has the padding id and all others 0.
     `loss_mask` is 1 on trained tokens; `logprobs` and `advantages` are 0 on the others. `media_types` are
-    those of the function of that name.
+    `PlacedRows.token_types`.
     """
 
     token_ids: torch.Tensor
@@ -32,48 +32,31 @@ def token_arrays(
     samples: Sequence[TrainingSample],
     *,
     pad_id: int = 0,
-    side: Literal["left", "right"] = "right",
+    side: Side = "right",
     part: Literal["all", "prompt", "response"] = "all",
 ) -> TokenArrays:
-    """The tokens of samples, padded on `side`: all, those before the first trained one, or those from it on."""
-    rows = []
+    """The tokens of samples, padded on `side`: all; the prompt, before the first trained one; or the response."""
+    parts, columns = [], []
     for sample in samples:
-        start = response_start(sample)
-        tokens = {"all": slice(None), "prompt": slice(start), "response": slice(start, None)}[part]
-        trained = sample.loss_mask
-        columns = (
-            sample.token_ids,
-            np.ones(len(sample)),
-            trained,
-            np.where(trained, sample.logprobs, 0),
-            np.where(trained, sample.advantages, 0),
-            media_types(sample),
+        start, end = int(sample.loss_mask.argmax()), len(sample)
+        begin, end = {"all": (0, end), "prompt": (0, start), "response": (start, end)}[part]
+        parts.append(sample.part(begin, end))
+        trained = sample.loss_mask[begin:end]
+        columns.append(
+            [trained, *(np.where(trained, each[begin:end], 0) for each in (sample.logprobs, sample.advantages))]
         )
-        rows.append([column[tokens] for column in columns])
-    width = max(len(row[0]) for row in rows)
-    tensors = []
-    for name, column in zip(TokenArrays._fields, zip(*rows, strict=True), strict=True):
-        dtype = np.float32 if name in ("logprobs", "advantages") else np.int64
-        table = np.full((len(rows), width), pad_id if name == "token_ids" else 0, dtype)
-        for line, row in zip(table, column, strict=True):
-            line[width - len(row) if side == "left" else 0 :][: len(row)] = row
-        tensors.append(torch.from_numpy(table))
-    return TokenArrays(*tensors)
-
-
-def response_start(sample: TrainingSample) -> int:
-    """The index of the first trained token, where the response begins."""
-    return int(sample.loss_mask.argmax())
+    placed = placed_rows(parts, pad_id=pad_id, side=side)
+    laid = [
+        laid_out(rows, placed.starts, np.zeros(placed.input_ids.shape, dtype))
+        for rows, dtype in zip(zip(*columns, strict=True), (np.int64, np.float32, np.float32), strict=True)
+    ]
+    arrays = (placed.input_ids, placed.attention_mask.astype(np.int64), *laid, placed.token_types())
+    return TokenArrays(*map(torch.from_numpy, arrays))
 
 
 def media_types(sample: TrainingSample) -> np.ndarray:
-    """Int64 (n,): 1 on the feature tokens of images, 2 on those of videos, 3 on those of sounds, 0 elsewhere;
-    by range, not by token id."""
-    types = np.zeros(len(sample), dtype=np.int64)
-    for item, placeholder in sample.media:
-        for modality, start, end in placeholder.runs_of(item):
-            types[start:end] = TOKEN_TYPE_IDS[modality]
-    return types
+    """`PlacedRows.token_types` of one sample, (n,)."""
+    return placed_rows([sample], pad_id=0).token_types()[0]
 
 
 def other_columns(samples: Sequence[TrainingSample]) -> dict[str, list[Any]]:
