@@ -28,7 +28,7 @@ EXTRA_OF_PACKAGE = {
     "langchain_openai": "dev",
     "markdown": "docs",
     "material": "docs",
-    "matplotlib": "plot",
+    "matplotlib": "demo",
     "mcp": "mcp",
     "mkdocs": "docs",
     "mkdocs_material": "docs",

@@ -37,9 +37,7 @@ from rollouts.training.mismatch import (
     diagnosis_text,
     merge_reports,
     mismatch_report,
-    plot_mismatch,
     replace_tokens,
-    report_json,
     report_text,
 )
 from rollouts.training.model_inputs import model_inputs
@@ -92,10 +90,8 @@ __all__ = [
     "mismatch_report",
     "model_inputs",
     "pack_samples",
-    "plot_mismatch",
     "policy_gradient_loss",
     "replace_tokens",
-    "report_json",
     "report_text",
     "reverse_kl_loss",
     "sample_from_rendered",

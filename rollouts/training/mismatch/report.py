@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ import torch
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.mismatch.compared import ComparedTokens, compare_tokens, concat_tokens
-from rollouts.values import check_choice, check_positive
+from rollouts.values import check_positive
 from transport import wire_type
 
 
@@ -103,9 +102,9 @@ class MismatchReport:
     """The differences between the sampler's and the trainer's log-probabilities of sampled tokens, in nats.
 
     `compared` has both for every token, `outliers` the tokens that differ most. The properties sum them up:
-    over all tokens, and by turn, modality, version lag, image and sample. `report_text` and `report_json`
-    print them, `plot_mismatch` plots them, `check_mismatch` compares them with thresholds. A log-probability
-    that is not a number counts as an infinite difference.
+    over all tokens, and by turn, modality, version lag, image and sample. `report_text`
+    prints them, `check_mismatch` compares them with thresholds. A log-probability that is not a number counts
+    as an infinite difference.
 
     `trainer_version` is that of `mismatch_report`. Causes are tested by `diagnose_mismatch`.
     """
@@ -232,26 +231,18 @@ def _outliers(batch: TrainingBatch, compared: ComparedTokens) -> tuple[MismatchO
     )
 
 
-Action = Literal["error", "warning"]
-
-
-class MismatchWarning(UserWarning):
-    """The mismatch is above a threshold."""
-
-
 def check_mismatch(
     report: MismatchReport,
     *,
     max_abs: float | None = None,
     mean_abs: float | None = None,
     k3: float | None = None,
-    action: Action = "error",
 ) -> None:
     """Compare figures of the report with thresholds in nats; None is no threshold.
 
-    A figure above its threshold raises `RolloutsError`, or with action="warning" warns with
-    `MismatchWarning`. Either text names the figure, the threshold and the sample with the largest difference.
-    Raises `ArgumentError` for a threshold that is not above 0, without any threshold, and for another action.
+    A figure above its threshold raises `RolloutsError`, whose text names the figure, the threshold and the
+    sample with the largest difference. Raises `ArgumentError` for a threshold that is not above 0, and without
+    any threshold.
     """
     thresholds = {"max_abs": max_abs, "mean_abs": mean_abs, "k3": k3}
     given = {name: value for name, value in thresholds.items() if value is not None}
@@ -259,7 +250,6 @@ def check_mismatch(
         raise ArgumentError("max_abs", max_abs, "pass at least one of max_abs, mean_abs and k3")
     for name, value in given.items():
         check_positive(name, value, "pass a number of nats above 0")
-    check_choice("action", action, Action)
     figures = report.statistics._asdict()
     exceeded = [(name, figures[name], value) for name, value in given.items() if not figures[name] <= value]
     if not exceeded:
@@ -267,10 +257,7 @@ def check_mismatch(
     compared = report.compared
     worst = compared.names[int(compared.sample[int(np.abs(compared.difference).argmax())])]
     listed = ", ".join(f"{name} {value:.2e} is above {threshold:.2e} nats" for name, value, threshold in exceeded)
-    text = (
+    raise RolloutsError(
         f"mismatch over {report.tokens} tokens: {listed}; largest in sample {worst}. Read report_text(report), "
         "or find the cause with diagnose_mismatch, before training on these tokens"
     )
-    if action == "error":
-        raise RolloutsError(text)
-    warnings.warn(text, MismatchWarning, stacklevel=2)

@@ -1,14 +1,11 @@
-"""A report of the mismatch as text for people, and as JSON."""
+"""A report of the mismatch as text for people."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from rollouts.training.mismatch.report import DifferenceStatistics, MismatchGroup, MismatchOutlier, MismatchReport
-from rollouts.values import json_number
+from rollouts.training.mismatch.report import MismatchGroup, MismatchOutlier, MismatchReport
 
 #: Token ids to text, for example `renderer.tokenizer.decode`.
 Decode = Callable[[list[int]], str]
@@ -23,7 +20,7 @@ def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
     `decode` turns token ids into text (`renderer.tokenizer.decode`); without it outliers show ids. Of images
     the 12 with the largest mean are listed.
     """
-    lines = [f"mismatch over {report.tokens} sampled tokens, in nats", *_table("all tokens", report)]
+    lines = [f"mismatch over {report.tokens} sampled tokens, in nats", *_table(report)]
     if report.outliers:
         lines += ["", "largest differences (the token is in [[ ]])"]
         for outlier in report.outliers:
@@ -34,66 +31,21 @@ def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
     return "\n".join(lines)
 
 
-def report_json(report: MismatchReport, *, decode: Decode | None = None, indent: int | None = None) -> str:
-    """The report as strict JSON: an object with the figures, the groups and the outliers.
-
-    A number that is not finite is the text "Infinity", "-Infinity" or "NaN". `decode` adds `text` to the
-    outliers.
-    """
-    content = {
-        **_figures(report.statistics),
-        "groups": {
-            name: [{"label": group.label, **_figures(group.statistics)} for group in groups]
-            for name, groups in _group_lines(report)
-        },
-        "outliers": [
-            {
-                "sample": outlier.sample,
-                "position": outlier.position,
-                "turn": outlier.turn,
-                "sampler": json_number(outlier.sampler),
-                "trainer": json_number(outlier.trainer),
-                "before": outlier.before.tolist(),
-                "token_id": outlier.token_id,
-                "after": outlier.after.tolist(),
-                **({} if decode is None else {"text": _context(outlier, decode)}),
-            }
-            for outlier in report.outliers
-        ],
-    }
-    return json.dumps(content, indent=indent, allow_nan=False)
-
-
-def _group_lines(report: MismatchReport) -> list[tuple[str, tuple[MismatchGroup, ...]]]:
-    return [
-        ("turn", report.by_turn),
-        ("modality", report.by_modality),
-        ("lag", report.by_lag),
-        ("image", report.by_image),
-        ("sample", report.by_sample),
-    ]
-
-
-def _table(title: str, report: MismatchReport) -> list[str]:
-    groups = [MismatchGroup(title, report.statistics)]
-    for name, members in _group_lines(report):
-        if name in ("image", "sample"):
-            worst = sorted(members, key=lambda group: -group.statistics.mean_abs)[:12]
-            members = tuple(
-                MismatchGroup(f"{name} {label:.{ {'image': 12, 'sample': 40}[name] }}", figures)
-                for label, figures in worst
-            )
-        groups += [MismatchGroup(f"  {label}", figures) for label, figures in members]
+def _table(report: MismatchReport) -> list[str]:
+    groups = [MismatchGroup("all tokens", report.statistics)]
+    for label, figures in (*report.by_turn, *report.by_modality, *report.by_lag):
+        groups.append(MismatchGroup(f"  {label}", figures))
+    for name, members in (("image", report.by_image), ("sample", report.by_sample)):
+        worst = sorted(members, key=lambda group: -group.statistics.mean_abs)[:12]
+        groups += [MismatchGroup(f"  {name} {label:.40}", figures) for label, figures in worst]
     width = max(len(group.label) for group in groups)
     heading = f"{'':{width}}  {'tokens':>8}  {'mean':>8}  {'max':>8}  {'k1':>8}  {'k3':>8}"
-    return [
-        heading,
-        *(
-            f"{group.label:{width}}  {group.statistics.tokens:>8}  "
-            + "  ".join(f"{value:>8.1e}" for value in group.statistics[1:])
-            for group in groups
-        ),
-    ]
+    rows = (
+        f"{group.label:{width}}  {group.statistics.tokens:>8}  "
+        + "  ".join(f"{value:>8.1e}" for value in group.statistics[1:])
+        for group in groups
+    )
+    return [heading, *rows]
 
 
 def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:
@@ -124,7 +76,3 @@ def _runs(ids: Iterable[int]) -> list[list[int]]:
             runs.append(run)
         open_ended = len(run) <= _REPEATS_SHOWN
     return runs
-
-
-def _figures(statistics: DifferenceStatistics) -> dict[str, Any]:
-    return {name: json_number(value) for name, value in statistics._asdict().items()}
