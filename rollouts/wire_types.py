@@ -12,7 +12,7 @@ from typing import Final
 DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "rollouts.AbsentSource": "rollouts.trajectory.packed_episodes",
-        "rollouts.ComparedTokens": "rollouts.training.mismatch.compared",
+        "rollouts.ComparedTokens": "rollouts.compared_tokens",
         "rollouts.EpisodeFailure": "rollouts.episodes.errors",
         "rollouts.EpisodeJob": "rollouts.workers.episode_worker",
         "rollouts.EpisodeLimits": "rollouts.episodes.limits",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from rollouts.compared_tokens import ComparedTokens
 from rollouts.observability.metric_sinks import TRAINING, JsonLinesSink, MetricSink
 from transport import MalformedError, RecordReader, RecordWriter
 
@@ -22,37 +22,6 @@ MISMATCH_FILE: Final = "mismatch.mmr"
 
 _COLUMNS: Final = {"sampler": "f", "trainer": "f", "sample": "i", "position": "i", "item": "i"}
 _TABLES: Final = ("names", "media_modalities")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepMismatch:
-    """The n compared tokens of a training step, as in `rollouts.training.mismatch.ComparedTokens`.
-
-    `sampler` and `trainer` float32 (n,), log-probabilities in nats; `sample`, `position` and `item` int32
-    (n,).
-    """
-
-    step: int
-    sampler: np.ndarray
-    trainer: np.ndarray
-    sample: np.ndarray
-    position: np.ndarray
-    item: np.ndarray
-    names: tuple[str, ...]
-    media_modalities: tuple[str, ...]
-
-    @property
-    def difference(self) -> np.ndarray:
-        """trainer - sampler, float64 (n,); infinite where it is not a number."""
-        with np.errstate(invalid="ignore"):
-            difference = self.trainer.astype(np.float64) - self.sampler.astype(np.float64)
-        return np.where(np.isnan(difference), np.inf, difference)
-
-    @property
-    def modality(self) -> np.ndarray:
-        """Text (n,): "image", "video" or "audio" after such an item, "text" before any."""
-        modality: np.ndarray = np.array([*self.media_modalities, "text"])[self.item]
-        return modality
 
 
 class TrainingLog:
@@ -112,12 +81,12 @@ class TrainingLog:
         self.close()
 
 
-def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> StepMismatch:
-    """One record of `mismatch.mmr`. Raises `TransportError`."""
+def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> ComparedTokens:
+    """One record of `mismatch.mmr`, without `turn`, `turn_position` and `version`. Raises `TransportError`."""
     held = reader[record]
     if reason := _violation(held):
         raise MalformedError(f"{path}, record {record}: {reason}", "Delete the file if another program wrote it.")
-    return StepMismatch(**{**held, **{name: tuple(held[name]) for name in _TABLES}})
+    return ComparedTokens(**{name: held[name] for name in _COLUMNS}, **{name: tuple(held[name]) for name in _TABLES})
 
 
 def _violation(held: Any) -> str:

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from rollouts.compared_tokens import ComparedTokens
 from rollouts.evaluation.results import EvaluationResults
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.metric_sinks import read_json_lines
-from rollouts.observability.training_log import TRAINING_FILE, StepMismatch
+from rollouts.observability.training_log import TRAINING_FILE
 from rollouts.report.run_files import RUNNER_FILE, RunFiles
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number, mean_and_spread
@@ -115,12 +116,13 @@ class Counted:
         self.sum_abs += float(finite.sum())
 
 
-def by_modality(steps: Iterable[StepMismatch]) -> dict[str, Counted]:
+def by_modality(steps: Iterable[ComparedTokens]) -> dict[str, Counted]:
     """The figures of `mismatch.mmr`."""
     figures: dict[str, Counted] = {}
     for step in steps:
-        for modality in np.unique(step.modality):
-            figures.setdefault(str(modality), Counted()).add(step.difference[step.modality == modality])
+        modalities = step.modality()
+        for modality in np.unique(modalities):
+            figures.setdefault(str(modality), Counted()).add(step.difference[modalities == modality])
     return figures
 
 

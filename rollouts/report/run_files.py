@@ -10,16 +10,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from rollouts.compared_tokens import ComparedTokens
 from rollouts.errors import CommandFileError, RolloutsError
 from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults
 from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
 from rollouts.observability.metric_sinks import complete_lines
-from rollouts.observability.training_log import (
-    MISMATCH_FILE,
-    TRAINING_FILE,
-    StepMismatch,
-    read_step_mismatch,
-)
+from rollouts.observability.training_log import MISMATCH_FILE, TRAINING_FILE, read_step_mismatch
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import TRAJECTORIES_FILE, Episode, episodes_of_record, open_reader, read_episodes
 from transport import RecordReader, TransportError
@@ -55,7 +51,7 @@ class RunFiles:
                 numbers = records[record]
                 yield from ((numbers[one.place], one.trajectory) for one in found if one.place in numbers)
 
-    def mismatches(self, problems: list[str]) -> Iterator[StepMismatch]:
+    def mismatches(self, problems: list[str]) -> Iterator[ComparedTokens]:
         """The compared tokens of each training step; none where there is no file, or none that can be read.
 
         `problems` gets a line for each thing that cannot be read.

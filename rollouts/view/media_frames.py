@@ -22,17 +22,17 @@ from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
 from renderers.messages import Modality
 from rollouts.trajectory.packed_episodes import AbsentSource
 
-DEFAULT_IMAGE_SIDE: Final = 640
+_IMAGE_SIDE: Final = 640
 _FRAME_SIDE: Final = 256
 _POLICY: Final = MediaPolicy(timeout=10.0)
 
 
-def display_medium(source: MediaSource, modality: Modality, image_side: int = DEFAULT_IMAGE_SIDE) -> dict[str, Any]:
+def display_medium(source: MediaSource, modality: Modality) -> dict[str, Any]:
     """A medium for the page, as JSON.
 
     `frames` are {"data": base64 of a PNG or WebP file, "type", "frame": its number}: one for an image, and
     at most 16 of a video, evenly spaced. An image is reduced so that its longer side has at most
-    `image_side` pixels. `width`, `height` and, of a video, `total` frames and `fps` are those of the
+    640 pixels. `width`, `height` and, of a video, `total` frames and `fps` are those of the
     source; `bytes` is its size. A sound has no frames, and `display_sound` under `sound`. A medium that
     cannot be shown has no frames and an `error`.
     """
@@ -43,7 +43,7 @@ def display_medium(source: MediaSource, modality: Modality, image_side: int = DE
     try:
         match modality:
             case "image":
-                return {**medium, **_image(source, image_side)}
+                return {**medium, **_image(source)}
             case "video":
                 return {**medium, **_video(source)}
             case "audio":
@@ -52,9 +52,9 @@ def display_medium(source: MediaSource, modality: Modality, image_side: int = DE
         return {**medium, "error": f"it cannot be decoded: {error}"}
 
 
-def _image(source: MediaSource, side: int) -> dict[str, Any]:
+def _image(source: MediaSource) -> dict[str, Any]:
     image = decode_image(source, _POLICY)
-    return {"width": image.width, "height": image.height, "frames": [_frame(image, 0, side)]}
+    return {"width": image.width, "height": image.height, "frames": [_frame(image, 0, _IMAGE_SIDE)]}
 
 
 def _video(source: MediaSource) -> dict[str, Any]:

@@ -13,19 +13,16 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from renderers import TemplateRenderer
+from rollouts.compared_tokens import ComparedTokens
 from rollouts.errors import RolloutsError
 from rollouts.files import errors_name, replaced_file
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.episode_data import encoded_json, episode_payload, summary
-from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
+from rollouts.view.media_frames import display_medium
 from rollouts.view.trainer_logprobs import TrainerLogprobs
-
-if TYPE_CHECKING:
-    from rollouts.training.mismatch.compared import ComparedTokens
-
 
 # The HTML around the data: a document that runs its own script and style, and requests nothing else.
 
@@ -113,16 +110,15 @@ def write_html(
     compared: ComparedTokens | TrainerLogprobs | None = None,
     title: str = "",
     problems: Sequence[str] = (),
-    image_side: int = DEFAULT_IMAGE_SIDE,
 ) -> int:
     """Write the episodes to one HTML file, which replaces a file of that name; return how many there are.
 
     With the model's `renderer` the page has the text of each token, the status of each tool call, and the
     differences between each branch and a full render of its messages, with `tools` if the episodes had any.
     `compared` gives the trainer's log-probabilities (`rollouts.training.mismatch.compared.compare_tokens`);
-    without it they are read from the extra `trainer_logprobs`. Images are reduced to `image_side` pixels on
-    their longer side. `problems` are lines that the page shows about the whole file. Memory holds one
-    episode at a time, as far as `trajectories` does.
+    without it they are read from the extra `trainer_logprobs`. `problems` are lines
+    that the page shows about the whole file. Memory holds one episode at a time, as far as `trajectories`
+    does.
 
     Raises `OSError`, and `RolloutsError` where the compared tokens of a batch are of a sample that is no
     branch of these episodes.
@@ -140,7 +136,7 @@ def write_html(
             logprobs = None if trainer is None else trainer.of(trajectory)
             rows.append(summary(trajectory, number, logprobs))
             with errors_name(path):
-                _write_media(trajectory, written, data, image_side)
+                _write_media(trajectory, written, data)
             payload = episode_payload(trajectory, number, renderer=renderer, tools=tools, trainer_logprobs=logprobs)
             with errors_name(path):
                 data.write(binary_block(f"episode-{number}", payload))
@@ -175,10 +171,10 @@ def _scratch_file(path: Path) -> Iterator[IO[bytes]]:
             data.close()
 
 
-def _write_media(trajectory: Trajectory, written: set[str], data: IO[bytes], image_side: int) -> None:
+def _write_media(trajectory: Trajectory, written: set[str], data: IO[bytes]) -> None:
     """Write the media that no earlier episode has, before the payload of the first episode that needs them."""
     for reference in trajectory.all_media():
         name = f"{reference.modality}-{reference.source.digest}"  # a file may be used as a video and as a sound
         if name not in written:
             written.add(name)
-            data.write(json_block(name, display_medium(reference.source, reference.modality, image_side)))
+            data.write(json_block(name, display_medium(reference.source, reference.modality)))

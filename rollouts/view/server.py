@@ -14,7 +14,7 @@ from renderers.messages import Modality
 from rollouts.errors import RolloutsError
 from rollouts.view.episode_data import encoded_json, episode_payload
 from rollouts.view.growing_file import GrowingFile
-from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
+from rollouts.view.media_frames import display_medium
 from rollouts.view.page import PAGE_END, json_block, page_start, script_block
 from transport.errors import TransportError
 
@@ -79,7 +79,7 @@ def viewer_app(
         modality, digest = cast(Modality, request.match_info["modality"]), request.match_info["digest"]
 
         def shown() -> bytes:
-            return encoded_json(display_medium(store.medium(modality, digest), modality, DEFAULT_IMAGE_SIDE))
+            return encoded_json(display_medium(store.medium(modality, digest), modality))
 
         return web.Response(body=await _read(shown), content_type="application/json")
 

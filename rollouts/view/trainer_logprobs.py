@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollouts.observability.training_log import StepMismatch
+from rollouts.compared_tokens import ComparedTokens
 from rollouts.trajectory.tree import Trajectory
-
-if TYPE_CHECKING:
-    from rollouts.training.mismatch.compared import ComparedTokens
 
 
 class TrainerLogprobs:
@@ -26,7 +22,7 @@ class TrainerLogprobs:
         #: The names that no episode has asked for.
         self.unused: set[str] = set()
 
-    def add(self, compared: ComparedTokens | StepMismatch) -> None:
+    def add(self, compared: ComparedTokens) -> None:
         order = np.argsort(compared.sample, kind="stable")
         bounds = np.searchsorted(compared.sample[order], np.arange(len(compared.names) + 1))
         for index, name in enumerate(compared.names):

@@ -1,6 +1,6 @@
 """The mismatch: figures, tested causes and text of the difference between sampler and trainer."""
 
-from rollouts.training.mismatch.compared import ComparedTokens
+from rollouts.compared_tokens import ComparedTokens
 from rollouts.training.mismatch.diagnosis import Diagnosis, HypothesisResult, diagnose_mismatch, diagnosis_text
 from rollouts.training.mismatch.hypotheses import Cause, Hypothesis, replace_tokens
 from rollouts.training.mismatch.report import (

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from rollouts.compared_tokens import ComparedTokens
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.training.batch import TrainingBatch
-from rollouts.training.mismatch.compared import ComparedTokens, compare_tokens, concat_tokens
+from rollouts.training.mismatch.compared import compare_tokens, concat_tokens
 from rollouts.values import check_positive
 from transport import wire_type
 
