@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -224,13 +225,30 @@ def test_a_rounding_error_does_not_take_values_out_of_0_to_1() -> None:
     assert certain.low < certain.value == certain.high == 1  # type: ignore[operator]
 
 
-def test_the_p_value_of_few_tasks_is_the_share_of_sign_choices_with_as_large_a_sum() -> None:
-    differences = np.array([0.5, -0.25, 1.0, 0.75, 0.0])
-    sums = [
-        sum(s * d for s, d in zip(signs, differences, strict=True)) for signs in itertools.product((-1, 1), repeat=5)
-    ]
-    share = sum(abs(one) >= 2.0 for one in sums) / len(sums)
-    assert paired_difference(np.zeros(5), differences).p_value == pytest.approx(share)
+thirds = st.integers(-6, 6).map(lambda number: Fraction(number, 3))
+
+
+@given(st.lists(thirds, min_size=2, max_size=8), st.randoms(use_true_random=False))
+@example([Fraction(number, 3) for number in (2, -6, -4, 5, 4, -1)], Random(0))
+def test_the_p_value_of_few_tasks_is_the_share_of_sign_choices_with_as_large_a_sum(
+    differences: list[Fraction], random: Random
+) -> None:
+    choices = itertools.product((-1, 1), repeat=len(differences))
+    sums = [sum(sign * one for sign, one in zip(signs, differences, strict=True)) for signs in choices]
+    share = Fraction(sum(abs(one) >= abs(sum(differences)) for one in sums), len(sums))
+    zeros, values = np.zeros(len(differences)), np.array(differences, np.float64)
+    assert paired_difference(zeros, values).p_value == float(share)
+    random.shuffle(values)
+    assert paired_difference(values, zeros).p_value == float(share), "in another order, with the runs exchanged"
+
+
+@pytest.mark.parametrize("tasks", [14, 501])
+def test_exchanging_the_runs_does_not_change_the_p_value_of_many_tasks(tasks: int) -> None:
+    first, second = np.random.default_rng(36).integers(0, [[4], [5]], (2, tasks * 2)) / 3
+    order = np.random.default_rng(37).permutation(len(first))
+    p_value = paired_difference(first, second).p_value
+    assert 0 < p_value < 1  # type: ignore[operator]
+    assert paired_difference(second[order], first[order]).p_value == p_value
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e6])
