@@ -1,4 +1,4 @@
-"""`rollouts report RUN_DIR`: the report of a run, or the comparison of several, as HTML with the viewer beside it."""
+"""`rollouts report RUN_DIR`: the report of a run as HTML with the viewer beside it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from rollouts.terminal.text import counted, exit_with_error, print_error, print_
 
 
 def report(
-    directories: Annotated[
-        list[str],
+    directory: Annotated[
+        Path,
         typer.Argument(
             metavar="RUN_DIR",
-            help="The output directory of a run or demo, or of `rollouts tinker`: a report for each model; several: "
-            "they are compared with the first one, as by `rollouts compare`.",
+            help="The output directory of a run or demo, or of `rollouts tinker`: a report for each model.",
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="HTML_FILE",
-            help="The HTML file, which is replaced if it exists; default, of one run: report.html in its directory.",
+            help="The HTML file, which is replaced if it exists; default: report.html in the directory.",
         ),
     ] = None,
     model: Annotated[
@@ -35,40 +34,27 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="A JSON list of the episodes' tools, for the viewer."),
     ] = None,
-    unpaired: Annotated[
-        bool, typer.Option("--unpaired", help="Of several runs: compare the means over all tasks of each.")
-    ] = False,
 ) -> None:
     """Write a report of a run: curves, mismatch, staleness, errors, best and worst episodes.
 
     The run may still be going, or may have been interrupted or killed. The viewer of its episodes is written
-    beside the report, which links to it. Of several runs, the report is their comparison.
+    beside the report, which links to it.
     """
     from rollouts.cli.render.conversation_file import read_tools
-    from rollouts.report import write_comparison, write_report
+    from rollouts.report import write_report
     from rollouts.report.run_files import run_directories
 
-    if len(directories) > 1 and out is None:
-        exit_with_error("--out: name the HTML file of the comparison; it belongs to none of the runs' directories")
-    if len(directories) == 1 and unpaired:
-        exit_with_error("--unpaired is for the comparison of several runs; name them, the baseline first")
     if tools is not None and model is None:
         exit_with_error("--tools is used by the viewer's full render only: pass --model, too")
-    if out is not None and len(directories) > 1:
-        if model is not None:
-            exit_with_error("--model is for the viewer of one run, which a comparison does not have; leave it out")
-        write_comparison(directories, out, unpaired=unpaired)
-        print_line(f"comparison of {len(directories)} runs in {out}; open it in a browser")
-        return
     renderer = None if model is None else load_renderer(model)
     offered = None if tools is None else read_tools(tools)
-    found = run_directories(Path(directories[0]))
+    found = run_directories(directory)
     if out is not None:
-        if len(found) > 1 and found[0] != Path(directories[0]):
-            exit_with_error(f"--out: {directories[0]} has {len(found)} models; name the directory of one: {found[0]}")
+        if len(found) > 1 and found[0] != directory:
+            exit_with_error(f"--out: {directory} has {len(found)} models; name the directory of one: {found[0]}")
         found = found[:1]
-    for directory in found:
-        written = write_report(directory, out, renderer=renderer, tools=offered)
+    for each in found:
+        written = write_report(each, out, renderer=renderer, tools=offered)
         # The report has more of them.
         for problem in written.problems[:5]:
             print_error(f"not in the report: {problem}")

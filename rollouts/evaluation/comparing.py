@@ -242,8 +242,6 @@ class _Pair:
         change = np.where(both, changes(first, second), 0.0)
         # By the change, then the reward, then the place in the file of the baseline.
         order = np.lexsort((-np.where(both, second, 0.0), -np.abs(change)))
-        ascending = np.sort(change[both])
-        at = np.linspace(0, max(len(ascending) - 1, 0), min(len(ascending), 101)).round().astype(int)
 
         def most(chosen: np.ndarray) -> list[ChangedTask]:
             return [
@@ -257,7 +255,6 @@ class _Pair:
             "equal": int((both & (change == 0)).sum()),
             "most_increased": most(change > 0),
             "most_decreased": most(change < 0),
-            "quantiles": ascending[at].tolist(),
         }
 
     def _notes(self) -> Iterator[str]:

@@ -89,10 +89,8 @@ class RunDifference(BaseModel):
       total reward.
     - `most_increased`, `most_decreased`: up to 10 tasks each, the largest change first, then the largest
       reward.
-    - `quantiles`: the differences of the tasks' total rewards in ascending order, at most 101 at equal
-      distances.
 
-    The last three are empty or 0 without shared tasks.
+    The last two are empty without shared tasks.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -109,7 +107,6 @@ class RunDifference(BaseModel):
     equal: int = 0
     most_increased: list[ChangedTask] = []
     most_decreased: list[ChangedTask] = []
-    quantiles: list[float] = []
 
 
 class Comparison(BaseModel):

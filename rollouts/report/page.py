@@ -55,7 +55,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Also what the commands print; `label` names it."""
+    """`label` names it."""
 
     label: str
     headings: Sequence[str]
