@@ -4,8 +4,8 @@
     python examples/gymnasium_from_pixels.py --model DIR --base-url http://127.0.0.1:8000
 
 The first form needs no model: a script walks at random. The second plays with a vLLM server that serves DIR. Both need
-`pip install -e ".[gym]"`. The file can be read with `rollouts traj ls lake.mmr`, and its frames are files
-after `rollouts traj export lake.mmr --level full --jsonl lake.jsonl`.
+`pip install -e ".[gym]"`. The file can be read with `rollouts traj ls lake.mmr`, and
+`rollouts view lake.mmr` shows its frames.
 """
 
 import argparse

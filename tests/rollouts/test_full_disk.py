@@ -18,7 +18,6 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "traj export --parquet": {"command": "traj export FILE --parquet DISK/e.parquet"},
     "traj merge": {"command": "traj merge FILE FILE --out DISK/merged.mmr"},
     "traj repair": {"command": "traj repair FILE --out DISK/repaired.mmr"},
-    "traj export --level full": {"command": "traj export FILE --level full --jsonl DISK/new/e.jsonl"},
     "view": {"command": "view FILE --out DISK/page.html"},
     "report": {"command": "report RUN --out DISK/r.html", "whole": "r-viewer.html"},
     "init": {"command": "init DISK/project"},

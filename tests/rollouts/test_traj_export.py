@@ -1,8 +1,7 @@
-"""`rollouts traj export`: episodes as JSON lines with image files, and nodes as Parquet rows."""
+"""`rollouts traj export`: nodes as Parquet rows, and what cannot be exported."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -14,17 +13,6 @@ from trajectory_files import file_of, forked, lines, one_error, run, short
 
 from renderers.installation import install_command
 from rollouts.trajectory.packed_episodes import AbsentSource
-
-
-def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr", forked(), short("second", level=1))
-    lines(run("export", path, "--level", "full", "--jsonl", tmp_path / "out/episodes.jsonl"))
-    first, _ = map(json.loads, (tmp_path / "out/episodes.jsonl").read_text().splitlines())
-    for node, entry in zip(forked().nodes, first["nodes"], strict=True):
-        assert entry["token_ids"] == node.token_ids.tolist()
-        assert np.array_equal(np.array(entry["logprobs"], np.float32), node.logprobs)
-    assert (first["turns"][2]["node"], first["turns"][2]["info"]) == (5, {"steps": 3})
-    assert len(list((tmp_path / "out/episodes-media").iterdir())) == 2, "each distinct image once"
 
 
 def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:
@@ -52,14 +40,6 @@ def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:
     assert (rows[0]["agent"], rows[3]["agent"]) == (None, "")
 
 
-def test_whole_episodes_are_for_jsonl_alone(tmp_path: Path) -> None:
-    error = one_error(
-        run("export", file_of(tmp_path / "t.mmr", short("a")), "--level", "full", "--parquet", tmp_path / "o.parquet")
-    )
-    assert "--level full is for --jsonl alone" in error
-    assert os.listdir(tmp_path) == ["t.mmr"]
-
-
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     error = one_error(run("export", file_of(tmp_path / "t.mmr", short("a")), "--parquet", tmp_path / "o.parquet"))
@@ -67,13 +47,13 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     assert os.listdir(tmp_path) == ["t.mmr"]
 
 
-def test_an_episode_without_image_data_is_exported_with_the_digests(tmp_path: Path) -> None:
+def test_an_image_whose_bytes_are_not_in_the_file_is_named_and_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     episode = short("a")
+    (digest,) = (reference.source.digest for reference in episode.all_media())
     prompt, completion = episode.nodes
     absent = [replace(each, source=AbsentSource(each.source.digest)) for each in prompt.media]
     path = file_of(tmp_path / "t.mmr", replace(episode, nodes=[replace(prompt, media=tuple(absent)), completion]))
-    result = run("export", path, "--level", "full", "--jsonl", tmp_path / "o.jsonl")
+    result = run("export", path, "--images", "--parquet", tmp_path / "o.parquet")
     assert result.exit_code == 1
-    (medium,) = json.loads((tmp_path / "o.jsonl").read_text())["nodes"][0]["media"]
-    assert medium["file"] is None
-    assert medium["digest"] in result.stderr
+    assert f"image {digest[:16]}: its bytes are not in this file" in result.stderr

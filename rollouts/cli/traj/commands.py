@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +9,9 @@ import typer
 
 from renderers.messages import Modality
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
-from rollouts.cli.traj.levels import FILE_COLUMNS, Level, write_jsonl, write_parquet
+from rollouts.cli.traj.levels import Level, write_jsonl, write_parquet
+from rollouts.cli.traj.media_files import FILE_COLUMNS
 from rollouts.cli.traj.printing import describe_episode, media_text, print_episodes, tree_lines
-from rollouts.errors import RolloutsError
 from rollouts.files import made_directory, new_file
 from rollouts.terminal.text import (
     counted,
@@ -106,7 +105,7 @@ def export(
     parquet: Annotated[Path | None, typer.Option(metavar="NEW_FILE", help="Write a table to this new file.")] = None,
     level: Annotated[
         Level,
-        typer.Option(help="What a row is; full: whole episodes as JSON lines, media as files."),
+        typer.Option(help="What a row is."),
     ] = Level.EPISODE,
     images: Annotated[
         bool,
@@ -119,64 +118,31 @@ def export(
 ) -> None:
     """Write a row for each episode, turn or node as JSON lines or Parquet; of a run's directory with its metrics.jsonl.
 
-    With --level full the media of episodes.jsonl are written into the directory episodes-media beside it,
-    each once, named by its digest. Exits with 1 if a record could not be read or exported and was left out.
+    Exits with 1 if a record could not be read or exported and was left out.
     """
     if jsonl is None and parquet is None:
         exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")
     chosen: dict[Modality, bool] = {"image": images, "audio": sounds}
     modalities = [modality for modality, is_chosen in chosen.items() if is_chosen]
-    if modalities and (jsonl is not None or level is Level.FULL):
-        option = "--images" if images else "--sounds"
-        exit_with_error(f"{option} is for --parquet alone; --level full writes all media as files")
-    if parquet is not None and level is Level.FULL:
-        exit_with_error("--level full is for --jsonl alone; for --parquet pass --level episode, turn or node")
+    if modalities and jsonl is not None:
+        exit_with_error(f"{'--images' if images else '--sounds'} is for --parquet alone; leave out --jsonl")
     all_problems: list[str] = []
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
+        notes: list[str] = []
         with made_directory(out.parent, of=out), new_file(out) as path:
-            if level is Level.FULL:
-                written = _export_whole(file, out, path, problems)
+            if out is jsonl:
+                written = write_jsonl(file, level, path, problems)
             else:
-                written = _export_rows(file, level, path, problems, is_json=out is jsonl, modalities=modalities)
-        print_line(f"{written} in {out}")
+                written = write_parquet(file, level, path, problems, notes, modalities=modalities)
+        print_line(f"{counted(written, level.value)} in {out}")
+        for note in notes:
+            print_note(f"values of several types, written as JSON text: {note}")
         for problem in problems:
             print_error(f"not exported: {problem}")
         all_problems += problems
     if all_problems:
         raise typer.Exit(1)
-
-
-def _export_rows(
-    file: Path, level: Level, path: Path, problems: list[str], *, is_json: bool, modalities: Sequence[Modality]
-) -> str:
-    """Write the rows of a level to the new file `path`; returns what was written, in words."""
-    if is_json:
-        return counted(write_jsonl(file, level, path, problems), level.value)
-    notes: list[str] = []
-    written = write_parquet(file, level, path, problems, notes, modalities=modalities)
-    for note in notes:
-        print_note(f"values of several types, written as JSON text: {note}")
-    return counted(written, level.value)
-
-
-def _export_whole(file: Path, out: Path, path: Path, problems: list[str]) -> str:
-    """Write whole episodes to the new file `path`, and their media beside `out`; returns what was written, in words."""
-    from rollouts.cli.traj.export import MediaFiles, json_line
-
-    written = 0
-    with (
-        open_reader(file) as reader,
-        MediaFiles(out.parent / f"{out.stem}-media", problems) as files,
-        path.open("w", encoding="ascii") as lines,
-    ):
-        for episode in read_episodes(reader, problems):
-            try:
-                lines.write(json_line(episode, files))
-                written += 1
-            except RolloutsError as error:
-                problems.append(f"{episode.name}: {error}")
-        return f"{counted(written, 'episode')}, {len(files)} media"
 
 
 @traj_commands.command(cls=Command)

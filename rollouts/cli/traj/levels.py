@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -12,32 +12,27 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from renderers.errors import MediaError, MissingExtraError
+from renderers.errors import MissingExtraError
 from renderers.messages import Modality
-from rollouts.cli.traj.media_files import file_contents
+from rollouts.cli.traj.media_files import FILE_COLUMNS, FileColumns
 from rollouts.cli.traj.value_types import ValueType
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import RolloutsError
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.report.run_files import RunFiles
 from rollouts.rewards import episode_reward_parts
-from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.plain_json import plain
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode, open_reader, read_episodes
 
-#: The columns of files, and what `datasets` reads of a Parquet file to know what they hold.
-FILE_COLUMNS: Final[Mapping[Modality, str]] = {"image": "image_files", "audio": "audio_files"}
-
 
 class Level(StrEnum):
-    """What a row is; `FULL` are the complete episodes of `rollouts.cli.traj.export`."""
+    """What a row is."""
 
     EPISODE = "episode"
     TURN = "turn"
     NODE = "node"
-    FULL = "full"
 
 
 #: The columns of each level whose values have no fixed form.
@@ -73,34 +68,6 @@ def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[F
                 group = of_task.popleft() if of_task else None
             record = episode.record
             yield Found(episode, group if group and episode.place < len(group.total_rewards) else None)
-
-
-class FileColumns:
-    """Media as `{"bytes", "path"}`, which `datasets` reads. `problems` has each that is left out, once."""
-
-    def __init__(self, modalities: Collection[Modality], problems: list[str]) -> None:
-        self._modalities = modalities
-        self._problems = problems
-        self._left_out: set[str] = set()
-
-    def of(self, nodes: Sequence[TokenNode]) -> dict[str, list[dict[str, Any]]]:
-        """The media that nodes introduce, in prompt order, a column for each modality."""
-        return {FILE_COLUMNS[modality]: self._files(nodes, modality) for modality in self._modalities}
-
-    def _files(self, nodes: Sequence[TokenNode], modality: Modality) -> list[dict[str, Any]]:
-        files = []
-        for reference in (each for node in nodes for each in node.media if each.modality == modality):
-            source = reference.source
-            try:
-                if isinstance(source, AbsentSource):
-                    raise MediaError("its bytes are not in this file")
-                suffix, data = file_contents(source)
-                files.append({"bytes": bytes(data), "path": f"{source.digest[:16]}.{suffix}"})
-            except MediaError as error:
-                if source.digest not in self._left_out:
-                    self._left_out.add(source.digest)
-                    self._problems.append(f"{modality} {source.digest[:16]}: {error}")
-        return files
 
 
 # The rows. Each function returns the rows of one episode, in the order of the columns of `_schema`.

@@ -1,21 +1,22 @@
-"""Media of episodes as files: unchanged where they were files, pixels as a PNG, samples as a WAV."""
+"""Images and sounds of episodes as files: unchanged where they were files, pixels as a PNG, samples as a WAV."""
 
 from __future__ import annotations
 
 import io
-import os
-from pathlib import Path
-from typing import Final
-
-from PIL import Image
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from renderers import MediaSource
 from renderers.errors import MediaError
-from renderers.media.decoding import raw_to_image, raw_video_frames
+from renderers.media.decoding import raw_to_image
 from renderers.media.samples import raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
-from renderers.process.files import read_bytes
-from rollouts.files import new_file
+from renderers.messages import Modality
+from rollouts.trajectory.packed_episodes import AbsentSource
+from rollouts.trajectory.token_node import TokenNode
+
+#: The columns of files, and what `datasets` reads of a Parquet file to know what they hold.
+FILE_COLUMNS: Final[Mapping[Modality, str]] = {"image": "image_files", "audio": "audio_files"}
 
 #: By media type; of the others the suffix is the subtype.
 _SUFFIXES: Final = {
@@ -23,37 +24,38 @@ _SUFFIXES: Final = {
     "image/tiff": "tif",
     "image/x-icon": "ico",
     "image/x-portable-anymap": "ppm",
-    "video/quicktime": "mov",
-    "video/x-matroska": "mkv",
-    "video/x-msvideo": "avi",
-    "video/x-flv": "flv",
-    "video/x-ms-asf": "asf",
-    "video/mp2t": "ts",
     "audio/mpeg": "mp3",
     "audio/basic": "au",
     "audio/x-caf": "caf",
 }
 
 
-def export_medium(source: MediaSource, directory: Path) -> Path:
-    """Write a medium as `<first 16 digits of its digest>.<suffix>`; the file's path.
+class FileColumns:
+    """Media as `{"bytes", "path"}`, which `datasets` reads. `problems` has each that is left out, once."""
 
-    An existing file is never changed. Raises `MediaError` if it has other contents or the medium is damaged,
-    `CommandFileError` and `OSError` if the directory cannot be written to.
-    """
-    try:
-        source.verify()
-        suffix, data = file_contents(source)
-    except MediaError as error:
-        raise MediaError(f"{source.digest}: not exported: {error.reason}", digest=source.digest) from error
-    path = directory / f"{source.digest[:16]}.{suffix}"
-    if not os.path.lexists(path):
-        with new_file(path) as temporary:
-            temporary.write_bytes(data)
-    elif read_bytes(path) != data:
-        reason = f"{path} exists with other contents and was not changed; choose another file to export to"
-        raise MediaError(f"{source.digest}: {reason}", digest=source.digest)
-    return path
+    def __init__(self, modalities: Collection[Modality], problems: list[str]) -> None:
+        self._modalities = modalities
+        self._problems = problems
+        self._left_out: set[str] = set()
+
+    def of(self, nodes: Sequence[TokenNode]) -> dict[str, list[dict[str, Any]]]:
+        """The media that nodes introduce, in prompt order, a column for each modality."""
+        return {FILE_COLUMNS[modality]: self._files(nodes, modality) for modality in self._modalities}
+
+    def _files(self, nodes: Sequence[TokenNode], modality: Modality) -> list[dict[str, Any]]:
+        files = []
+        for reference in (each for node in nodes for each in node.media if each.modality == modality):
+            source = reference.source
+            try:
+                if isinstance(source, AbsentSource):
+                    raise MediaError("its bytes are not in this file")
+                suffix, data = file_contents(source)
+                files.append({"bytes": bytes(data), "path": f"{source.digest[:16]}.{suffix}"})
+            except MediaError as error:
+                if source.digest not in self._left_out:
+                    self._left_out.add(source.digest)
+                    self._problems.append(f"{modality} {source.digest[:16]}: {error}")
+        return files
 
 
 def file_contents(source: MediaSource) -> tuple[str, bytes | memoryview]:
@@ -61,24 +63,9 @@ def file_contents(source: MediaSource) -> tuple[str, bytes | memoryview]:
     if source.raw_modality == "audio":
         return "wav", wav_bytes(*raw_samples(source))
     if source.raw_modality == "image":
-        return "png", _png([raw_to_image(source.data)], None)
-    if source.raw_modality == "video":
-        frames, fps = raw_video_frames(source.data)
-        return "png", _png([Image.fromarray(frame) for frame in frames], fps)
+        file = io.BytesIO()
+        raw_to_image(source.data).save(file, "PNG")
+        return "png", file.getvalue()
     media_type = sniff(source.data) or ""
     subtype = media_type.partition("/")[2]
     return _SUFFIXES.get(media_type, subtype if subtype.isalnum() else "bin"), source.data
-
-
-def _png(frames: list[Image.Image], fps: float | None) -> bytes:
-    file = io.BytesIO()
-    if len(frames) == 1:
-        frames[0].save(file, "PNG")
-    else:
-        # Pillow merges equal successive frames unless their blend modes differ, which makes no difference for opaque
-        # frames.
-        blend = [number % 2 for number in range(len(frames))]
-        # Where the frame rate is not known, 2 a second, as vision-language models usually sample.
-        duration = 1000 / (fps or 2)  # milliseconds a frame
-        frames[0].save(file, "PNG", save_all=True, append_images=frames[1:], duration=duration, blend=blend, disposal=0)
-    return file.getvalue()
