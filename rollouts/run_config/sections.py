@@ -29,7 +29,7 @@ def _variable_name(text: str) -> str:
     return text
 
 
-def checked_address(url: str) -> str:
+def _address(url: str) -> str:
     """The URL of a server. Raises `ValueError`, whose text has no credentials, for one that names none or has some."""
     _, credentials = parse_address(url, api_key=None)
     if credentials is not None:
@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
 ImportPath: TypeAlias = Annotated[str, AfterValidator(_import_path)]
 VariableName: TypeAlias = Annotated[str, AfterValidator(_variable_name)]
 #: Of a server of vLLM or SGLang.
-Address: TypeAlias = Annotated[str, AfterValidator(checked_address)]
+Address: TypeAlias = Annotated[str, AfterValidator(_address)]
 #: Of a table whose keys are those of a function, a server or a template.
 Plain: TypeAlias = Annotated[Any, AfterValidator(_plain)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
@@ -87,12 +87,6 @@ class JsonlTasks(FileTasks):
     kind: Literal["jsonl"]
 
 
-class TomlTasks(FileTasks):
-    """A TOML file with an array of tables `[[tasks]]`."""
-
-    kind: Literal["toml"]
-
-
 class ParquetTasks(FileTasks):
     """A Parquet file (extra `parquet`)."""
 
@@ -114,7 +108,7 @@ class TasksOfVerifiers(Section):
 
 
 TasksSection: TypeAlias = Annotated[
-    JsonlTasks | TomlTasks | ParquetTasks | ImportedTasks | TasksOfVerifiers, Field(discriminator="kind")
+    JsonlTasks | ParquetTasks | ImportedTasks | TasksOfVerifiers, Field(discriminator="kind")
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import tomllib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
@@ -24,7 +23,6 @@ from rollouts.run_config.sections import (
     JsonlTasks,
     ParquetTasks,
     TasksOfVerifiers,
-    TomlTasks,
 )
 from rollouts.task import Task
 from rollouts.values import whole_number
@@ -115,14 +113,12 @@ class FileTaskSource:
 
 
 def _rows(path: Path, section: FileTasks, *, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """The rows, each with its place: "line 1", "task 1", "row 1".
+    """The rows, each with its place: "line 1", "row 1".
 
     `columns` are those that are needed of a Parquet file; None for all.
     """
     if isinstance(section, JsonlTasks):
         return _jsonl_rows(path)
-    if isinstance(section, TomlTasks):
-        return ((f"task {number}", row) for number, row in enumerate(_toml_rows(path), 1))
     return ((f"row {number}", row) for number, row in enumerate(_parquet_rows(path, columns), 1))
 
 
@@ -140,17 +136,6 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
                 reason = f"not JSON in UTF-8: {error}; write one JSON object a line"
                 raise TaskFileError(path, f"line {number}", reason) from error
             yield f"line {number}", row
-
-
-def _toml_rows(path: Path) -> list[Any]:
-    with open_readable(path) as content:
-        try:
-            rows = tomllib.loads(content.read().decode("utf-8-sig")).get("tasks")
-        except (ValueError, RecursionError) as error:  # also of integers with thousands of digits
-            raise TaskFileError(path, "", f"not TOML: {error}") from error
-    if not isinstance(rows, list):
-        raise TaskFileError(path, "", "it has no array of tables `tasks`; begin each task with [[tasks]]")
-    return rows
 
 
 def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:

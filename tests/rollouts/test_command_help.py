@@ -12,7 +12,7 @@ def test_help_in_a_narrow_terminal_has_the_whole_names_of_options(monkeypatch: p
     monkeypatch.setenv("COLUMNS", "60")
     result = CliRunner().invoke(app, ["render", "-h"])
     assert result.exit_code == 0
-    for option in ("--chat-template", "--generation-prompt", "--by <owner|sampled|content>"):
+    for option in ("--chat-template", "--generation-prompt"):
         assert option in result.stdout
 
 
@@ -23,7 +23,7 @@ def test_version_is_printed() -> None:
 
 
 def test_an_invalid_choice_is_named_without_the_prefix_of_pydantic() -> None:
-    result = CliRunner().invoke(app, ["render", "x", "--model", "y", "--by", "foo"])
+    result = CliRunner().invoke(app, ["init", "x", "--template", "foo"])
     assert result.exit_code == 2
-    assert "'foo' is not one of 'owner', 'sampled', 'content'" in result.output
+    assert "'foo' is not one of 'images', 'scoring', 'tools'" in result.output
     assert "Value error" not in result.output

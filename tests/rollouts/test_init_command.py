@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,48 +87,3 @@ def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
     result = rollouts("init", tmp_path / "project")
     assert result.exit_code == 2
     assert "nothing was written" in result.output
-
-
-def test_a_served_model_is_named_in_the_configuration(tmp_path: Path) -> None:
-    name = 'organisation/a "model"'
-    result = rollouts("init", tmp_path, "--model", name, "--base-url", "http://127.0.0.1:8000")
-    assert result.exit_code == 0, result.output
-    config = tomllib.loads((tmp_path / "run.toml").read_text())
-    assert config["engine"] == {"kind": "vllm", "base_url": "http://127.0.0.1:8000"}
-    assert config["renderer"] == {"model": name}
-    assert not (tmp_path / "tiny_model.py").exists()
-    assert "tiny_model" not in (tmp_path / "README.md").read_text()
-
-
-def test_a_model_directory_is_run_in_process(
-    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tiny_model_dir.parent)
-    result = rollouts("init", tmp_path / "project", "--model", tiny_model_dir.name)
-    assert result.exit_code == 0, result.output
-    config = tomllib.loads((tmp_path / "project/run.toml").read_text())
-    assert config["engine"] == {"kind": "local", "directory": str(tiny_model_dir)}
-    assert rollouts("run", tmp_path / "project/run.toml", "--dry-run").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--base-url", "http://127.0.0.1:8000"], "--base-url needs --model"),
-        (["--model", "Qwen/Qwen3-VL-4B-Instruct"], "add --base-url"),
-        (["--model", "m", "--base-url", "http://user:secret@host"], "api_key_env"),
-        (["--model", "m", "--base-url", "host:8000"], "--base-url: base_url is 'host:8000'; pass an address"),
-        (
-            ["--model", "m", "--base-url", "http://host/?key=secret"],
-            "--base-url: base_url is 'http://host/'; it has a query",
-        ),
-    ],
-)
-def test_a_model_that_cannot_be_used_is_an_error_before_anything_is_written(
-    options: list[str], message: str, tmp_path: Path
-) -> None:
-    result = rollouts("init", tmp_path / "project", *options)
-    assert result.exit_code == 2
-    assert message in result.output
-    assert "secret" not in result.output
-    assert not (tmp_path / "project").exists()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from renderers import RenderedTokens, TemplateRenderer
 from rollouts.cli.main import app
 from rollouts.cli.render.token_cells import token_cells
-from rollouts.cli.render.token_lines import By, View, token_lines
+from rollouts.cli.render.token_lines import View, token_lines
 from rollouts.terminal.text import printable
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "Zürich"}}}
@@ -75,14 +75,11 @@ def test_tools_come_from_the_file_or_from_their_own(run: Any, tmp_path: Path) ->
     assert inside.stdout == beside.stdout != run(MESSAGES).stdout
 
 
-def test_the_documented_options_of_by_change_colours_and_nothing_else(run: Any) -> None:
-    plain = {by: run(MESSAGES, "--by", by).stdout for by in ("owner", "sampled", "content")}
-    assert len(set(plain.values())) == 1
-    coloured = {by: run(MESSAGES, "--by", by, FORCE_COLOR="1", TERM="xterm-256color").stdout for by in plain}
-    assert len(set(coloured.values())) == 3
-    bodies = {Text.from_ansi(out).plain.split("\n\n")[1] for out in coloured.values()}
-    assert len(bodies) == 1
-    assert "¦" not in bodies.pop()
+def test_colours_take_the_place_of_marks_between_tokens(run: Any) -> None:
+    plain, coloured = run(MESSAGES).stdout, run(MESSAGES, FORCE_COLOR="1", TERM="xterm-256color").stdout
+    body, uncoloured = Text.from_ansi(coloured).plain.split("\n\n")[1], plain.split("\n\n")[1]
+    assert "¦" not in body
+    assert body == uncoloured.replace("¦", "")
 
 
 def test_a_terminal_that_wants_no_colour_gets_marks_instead(run: Any) -> None:
@@ -210,14 +207,12 @@ def test_tokens_that_spell_no_character_show_as_replacement_characters(renderer:
 
 
 @settings(max_examples=30)
-@given(st.text(max_size=60), st.sampled_from(By), st.booleans(), st.integers(30, 80))
-def test_folded_lines_fit_and_lose_nothing(
-    renderer: TemplateRenderer, text: str, by: By, ids: bool, width: int
-) -> None:
+@given(st.text(max_size=60), st.booleans(), st.integers(30, 80))
+def test_folded_lines_fit_and_lose_nothing(renderer: TemplateRenderer, text: str, ids: bool, width: int) -> None:
     rendered = renderer.render([{"role": "user", "content": text}])
 
     def shown(width: int | None) -> list[Text]:
-        view = View(by, ids, colours=True, width=width)
+        view = View(ids, colours=True, width=width)
         return list(token_lines(rendered, token_cells(renderer, rendered), view))
 
     folded = shown(width)

@@ -11,7 +11,7 @@ from rich.console import Console
 from renderers import load_renderer
 from rollouts.cli.render.conversation_file import read_conversation, read_tools
 from rollouts.cli.render.token_cells import token_cells, tokens_as_json
-from rollouts.cli.render.token_lines import By, View, print_tokens
+from rollouts.cli.render.token_lines import View, print_tokens
 from rollouts.terminal.text import counted, print_json
 
 
@@ -37,7 +37,6 @@ def render(
             "--generation-prompt", help="Append the generation prompt, where the model would start to sample."
         ),
     ] = False,
-    by: Annotated[By, typer.Option(help="The meaning of the colours.")] = By.OWNER,
     ids: Annotated[bool, typer.Option("--ids", help="Show each token's id.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: ids, masks, pieces, counts.")] = False,
 ) -> None:
@@ -52,6 +51,6 @@ def render(
         return
     console = Console()
     colours = console.color_system is not None and not console.no_color
-    view = View(by, ids, colours, width=console.width if console.is_terminal else None)
+    view = View(ids, colours, width=console.width if console.is_terminal else None)
     counts = f"{counted(len(rendered.message_roles), 'message')}, {counted(len(rendered), 'token')}"
     print_tokens(f"{conversation} as {model}: {counts}", rendered, cells, view, console)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import groupby
 
 from rich.cells import cell_len
@@ -43,19 +42,10 @@ _SHADES = {
 _UNMARKED = ("color(245)", "color(250)")
 
 
-class By(StrEnum):
-    """The meaning of the colours."""
-
-    OWNER = "owner"
-    SAMPLED = "sampled"
-    CONTENT = "content"
-
-
 @dataclass(frozen=True, slots=True)
 class View:
     """How to show tokens. `width` is that of the terminal; None: each line of text stays one line, however long."""
 
-    by: By
     ids: bool
     colours: bool
     width: int | None
@@ -71,7 +61,7 @@ def token_lines(rendered: RenderedTokens, cells: Iterable[TokenCell], view: View
         lines = [Text()]
         for cell in run:
             shade = 1 - shade
-            _add_cell(lines, cell, _style(cell, rendered, view.by, shade) if view.colours else "", view)
+            _add_cell(lines, cell, _style(cell, rendered, shade) if view.colours else "", view)
         if len(lines) > 1 and not lines[-1]:
             lines.pop()
         for line in lines:
@@ -88,8 +78,9 @@ def legend(rendered: RenderedTokens, view: View) -> Text:
     line = Text(f"{SAMPLED} sampled {sampled}   {CONTENT} content {content}   {SCAFFOLD} scaffold {scaffold}")
     if view.colours:
         line.append("      ")
-        for name, style in _colour_names(rendered, view.by):
-            line.append(f" {name} ", style).append(" ")
+        for role in dict.fromkeys(rendered.message_roles):
+            line.append(f" {role} ", _SHADES[role][0]).append(" ")
+        line.append(" no message ", _UNMARKED[0]).append(" ")
     return line
 
 
@@ -142,23 +133,11 @@ def _mark(cell: TokenCell) -> str:
     return CONTENT if cell.content else SCAFFOLD
 
 
-def _style(cell: TokenCell, rendered: RenderedTokens, by: By, shade: int) -> str:
+def _style(cell: TokenCell, rendered: RenderedTokens, shade: int) -> str:
     if cell.is_medium:
         return "black on color(215)"
-    if by is By.OWNER:
-        role = rendered.message_roles[cell.message_index] if cell.message_index >= 0 else ""
-        return _SHADES.get(role, _UNMARKED)[shade]
-    marked = cell.sampled if by is By.SAMPLED else cell.content
-    return (_SHADES["assistant" if by is By.SAMPLED else "user"] if marked else _UNMARKED)[shade]
-
-
-def _colour_names(rendered: RenderedTokens, by: By) -> list[tuple[str, str]]:
-    if by is By.SAMPLED:
-        return [("sampled", _SHADES["assistant"][0]), ("not sampled", _UNMARKED[0])]
-    if by is By.CONTENT:
-        return [("content", _SHADES["user"][0]), ("not content", _UNMARKED[0])]
-    roles = dict.fromkeys(rendered.message_roles)
-    return [*((role, _SHADES[role][0]) for role in roles), ("no message", _UNMARKED[0])]
+    role = rendered.message_roles[cell.message_index] if cell.message_index >= 0 else ""
+    return _SHADES.get(role, _UNMARKED)[shade]
 
 
 def _add_cell(lines: list[Text], cell: TokenCell, style: str, view: View) -> None:

@@ -28,7 +28,7 @@ def with_tasks(lines: str) -> str:
     return CONFIG.replace(section, f"[tasks]\n{lines}\n")
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "toml", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_files_of_each_kind_give_the_same_tasks_each_time_they_are_read(tmp_path: Path, kind: str) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -38,8 +38,6 @@ def test_files_of_each_kind_give_the_same_tasks_each_time_they_are_read(tmp_path
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     else:
         rows = [{"name": "four", "number": 4}, {"name": "seven", "number": 7}]
-        text = '[[tasks]]\nname = "four"\nnumber = 4\n[[tasks]]\nname = "seven"\nnumber = 7\n'
-        (tmp_path / "rows.toml").write_text(text)
         (tmp_path / "rows.jsonl").write_text('{"name": "four", "number": 4}\n\n{"name": "seven", "number": 7}')
     source = parts_of(tmp_path, with_tasks(f'kind = "{kind}"\npath = "rows.{kind}"\nid_key = "name"')).tasks
     for _ in range(2):
@@ -101,9 +99,6 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "content", "reason"),
     [
-        ("toml", b"x = 1", r"begin each task with \[\[tasks\]\]"),
-        ("toml", b"x", "not TOML"),
-        ("toml", b"x = " + b"9" * 5000, "not TOML: Exceeds the limit"),
         ("parquet", b"nothing", "cannot be read as Parquet"),
         ("jsonl", b'{"name": "caf\xe9"}', "not JSON in UTF-8"),
     ],
