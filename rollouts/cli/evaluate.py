@@ -81,13 +81,13 @@ def evaluate(
 
 def _configuration(tasks: str, values: Mapping[str, Any]) -> ConfigFile:
     """The configuration of the command. Raises `RunConfigError`."""
-    from rollouts.run_config.config_file import checked_config, read_config
+    from rollouts.run_config.config_file import checked_config, engine_kind, read_values
 
     environment = _environment_changes(values)
     if Path(tasks).suffix == ".toml":
-        path = Path(tasks)
-        model = model_changes(values, configured=read_config(path).config.engine.kind)
-        return read_config(path, [*model, *environment, *changes_of(_OPTIONS, values)])
+        written = read_values(Path(tasks))
+        model = model_changes(values, configured=engine_kind(written))
+        return checked_config(Path(tasks), written, [*model, *environment, *changes_of(_OPTIONS, values)])
     if not environment:
         exit_with_error("pass either --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME")
     changes = [*_task_changes(tasks), *model_changes(values, configured=None), *environment]

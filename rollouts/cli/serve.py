@@ -99,15 +99,11 @@ def serve(
 
 def _configuration(path: Path | None, values: dict[str, Any]) -> EngineFile:
     """The configuration of the command. Raises `RunConfigError`."""
-    from rollouts.run_config.config_file import checked_engine_config, read_values
+    from rollouts.run_config.config_file import checked_engine_config, engine_kind, read_values
 
-    changes = changes_of(_OPTIONS, values)
-    if path is None:
-        model = model_changes(values, configured=None)
-        return checked_engine_config(Path("options"), {}, [*model, *changes])
-    configured = checked_engine_config(path, read_values(path)).config.engine.kind
-    model = model_changes(values, configured=configured)
-    return checked_engine_config(path, read_values(path), [*model, *changes])
+    written = {} if path is None else read_values(path)
+    model = model_changes(values, configured=None if path is None else engine_kind(written))
+    return checked_engine_config(path or Path("options"), written, [*model, *changes_of(_OPTIONS, values)])
 
 
 def _engine(file: EngineFile) -> tuple[Engine, TemplateRenderer]:

@@ -95,6 +95,12 @@ def read_values(path: Path) -> dict[str, Any]:
         raise RunConfigError([ConfigProblem(str(path), "", f"not TOML: {error}")]) from error
 
 
+def engine_kind(values: Mapping[str, Any]) -> str:
+    """The kind of the engine in the values of a file, which are not checked yet; empty where they name none."""
+    engine = values.get("engine")
+    return str(engine.get("kind", "")) if isinstance(engine, dict) else ""
+
+
 def checked_config(path: Path, values: dict[str, Any], changes: Sequence[Change] = ()) -> ConfigFile:
     """The configuration of the values of a file. Raises `RunConfigError` with every problem."""
     return ConfigFile(path, _checked(RunConfig, path, values, changes), tuple(changes))

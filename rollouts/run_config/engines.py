@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from renderers import MediaPolicy
@@ -152,11 +153,17 @@ def _api_key(file: EngineFile, variable: str | None) -> str | None:
     return key
 
 
-def _local_engine(file: EngineFile, section: LocalEngineSection) -> Callable[[], Engine]:
+def local_directory(file: EngineFile, section: LocalEngineSection) -> Path:
+    """The directory of the model that runs in this process. Raises `RunConfigError` unless it is a model's."""
     directory = file.resolve(section.directory)
     if not (directory / "config.json").is_file():
         reason = f"there is no {directory / 'config.json'}; write a model directory, relative to {file.directory}"
         raise file.error(("engine", "directory"), reason)
+    return directory
+
+
+def _local_engine(file: EngineFile, section: LocalEngineSection) -> Callable[[], Engine]:
+    directory = local_directory(file, section)
 
     def make() -> Engine:
         with defer_interrupts():

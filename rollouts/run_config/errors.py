@@ -61,7 +61,7 @@ class ProblemList:
     def check(self) -> None:
         """Raises `RunConfigError` with all problems if there is one."""
         if self._problems:
-            raise RunConfigError(self._problems)
+            raise RunConfigError(list(dict.fromkeys(self._problems)))
 
 
 class TaskFileError(RolloutsError, ValueError):

@@ -19,7 +19,7 @@ from rollouts.episodes.environment import ThreadedEnvironment
 from rollouts.errors import describe_exception, validation_errors
 from rollouts.rewards import GroupReward, Reward, check_names
 from rollouts.run_config.config_file import ConfigFile, EngineFile
-from rollouts.run_config.engines import media_policy, server_kind
+from rollouts.run_config.engines import local_directory, media_policy, server_kind
 from rollouts.run_config.errors import KeyPath, ProblemList
 from rollouts.run_config.import_paths import check_call, imported_function, imported_object, make_importable
 from rollouts.run_config.sections import (
@@ -56,6 +56,9 @@ def make_renderer(file: EngineFile, *, offline: bool) -> TemplateRenderer | None
             raise file.error(("renderer", "chat_template"), f"there is no file {template}; write its path")
     with file.naming("renderer", "media"):
         policy = media_policy(file, section.media)
+    engine = file.config.engine
+    if isinstance(engine, LocalEngineSection) and engine.directory == section.model:
+        local_directory(file, engine)  # the engine's error, which `ProblemList` has once, and no other
     model = _model(file, section.model, section.revision, offline=offline)
     with file.naming("renderer", "model"):
         return load_renderer(

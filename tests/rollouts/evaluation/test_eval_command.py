@@ -257,6 +257,7 @@ def test_a_dry_run_prints_the_messages_for_an_endpoint_and_asks_nothing(tasks: P
     [
         ([], "pass either --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME"),
         (["--score", "score.py"], "--model: pass the model directory"),
+        (["--score", "../data/score.py", "--model", "./modle"], "--model: engine.directory: there is no /"),
         (["--score", "a.py", "--environment", "b.py:B"], "--score and --environment: pass one of them"),
         (["--score", "a.py", "--model", "m", "--engine", "sglang"], "--base-url URL and --engine sglang belong"),
         (
@@ -273,6 +274,7 @@ def test_options_that_are_missing_or_contradict_are_named(tasks: Path, arguments
     result = evaluate(tasks, *arguments)
     assert result.exit_code == 2
     assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
