@@ -37,7 +37,7 @@ def demo(
         int, typer.Option(min=0, metavar="N", help="Decides the first weights, the digits, and how samples are drawn.")
     ] = 0,
     out: Annotated[
-        Path, typer.Option(metavar="DIRECTORY", help="The directory for model, trajectories, curves and figures.")
+        Path, typer.Option(metavar="DIRECTORY", help="The directory for model, trajectories and figures.")
     ] = Path("demo-out"),
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its target.")] = False,
     engine: Annotated[
@@ -55,7 +55,7 @@ def demo(
 ) -> None:
     """Watch a tiny vision-language model learn to read digits, from random weights, on this machine."""
     console = Console()
-    missing = [name for name in ("torch", "transformers", "sklearn", "matplotlib") if find_spec(name) is None]
+    missing = [name for name in ("torch", "transformers", "sklearn") if find_spec(name) is None]
     if missing:
         print_line(f"the demo needs {', '.join(missing)}: {install_command('demo')}")
         raise typer.Exit(2)
@@ -68,13 +68,12 @@ def demo(
     console.print(f"importing torch and making a model of random weights; then {RECIPE.rl_steps} steps of RL")
     results = _run(console, RECIPE, seed=seed, out=out, base_url=base_url, api_key_env=api_key_env)
     with defer_interrupts():
-        from rollouts.demo.run import plot_curves, print_results
+        from rollouts.demo.run import print_results
 
     results.seconds = time.perf_counter() - started
     results.save(out / "figures.json")
-    plot_curves(results, out / "curves.png")
     print_results(results, console)
-    console.print(f"in {out}: curves.png, trajectories.mmr, figures.json, model/", markup=False, soft_wrap=True)
+    console.print(f"in {out}: trajectories.mmr, figures.json, model/", markup=False, soft_wrap=True)
     _write_report(out, seconds=REPORT_SECONDS)
     missed = results.missed_targets()
     for target in missed:
@@ -123,12 +122,12 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
                 from rollouts.demo.trainer import ServerPolicy, serve_command
 
             collect_garbage_rarely()
-            with Progress(console, recipe) as progress:
-                make_policy = partial(ServerPolicy, base_url, api_key) if base_url else local_policy
-                demonstration = Demo(
-                    recipe=recipe, seed=seed, out=out, trainer=trainer, progress=progress, make_policy=make_policy
-                )
-                return demonstration.run()
+            make_policy = partial(ServerPolicy, base_url, api_key) if base_url else local_policy
+            progress = Progress(console, recipe)
+            demonstration = Demo(
+                recipe=recipe, seed=seed, out=out, trainer=trainer, progress=progress, make_policy=make_policy
+            )
+            return demonstration.run()
     except (EpisodeError, ServerUnreachableError, CapabilityError) as error:
         cause = error.__cause__ if isinstance(error, EpisodeError) else error
         if not isinstance(cause, ServerUnreachableError | CapabilityError):

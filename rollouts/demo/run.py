@@ -16,11 +16,7 @@ from statistics import fmean
 import msgpack
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 
 from renderers import load_renderer
 from renderers.vision.processor import MediaProcessor
@@ -46,53 +42,33 @@ from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
 
-_WIDTH_WITH_ALL_FIGURES = 100  # columns
 
-
-class Progress(RichProgress):
-    """The steps of the warm start and of RL, with the time that is left, and a line for each evaluation.
-
-    A terminal shows them on two lines that change; elsewhere a line is printed for every fifth step.
-    """
+class Progress:
+    """Prints a line for the steps of the warm start, every fifth step of RL, and each evaluation."""
 
     def __init__(self, console: Console, recipe: Recipe) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            # On a narrower terminal the bar would leave too little room for the figures.
-            *([BarColumn(bar_width=24)] if console.width >= 112 else []),
-            MofNCompleteColumn(),
-            *([TimeElapsedColumn()] if console.width >= _WIDTH_WITH_ALL_FIGURES else []),
-            TextColumn("{task.fields[figures]}"),
-            refresh_per_second=2,
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._recipe = recipe
+        self._console, self._recipe = console, recipe
         self._rl_seconds = 0.0
-        self._warm = self.add_task("warm start", total=recipe.sft_max_steps, figures="")
-        self._rl = self.add_task("step", total=recipe.rl_steps, figures="", start=False)
 
     def update_warm_start(self, steps: int, loss: float, accuracy: float) -> None:
-        total = steps if accuracy >= self._recipe.sft_target else self._recipe.sft_max_steps
-        self._show(self._warm, "warm start", steps, total, f"loss {loss:.3f}  accuracy {accuracy:.2f}")
+        figures = f"loss {loss:.3f}  accuracy {accuracy:.2f} (ends at {self._recipe.sft_target})"
+        self._print(f"warm start {steps}/{self._recipe.sft_max_steps}: {figures}")
 
     def update_rl(self, step: int, accuracy: float, reward: float, mismatch: float, seconds: float) -> None:
-        self.start_task(self._rl)
         total = self._recipe.rl_steps
         self._rl_seconds += seconds
         left = round(self._rl_seconds / step * (total - step))
-        figures = f"{left // 60}:{left % 60:02} left  accuracy {accuracy:.3f}  mismatch {mismatch:.0e}"
-        if self.disable or self.console.width >= _WIDTH_WITH_ALL_FIGURES:
-            figures += f"  reward {reward:.3f}  {seconds:.1f} s/step"
-        self._show(self._rl, "step", step, total, figures)
+        if step in (1, total) or step % 5 == 0:
+            self._print(
+                f"step {step}/{total}: {left // 60}:{left % 60:02} left  accuracy {accuracy:.3f}  "
+                f"mismatch {mismatch:.0e}  reward {reward:.3f}  {seconds:.1f} s/step"
+            )
 
     def print_evaluation(self, step: int, accuracy: float) -> None:
-        self.console.print(f"step {step}/{self._recipe.rl_steps}: held-out first-try accuracy {accuracy:.3f}")
+        self._print(f"step {step}/{self._recipe.rl_steps}: held-out first-try accuracy {accuracy:.3f}")
 
-    def _show(self, task: TaskID, name: str, step: int, total: int, figures: str) -> None:
-        self.update(task, completed=step, total=total, figures=figures)
-        if self.disable and (step in (1, total) or step % 5 == 0):
-            self.console.print(f"{name} {step}/{total}: {figures}", soft_wrap=True)
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,26 +372,6 @@ def print_results(results: Results, console: Console) -> None:
     columns = [Column("figure", wraps=True), *(Column(heading, wraps=True) for heading in headings)]
     console.print(f"rollouts demo, seed {results.seed}")
     print_table(columns, rows, console)
-
-
-def plot_curves(results: Results, path: Path) -> None:
-    """Plot accuracy and mismatch by RL step to a PNG file."""
-    figure = Figure(figsize=(11, 4))
-    accuracy, mismatch = figure.subplots(1, 2)
-    steps = [step.step for step in results.steps]
-    accuracy.plot(steps, [step.train_accuracy for step in results.steps], color="0.7", label="training digits")
-    held_out = {0: results.before.accuracy, **results.held_out}
-    accuracy.plot(list(held_out), list(held_out.values()), marker="o", label="held-out digits")
-    accuracy.axhline(results.blank.accuracy, linestyle=":", color="tab:red", label="held-out, images blanked")
-    accuracy.set(xlabel="RL step", ylabel="first-try accuracy", ylim=(0, 1))
-    accuracy.legend(loc="lower right")
-    mismatch.semilogy(steps, [step.max_mismatch for step in results.steps], label="max")
-    mismatch.semilogy(steps, [step.mean_mismatch for step in results.steps], label="mean")
-    mismatch.axhline(TARGETS.max_mismatch, linestyle=":", color="tab:red", label="must stay below")
-    mismatch.set(xlabel="RL step", ylabel="|log p(sampler) - log p(trainer)|")
-    mismatch.legend(loc="center right")
-    figure.tight_layout()
-    FigureCanvasAgg(figure).print_figure(path, dpi=120)
 
 
 def _megabytes(count: int) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rollouts.demo.process import TrainerProcess
 from rollouts.demo.recipe import RECIPE
-from rollouts.demo.run import Demo, Progress, plot_curves, print_results
+from rollouts.demo.run import Demo, Progress, print_results
 from rollouts.demo.task import Learn
 from rollouts.demo.trainer import Trainer
 from rollouts.errors import RolloutsError
@@ -53,8 +53,8 @@ class TrainerOfThisProcess:
 
 
 def run(out, trainer):
-    with Progress(Console(file=io.StringIO()), SHORT) as progress:
-        return Demo(recipe=SHORT, seed=0, out=out, trainer=trainer, progress=progress).run()
+    progress = Progress(Console(file=io.StringIO()), SHORT)
+    return Demo(recipe=SHORT, seed=0, out=out, trainer=trainer, progress=progress).run()
 
 
 @pytest.fixture(scope="module")
@@ -105,36 +105,22 @@ def test_the_report_shows_what_was_measured(first_run, tmp_path):
     text = console.export_text()
     assert f"{results.after.accuracy:.3f}" in text
     assert f"{results.max_mismatch:.2e}" in text
-    plot_curves(results, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     results.save(tmp_path / "figures.json")
     saved = json.loads((tmp_path / "figures.json").read_text())
     assert saved["max_mismatch"] == results.max_mismatch
     assert saved["missed"], "two steps cannot have reached the targets"
 
 
-@pytest.mark.parametrize("width", [60, 80, 160])
-def test_progress_shows_complete_numbers_at_every_width(width):
+def test_progress_is_a_line_for_every_fifth_step_with_the_time_that_is_left():
     output = io.StringIO()
-    with Progress(Console(file=output, width=width, force_terminal=True, color_system=None), RECIPE) as progress:
-        progress.update_warm_start(60, 0.123, 0.56)
-        progress.update_rl(1, 0.912, 0.934, 2.1e-6, 12.3)
-    text = output.getvalue()
-    assert "…" not in text
-    assert {"60/60", "1/60", "0.912", "2e-06"} <= set(text.split())
-    assert "12:06 left" in text  # 59 steps of 12.3 s
-
-
-def test_progress_in_a_pipe_is_a_line_for_every_fifth_step_with_the_time_that_is_left():
-    output = io.StringIO()
-    with Progress(Console(file=output, width=60), RECIPE) as progress:
-        progress.update_warm_start(60, 0.123, 0.56)
-        for step in range(1, 11):
-            progress.update_rl(step, 0.5, 0.25, 2.1e-6, 2.0)
-        progress.print_evaluation(10, 0.75)
+    progress = Progress(Console(file=output, width=60), RECIPE)
+    progress.update_warm_start(60, 0.123, 0.56)
+    for step in range(1, 11):
+        progress.update_rl(step, 0.5, 0.25, 2.1e-6, 2.0)
+    progress.print_evaluation(10, 0.75)
     lines = output.getvalue().splitlines()
     assert [line.partition(": ")[0] for line in lines] == [
-        "warm start 60/60",
+        "warm start 60/200",
         "step 1/60",
         "step 5/60",
         "step 10/60",
