@@ -1,4 +1,7 @@
-"""Messages <-> tokens: a model's own chat template, run under provenance tracing. Knows no engine and no network."""
+"""A renderer turns messages into token ids with the model's own chat template, and sampled ids into messages.
+
+It knows no engine and no network.
+"""
 # ruff: noqa: F403, F405 - `__all__` has the names, once; a type checker finds them by the imports below
 
 import importlib

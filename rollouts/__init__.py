@@ -1,4 +1,4 @@
-"""Episodes against inference engines, trajectories, and the training batches made of them."""
+"""Episodes run against inference engines, and become trajectories and training batches."""
 
 from importlib import import_module
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Bytes between processes: typed arrays and media in frames and files, each medium once, nothing copied.
+"""Values become bytes in frames and files: typed arrays and media, each medium once, nothing copied.
 
 frames = encode_frames(trajectory)          # or encode(trajectory) -> bytes
 trajectory = decode_frames(frames)

@@ -1,1 +1,1 @@
-"""Extending a sampled prefix to the next turn's prompt, and asking the template whether that is allowed."""
+"""A bridge extends a sampled prefix to the prompt of the next turn, where the template allows it."""

@@ -1,4 +1,4 @@
-"""The formats of model families: stop tokens, markers of reasoning, and syntaxes of tool calls.
+"""A format has the stop tokens, the markers of reasoning and the syntax of tool calls of a model family.
 
 `Format`, `ReasoningMarkers` and a subclass of `ToolCallSyntax` describe the format of another model.
 """

@@ -1,1 +1,1 @@
-"""Images: references and the policy for them, digests, decoding, and the byte-bounded store."""
+"""Images, video and sound are checked against a policy, read, decoded, and stored by their digest."""

@@ -1,4 +1,4 @@
-"""Sampled ids -> content, reasoning and tool calls."""
+"""The parser turns sampled ids into content, reasoning and tool calls."""
 
 from renderers.errors import check_package_files
 

@@ -1,1 +1,1 @@
-"""Running a model's own chat template while tracing the origin of every printed character."""
+"""A chat template is run, and the origin of every character that it prints is traced."""

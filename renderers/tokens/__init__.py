@@ -1,1 +1,1 @@
-"""From printed text to token ids: control tokens by table, each run of text between them by one BPE pass."""
+"""The tokenizer turns printed text into token ids: control tokens by table, the text between them by BPE."""

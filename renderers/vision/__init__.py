@@ -1,1 +1,1 @@
-"""Pixels and placeholder counts, one module a processor family."""
+"""A processor makes pixels and counts of placeholders of media; each family of processors has a module."""

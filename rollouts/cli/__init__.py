@@ -1,1 +1,1 @@
-"""The `rollouts` command."""
+"""The command `rollouts` has a file or a folder for each subcommand."""

@@ -1,1 +1,1 @@
-"""The demonstration behind `rollouts demo`: a tiny vision-language model learns to read digits."""
+"""`rollouts demo` trains a tiny vision-language model to read digits."""

@@ -1,4 +1,4 @@
-"""Inference engines: the protocol and its implementations, and chat endpoints, which return messages."""
+"""An engine samples completions for prompts of token ids; a chat endpoint returns messages."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""Environments: scored prompts, tools, MCP servers, Gymnasium; those of other libraries."""
+"""These environments are ready to use: scored prompts, tools, MCP servers, Gymnasium, verifiers."""
 
 from rollouts.environments.gymnasium.environment import GymnasiumEnvironment
 from rollouts.environments.mcp.servers import HttpServer, StdioServer

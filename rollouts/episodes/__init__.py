@@ -1,1 +1,1 @@
-"""Environments, and the episodes that are played in them against an inference engine."""
+"""An episode is played in an environment against an inference engine, turn by turn, within limits."""

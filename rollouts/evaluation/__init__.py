@@ -1,4 +1,4 @@
-"""Evaluations: estimates of rewards and success rates with intervals clustered by task, and comparisons of runs."""
+"""An evaluation estimates rewards and success rates, with intervals clustered by task, and compares runs."""
 
 from rollouts.evaluation.comparing import compare_runs
 from rollouts.evaluation.comparison import Comparison

@@ -1,4 +1,4 @@
-"""Rewards by a language model that reads a conversation."""
+"""A judge is a language model that reads a conversation and rewards it."""
 
 from rollouts.judge.judge import Judge, JudgeUsage, Verdict
 

@@ -1,1 +1,1 @@
-"""Forward passes of transformers models with images placed by range, for the local engine and the trainer."""
+"""The forward pass of a transformers model has its media placed by range, for local engine and trainer."""

@@ -1,4 +1,4 @@
-"""Listeners of a runner and sinks of its figures: metrics, terminal, Prometheus, TensorBoard, Weights & Biases.
+"""Listeners of a runner report its figures: terminal, Prometheus, TensorBoard, Weights & Biases, files.
 
 Importing this package loads none of prometheus_client, tensorboardX and wandb.
 """

@@ -1,4 +1,4 @@
-"""Episodes of a `Runner` on a Ray cluster. Needs the extra `ray`."""
+"""The episodes of a `Runner` run in actors of a Ray cluster. Needs the extra `ray`."""
 
 from renderers.errors import MissingExtraError
 

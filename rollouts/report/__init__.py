@@ -1,4 +1,4 @@
-"""The report of a run, one HTML file with curves, mismatch, throughput, errors and episodes."""
+"""A report is one HTML file with the curves, mismatch, throughput, errors and episodes of a run."""
 
 from rollouts.report.write import WrittenReport, write_report
 

@@ -1,1 +1,1 @@
-"""The configuration file of `rollouts run`: reading and checking it, and making the objects that it describes."""
+"""The configuration file of `rollouts run`, `eval` and `serve` is checked, and its objects are made."""

@@ -1,4 +1,4 @@
-"""Groups of episodes for the tasks of a run."""
+"""A runner plays groups of episodes for the tasks of a run."""
 
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.runner.errors import (

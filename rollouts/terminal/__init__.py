@@ -1,1 +1,1 @@
-"""Text and tables on a terminal and in a pipe, for the commands."""
+"""Commands print text and tables for a terminal or a pipe."""

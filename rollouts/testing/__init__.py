@@ -1,4 +1,4 @@
-"""For tests of environments and trainers: small complete checkpoint directories, and engines without a model."""
+"""Tests of environments and trainers use small checkpoint directories and engines without a model."""
 
 from rollouts.testing.scripted_engine import ScriptedCompletion, ScriptedEngine
 from rollouts.testing.tiny_model import CHAT_TEMPLATE, tiny_qwen2_audio, tiny_qwen3_vl

@@ -1,4 +1,7 @@
-"""The Tinker API over a `Trainer` and the engines of this package: `rollouts tinker`. Needs the extra `tinker`."""
+"""`rollouts tinker` serves the Tinker API over a `Trainer` and the engines of this package.
+
+It needs the extra `tinker`.
+"""
 
 from importlib.util import find_spec
 

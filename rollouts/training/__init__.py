@@ -1,4 +1,7 @@
-"""From trajectories to gradients: samples, batches, model inputs, losses and the mismatch. Needs the `torch` extra."""
+"""Trajectories become samples, batches and model inputs; losses and the mismatch are computed from these.
+
+The package needs the extra `torch`.
+"""
 
 from renderers.errors import MissingExtraError
 from rollouts.scoring import TokenScores, score, with_scores

@@ -1,1 +1,1 @@
-"""The token tree of one episode, its provenance, and its packed forms."""
+"""A trajectory is the token tree of one episode, with its provenance and its packed forms."""

@@ -1,4 +1,4 @@
-"""Trajectories as a page in a browser: one self-contained file, or served while a run writes them."""
+"""The viewer shows trajectories as a page in a browser: one file, or served while a run writes them."""
 
 from rollouts.view.page import write_html
 

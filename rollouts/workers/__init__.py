@@ -1,4 +1,4 @@
-"""Episodes of a `Runner` in other processes: the same runner, its attempts elsewhere.
+"""Workers play the episodes of a `Runner` in other processes: the same runner, its attempts elsewhere.
 
 A worker process has an `EpisodeWorker`, made of environments, an engine and a renderer of its own. The process of the
 runner has a `WorkerPool`, which gives it `EpisodeJob`s and returns trajectories:

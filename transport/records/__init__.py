@@ -1,1 +1,1 @@
-"""Record files: append, read, merge, repair."""
+"""A record file is appended to, read, merged and repaired."""

@@ -1,1 +1,1 @@
-"""Values <-> one msgpack header and raw buffers, within limits."""
+"""A value is encoded as one msgpack header and raw buffers, and decoded within limits."""

@@ -1,1 +1,1 @@
-"""The syntaxes of tool calls, by how they write arguments: as JSON, as elements, as literals."""
+"""A syntax reads tool calls whose arguments are written as JSON, as elements or as literals."""

@@ -1,1 +1,1 @@
-"""`rollouts doctor`: checks of a live server of vLLM or SGLang, with a cure for each failure."""
+"""`rollouts doctor` checks a live server of vLLM or SGLang, and names a cure for each failure."""

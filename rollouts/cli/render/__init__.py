@@ -1,1 +1,1 @@
-"""The command `rollouts render`."""
+"""`rollouts render` prints the tokens of a conversation."""

@@ -1,1 +1,1 @@
-"""The command `rollouts run`."""
+"""`rollouts run` runs the tasks of a configuration file."""

@@ -1,1 +1,1 @@
-"""`rollouts traj`: list, show, export, merge and repair the episodes of trajectory files."""
+"""`rollouts traj` lists, shows, exports, merges and repairs the episodes of trajectory files."""

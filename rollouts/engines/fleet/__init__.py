@@ -1,4 +1,4 @@
-"""Several engines behind one `Engine`: a session stays on one of them, and moves when that one fails."""
+"""A fleet is several engines behind one `Engine`: a session stays on one, and moves when that one fails."""
 
 from rollouts.engines.fleet.fleet import EngineFleet
 from rollouts.engines.fleet.limits import FleetLimits

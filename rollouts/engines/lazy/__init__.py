@@ -1,4 +1,4 @@
-"""An engine that is started with its first request: a function that makes it, or the command of a server."""
+"""A lazy engine starts with its first request: it calls a function, or runs the command of a server."""
 
 from rollouts.engines.lazy.engine import LazyEngine
 

@@ -1,4 +1,4 @@
-"""An engine in the same process: transformers, batched sampling with a KV cache (extra `torch`)."""
+"""The local engine samples with transformers in this process, in batches with a KV cache (extra `torch`)."""
 
 from rollouts.engines.local.engine import LocalEngine
 

@@ -1,4 +1,4 @@
-"""The engine over HTTP for SGLang servers; it does not import sglang."""
+"""The engine of an SGLang server sends its requests over HTTP; it does not import sglang."""
 
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.sglang.capabilities import SGLangCapabilities

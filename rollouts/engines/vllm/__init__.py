@@ -1,4 +1,4 @@
-"""The engine and the renderer over HTTP for vLLM servers; neither imports vllm."""
+"""The engine and the renderer of a vLLM server send requests over HTTP; neither imports vllm."""
 
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.protocol import TokenDelta

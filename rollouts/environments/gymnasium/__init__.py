@@ -1,4 +1,4 @@
-"""Environments of Gymnasium: the model sees their frames, and an action is read from what it writes."""
+"""The model sees the frames of an environment of Gymnasium, and an action is read from what it writes."""
 
 from rollouts.environments.gymnasium.environment import GymnasiumEnvironment
 

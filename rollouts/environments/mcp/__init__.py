@@ -1,4 +1,4 @@
-"""Tools of servers of the Model Context Protocol (MCP). Needs the extra `mcp`."""
+"""The model calls the tools of servers of the Model Context Protocol (MCP). Needs the extra `mcp`."""
 
 from rollouts.environments.mcp.servers import HttpServer, StdioServer
 from rollouts.environments.mcp.tools import McpTools

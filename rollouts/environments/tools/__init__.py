@@ -1,4 +1,4 @@
-"""Tools: functions that a model calls, and the environment that calls them."""
+"""A tool is a function that the model calls through the environment of tools."""
 
 from rollouts.environments.tools.errors import (
     ToolArgumentsError,

@@ -1,4 +1,4 @@
-"""Environments of verifiers, sampled from an `Engine`: a verifiers client, and episodes as `Trajectory`s.
+"""Environments of verifiers sample from an `Engine`, and their episodes are recorded as `Trajectory`s.
 
 verifiers runs its own harnesses, tools and scoring. Every call of the model goes through the renderer and the
 engine, and each rollout is recorded as the exact token tree. Needs verifiers 0.4, which

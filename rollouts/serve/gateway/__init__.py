@@ -1,1 +1,1 @@
-"""Chat completions in OpenAI's format, in front of any `Engine`; each session is recorded as a trajectory."""
+"""The gateway answers OpenAI's chat completions with any `Engine`, and records sessions as trajectories."""

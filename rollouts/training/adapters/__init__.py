@@ -1,4 +1,4 @@
-"""Training samples as the types of other trainers; rows of `datasets` become samples again.
+"""An adapter turns training samples into the type of another trainer; rows of `datasets` become samples again.
 
 Each module is for one trainer and imports its package only when called. What a type cannot hold is an
 `AdapterError` that names the sample and the part.

@@ -1,4 +1,4 @@
-"""The mismatch: figures, tested causes and text of the difference between sampler and trainer."""
+"""The mismatch of sampler and trainer has figures, tested causes and a text."""
 
 from rollouts.compared_tokens import ComparedTokens
 from rollouts.training.mismatch.diagnosis import Diagnosis, HypothesisResult, diagnose_mismatch, diagnosis_text
