@@ -18,13 +18,16 @@ from rollouts.errors import (
     EngineError,
     EngineStartError,
     FleetMismatchError,
+    describe_exception,
     text_with_notes,
 )
 from rollouts.run_config.config_file import EngineFile
 from rollouts.run_config.errors import KeyPath
+from rollouts.run_config.import_paths import imported_factory
 from rollouts.run_config.sections import (
     EndpointEngineSection,
     FleetEngineSection,
+    ImportedEngine,
     LocalEngineSection,
     MediaSection,
     ScriptedEngineSection,
@@ -53,6 +56,8 @@ def engine_factory(file: EngineFile, renderer: Any) -> Callable[[], Engine | Cha
         return _endpoint(file, section)
     if isinstance(section, ScriptedEngineSection):
         return _scripted_engine(section, renderer)
+    if isinstance(section, ImportedEngine):
+        return _imported_engine(file, section)
     return _served_engine(file, section)
 
 
@@ -180,6 +185,23 @@ def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[
         from rollouts.testing import ScriptedEngine
 
         return ScriptedEngine(cycle(section.completions), renderer=renderer)
+
+    return make
+
+
+def _imported_engine(file: EngineFile, section: ImportedEngine) -> Callable[[], Engine]:
+    factory = imported_factory(file, "engine", section, [])
+
+    def make() -> Engine:
+        try:
+            engine = factory()
+        except Exception as error:
+            # A function of a user may raise anything.
+            raise file.error(("engine", "factory"), f"{section.factory} raised {describe_exception(error)}") from error
+        if not isinstance(engine, Engine):
+            reason = f"{section.factory} gives a {type(engine).__name__}; give an object of a subclass of Engine"
+            raise file.error(("engine", "factory"), reason)
+        return engine
 
     return make
 

@@ -7,14 +7,15 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rollouts.errors import describe_exception
-from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.config_file import ConfigFile, EngineFile
 from rollouts.run_config.errors import KeyPath
+from rollouts.run_config.sections import ImportedEngine, ImportedEnvironment
 from rollouts.values import call_error
 
 
@@ -24,7 +25,7 @@ def imported_files(file: ConfigFile) -> dict[str, str]:
     The objects are imported already.
     """
     digests = {}
-    tables = {"tasks", "environment", "group_rewards", "skip_group"}  # those that name functions and classes
+    tables = {"tasks", "environment", "engine", "group_rewards", "skip_group"}  # those that name functions and classes
     for import_path in sorted(set(_texts(file.config.model_dump(include=tables)))):
         module_name, colon, _ = import_path.rpartition(":")
         path = file.resolve(module_name)
@@ -44,7 +45,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
+def imported_object(file: EngineFile, key: KeyPath, import_path: str) -> Any:
     """The object of an import path. Modules in the directory of the file can be imported, before all others.
 
     A path with a file of Python in place of the module, "rewards.py:score", is relative to that directory,
@@ -83,7 +84,7 @@ def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
 
 
 def imported_function(
-    file: ConfigFile, key: KeyPath, import_path: str, parameters: Sequence[str] | None = None
+    file: EngineFile, key: KeyPath, import_path: str, parameters: Sequence[str] | None = None
 ) -> Callable[..., Any]:
     """As `imported_object`, for a class or a function, which can be called with `parameters` where they are known.
 
@@ -98,8 +99,17 @@ def imported_function(
     return function
 
 
+def imported_factory(
+    file: EngineFile, table: str, section: ImportedEnvironment | ImportedEngine, parameters: Sequence[str]
+) -> Callable[..., Any]:
+    """The `factory` of a table with its `arguments`, which can be called with `parameters`. Raises `RunConfigError`."""
+    factory = imported_function(file, (table, "factory"), section.factory)
+    check_call(file, (table, "arguments" if section.arguments else "factory"), factory, parameters, section.arguments)
+    return partial(factory, **section.arguments)
+
+
 def check_call(
-    file: ConfigFile,
+    file: EngineFile,
     key: KeyPath,
     function: Callable[..., Any],
     positional: Sequence[str],

@@ -21,11 +21,12 @@ from rollouts.rewards import GroupReward, Reward, check_names
 from rollouts.run_config.config_file import ConfigFile, EngineFile
 from rollouts.run_config.engines import local_directory, media_policy, server_kind
 from rollouts.run_config.errors import KeyPath, ProblemList
-from rollouts.run_config.import_paths import check_call, imported_function, imported_object, make_importable
+from rollouts.run_config.import_paths import imported_factory, imported_function, imported_object, make_importable
 from rollouts.run_config.sections import (
     AsynchronousSection,
     EndpointEngineSection,
     GymnasiumSection,
+    ImportedEngine,
     ImportedEnvironment,
     LocalEngineSection,
     RewardSection,
@@ -132,7 +133,7 @@ def check_sampling(file: ConfigFile) -> None:
 
 def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
     engine, sampling = file.config.engine, file.config.sampling
-    if isinstance(engine, ScriptedEngineSection):  # it takes any
+    if isinstance(engine, ScriptedEngineSection | ImportedEngine):  # what they refuse is not known before a request
         return
     if isinstance(engine, EndpointEngineSection):
         from rollouts.engines.endpoint import OWN_FIELDS
@@ -183,13 +184,8 @@ def environment_factory(file: ConfigFile) -> MakeEnvironment:
 
 
 def _imported(file: ConfigFile, section: ImportedEnvironment) -> MakeEnvironment:
-    key = ("environment", "factory")
-    factory = imported_function(file, key, section.factory)
-    arguments_key = ("environment", "arguments") if section.arguments else key
-    check_call(file, arguments_key, factory, ["task"], section.arguments)
-    if section.threaded:
-        return lambda task: ThreadedEnvironment(factory(task, **section.arguments))
-    return lambda task: factory(task, **section.arguments)
+    factory = imported_factory(file, "environment", section, ["task"])
+    return (lambda task: ThreadedEnvironment(factory(task))) if section.threaded else factory
 
 
 def _scored_prompt(file: ConfigFile, section: ScoredPromptSection) -> MakeEnvironment:

@@ -307,13 +307,22 @@ class ScriptedEngineSection(Section):
     completions: list[str] = Field(min_length=1)
 
 
+class ImportedEngine(Section):
+    """A class or function that is called with `arguments`, and returns an `Engine`."""
+
+    kind: Literal["import"]
+    factory: ImportPath
+    arguments: dict[str, Plain] = Field(default_factory=dict)
+
+
 EngineSection: TypeAlias = Annotated[
     VLLMEngineSection
     | SGLangEngineSection
     | FleetEngineSection
     | EndpointEngineSection
     | LocalEngineSection
-    | ScriptedEngineSection,
+    | ScriptedEngineSection
+    | ImportedEngine,
     Field(discriminator="kind"),
 ]
 

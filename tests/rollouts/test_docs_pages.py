@@ -27,6 +27,7 @@ from transport import DecodeLimits
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 def run_page(page):
@@ -49,7 +50,7 @@ def test_the_first_hour(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     text = (DOCS / "first-hour.md").read_text("utf-8")
-    blocks = re.findall(r'^```python title="([\w.]+)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
+    blocks = FILE.findall(text)
     assert len(blocks) == text.count("```python") == 2
     prose = re.sub("```.*?```", "", text, flags=re.DOTALL)
     commands = re.findall(r"^ {4}((?:rollouts|python|pytest)\b.*)$", prose, re.MULTILINE)

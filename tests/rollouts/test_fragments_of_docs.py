@@ -44,9 +44,6 @@ def test_the_page_on_rendering(repositories, tmp_path):
     exact = [*names["prompt_ids"], *names["completion_ids"]]
     assert names["prompt"].token_ids[: len(exact)] == exact
     assert (names["parsed"].content, names["parsed"].stopped) == ("Left.", True)
-    own = names["read"]
-    assert (own.reasoning_content, own.content, [call.name for call in own.tool_calls]) == ("Left?", "Now.", ["look"])
-    assert own.tool_calls[0].status == "ok"
 
 
 def test_the_page_on_media(repositories):

@@ -1,15 +1,21 @@
 """The code of the guides in docs/how-to, and the values that its comments state."""
 
+import math
 import os
+import runpy
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 from planted_mismatches import sampled, scored
-from test_docs_pages import DOCS, run_page
+from test_docs_pages import DOCS, FILE, run_command, run_page
 
 from renderers import load_renderer
+from renderers.formats import detection
+from renderers.formats.families import Family
+from rollouts.testing import tiny_qwen3_vl
+from transport import read_records
 
 HELLO = [{"role": "user", "content": "Hello."}]
 
@@ -28,6 +34,50 @@ def test_the_guide_to_an_own_model():
 def test_the_guide_to_an_own_environment():
     names = run_page("how-to/own-environment.md")
     assert names["rewards"] == {"2 squares": [0.0] * 4, "3 squares": [1.0] * 4}
+
+
+PRINTS_ITS_CALLS = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' -}}
+{%- if message.reasoning_content -%}{{- '[thoughts]' + message.reasoning_content + '[/thoughts]' -}}{%- endif -%}
+{{- message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '[call]' + call.function.name + ' ' + call.function.arguments | tojson + '[/call]' -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+
+
+@pytest.fixture
+def files_of_the_guide():
+    """The files of docs/how-to/extend.md and a model, in the working directory."""
+    for name, content in FILE.findall((DOCS / "how-to/extend.md").read_text("utf-8")):
+        Path(name).write_text(content, "utf-8")
+    tiny_qwen3_vl("model", weights=False)
+
+
+@pytest.mark.slow
+def test_the_guide_to_an_own_environment_and_engine_and_format(files_of_the_guide, monkeypatch):
+    monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
+    run_command("rollouts run run.toml", Path.cwd())
+    episodes = [episode for group in read_records("out/trajectories.mmr") for episode in group]
+    assert len(episodes) == 4
+    for episode in episodes:
+        answer = episode.turns[0].message["content"]
+        assert (len(answer), answer.isdecimal(), episode.error) == (3, True, "")
+        assert episode.reward == (int(answer) % 2 == 0)
+        assert episode.nodes[-1].logprobs == pytest.approx([math.log(1 / 10)] * 3)
+    assert run_command("python read.py", Path.cwd()) == "Left? Now. ['look']\n"
+
+
+def test_a_format_of_the_table_is_that_of_each_model_that_prints_it(files_of_the_guide, monkeypatch):
+    Path("template.jinja").write_text(PRINTS_ITS_CALLS, "utf-8")
+    assert load_renderer("model", chat_template=Path("template.jinja")).format.name != "mine"
+    own = Family(runpy.run_path("named_calls.py")["FORMAT"])
+    monkeypatch.setattr(detection, "FAMILIES", (own, *detection.FAMILIES))
+    assert load_renderer("model", chat_template=Path("template.jinja")).format.name == "mine"
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from rollouts.testing import tiny_qwen3_vl
 ENGINE = 'kind = "scripted"\ncompletions = ["4", "7"]'
 VLLM = 'kind = "vllm"\nbase_url = "http://h"'
 SGLANG = 'kind = "sglang"\nbase_url = "http://h"'
+IMPORTED = 'kind = "import"\nfactory = "functions_env:'
 FACTORY = 'kind = "import"\nfactory = "guess_env:Guess"\narguments = { tries = 2 }'
 SCORED = 'kind = "scored_prompt"\nmessages = "functions_env:messages"\n'
 REWARD = '[[environment.rewards]]\nname = "a"\nfunction = "functions_env:right"\n'
@@ -141,6 +142,12 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
     "no host": ('"model"', '"model"\nmedia.allowed_hosts = ["http://h"]', "renderer.media", "allowed_hosts"),
     "variable that is not set": (ENGINE, VLLM + '\napi_key_env = "NOT_SET"', "engine.api_key_env", "is not set"),
     "no model of the engine": (ENGINE, 'kind = "local"\ndirectory = "x"', "engine.directory", "config.json"),
+    "argument of the engine": (
+        ENGINE,
+        IMPORTED + 'right"\narguments.x = 1',
+        "engine.arguments",
+        "takes (completion, task)",
+    ),
     "reward twice": (FACTORY, SCORED + 2 * REWARD, "environment.rewards", "2 rewards have this name"),
     "reward that does not exist": (
         FACTORY,
@@ -227,6 +234,21 @@ def test_what_cannot_be_used_is_named_with_its_key_and_what_is_allowed(tmp_path:
     assert str(problem).startswith(f"{tmp_path / 'run.toml'}: {key}: ")
 
 
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [("nothing", "gives a list; give an object of"), ("fail", "raised OSError: the disk is gone")],
+)
+def test_a_function_that_gives_no_engine_is_named_before_the_run(
+    tmp_path: Path, model: Path, function: str, reason: str
+) -> None:
+    path = write_run(tmp_path, CONFIG.replace(ENGINE, f'{IMPORTED}{function}"'), model=False)
+    (tmp_path / "model").symlink_to(model)
+    (tmp_path / "functions_env.py").write_text(MODULES["functions_env.py"])
+    result = run(path)
+    assert result.exit_code == 2
+    assert f"engine.factory: functions_env:{function} {reason}" in result.output
+
+
 @pytest.mark.parametrize("name", SAMPLING)
 def test_a_sampling_option_that_the_engine_refuses_is_an_error_before_the_run(
     tmp_path: Path, model: Path, name: str
@@ -236,6 +258,14 @@ def test_a_sampling_option_that_the_engine_refuses_is_an_error_before_the_run(
     (problem,) = problems_of(tmp_path, model, config, [])
     assert problem.key == f"sampling.{key}"
     assert reason in problem.reason
+
+
+def test_what_an_imported_engine_takes_is_not_checked_before_the_run(tmp_path: Path, model: Path) -> None:
+    config = CONFIG.replace(ENGINE, f'{IMPORTED}nothing"').replace("temperature = 0.5", "extra.own_option = 3")
+    path = write_run(tmp_path, config, model=False)
+    (tmp_path / "model").symlink_to(model)
+    (tmp_path / "functions_env.py").write_text(MODULES["functions_env.py"])
+    make_parts(read_config(path), offline=True)
 
 
 def test_every_wrong_value_is_reported_at_once_with_the_option_that_gave_it(tmp_path: Path, model: Path) -> None:
