@@ -87,6 +87,7 @@ class GroupRun:
         self._started_at: float | None = None
         self._seconds = 0.0  # of a group that an earlier process ran
         for index, attempt in recorded.items():
+            # The next attempt has a number, and so an id and a seed, that no earlier one had.
             self._attempts[index] = attempt.attempt + 1
             if attempt.final:
                 self._ended[index] = attempt.episode
@@ -199,6 +200,7 @@ class GroupRun:
                 self._note_assembling()
                 if error is not None:
                     settings.reporter.log_failure(episode, error)
+            # Before the journal, which may wait for the disk: another group can begin meanwhile.
             self._claims.release(1)
             if settings.journal is not None:
                 await settings.journal.attempted(self.task.task_id, index, attempt, episode, final=delay is None)
@@ -242,6 +244,7 @@ class GroupRun:
                 episode = await self._scored(settings.score_episode, episode)
             outcome = "done" if episode.done else "truncated"
         except EpisodeError as error:
+            # The cause, because retries depend on what failed and not on the error around it.
             episode, outcome, failure = error.trajectory, "failed", error.__cause__ or error
         except ScoringError as error:
             episode = replace(episode, done=False, truncated=False, error=describe_exception(error))
@@ -310,6 +313,7 @@ class GroupRun:
     @contextmanager
     def _requesting(self, index: int) -> Iterator[None]:
         """The block of a request of an episode, until its tokens are in the trajectory."""
+        # A key of its own for each request: an environment may make several at once.
         request, requested = object(), self._requested[index]
         requested[request] = self._settings.history.current_place
         try:

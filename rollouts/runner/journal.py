@@ -60,6 +60,7 @@ class Journal:
         self._configuration = configuration
         self._resumed = False
         self._closed = False
+        # One thread: the file has the order of the calls, and the event loop does not wait for the disk.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     @classmethod

@@ -199,6 +199,7 @@ class Recorder:
                 if task_id in self._tasks:
                     self._tasks[task_id].attempts[place] = _Attempt(index, episode.episode_id, bool(episode.error))
             case ("group", task_id, episode_ids, _):
+                # Episodes that are damaged, or were run again, make another group than the one recorded.
                 if task_id in self._tasks and self._tasks[task_id].episode_ids == episode_ids:
                     self._finished[task_id] = index
             case ("closed", reasons):
@@ -257,6 +258,7 @@ class Recorder:
 
     def attempt(self, task_id: str, index: int, attempt: int, episode: Trajectory, final: bool) -> None:
         self._unfinished(task_id)
+        # Not durable: a lost attempt is run again, while groups and deliveries must be what was reported.
         self._record("attempt", task_id, index, attempt, final, episode, durable=False)
 
     def finish(self, group: Group) -> None:
@@ -274,6 +276,7 @@ class Recorder:
         if task_id not in self._closed:
             self._record("closed", {task_id: reason})
             with self._name_errors():
+                # When it has doubled: all rewriting together then writes about as much as was appended.
                 if self._writer.size > 2 * self._rewritten + _SLACK_BYTES:
                     self._rewrite()
         self.lost.discard(task_id)
@@ -295,6 +298,7 @@ class Recorder:
                 self._writer.flush()
 
     def _append(self, *record: Any) -> None:
+        # In this order: what could not be written does not count.
         self._apply(self._writer.append(record), record)
 
     def _rewrite(self) -> None:
@@ -350,6 +354,7 @@ class Recorder:
     def _read(self, index: int) -> tuple[Any, ...]:
         """What record `index` holds after its kind."""
         with self._name_errors():
+            # It was appended after the reader had looked at the file.
             if index >= len(self._reader):
                 self._reader.refresh()
             held: tuple[Any, ...] = self._reader[index][1:]

@@ -107,6 +107,7 @@ class Reporter:
         """Make an event, count it and pass it to the listeners."""
         event = make_event(*args, **kwargs)
         count_event(event, self.counts)
+        # A copy: one that fails is removed within the loop.
         for listener in self.listeners.copy():
             try:
                 listener(event)
@@ -119,6 +120,7 @@ class Reporter:
         # Of the code of a user, in which the traceback of an exception shows the line to correct.
         cause = error.__cause__ if isinstance(error, EnvironmentFailedError | RendererFailedError) else None
         trace = None if cause is None else cause.__traceback__
+        # The innermost frame is the line of the user's code that raised.
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         place = None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)

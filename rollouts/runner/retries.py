@@ -44,6 +44,7 @@ class RetryPolicy(Bounded):
 
     def backoff(self, attempts: int) -> float:
         """The seconds before the next attempt, after `attempts` that failed."""
+        # The exponent has a bound because 2.0 ** 1024 raises `OverflowError`.
         delay = min(self.max_delay, self.first_delay * 2.0 ** min(attempts - 1, 60))
         return delay * random.uniform(0.5, 1.0)  # noqa: S311  no secret depends on it
 

@@ -292,6 +292,7 @@ class Runner:
         try:
             await self._updates.update(weights, version, in_flight)
         finally:
+            # Also after an error or a cancellation: the engine may have the new weights all the same.
             if self._updates.history.current == version:
                 if self._journal is not None:
                     await self._journal.uses_weights(version)
@@ -392,6 +393,7 @@ class Runner:
         """`_end`, called on the event loop for a stream that nobody refers to."""
         if schedule in self._schedules:
             ending = asyncio.get_running_loop().create_task(self._end(schedule))
+            # The event loop has only a weak reference to a task.
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
@@ -417,5 +419,6 @@ class GroupStream(AsyncIterator[Group]):
         await self._runner._end(self._schedule)
 
     def __del__(self) -> None:
+        # The garbage collector may run this on any thread.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._runner._abandon, self._schedule)

@@ -166,6 +166,7 @@ class Schedule:
             return False
         if self._journal is not None:
             await self._journal.delivered(group.task.task_id)
+        # Again, because others may have been acknowledged while the journal wrote.
         self._unacknowledged = [one for one in self._unacknowledged if one is not group]
         return True
 
@@ -174,6 +175,7 @@ class Schedule:
         tasks = [*self._running.values()] + ([] if self._starting is None else [self._starting])
         self._starting = None
         for run in self._running:
+            # Before the tasks are cancelled, which look at it to know why they are.
             run.is_interrupted = True
         for task in tasks:
             task.cancel()
@@ -193,6 +195,7 @@ class Schedule:
             if in_flight == "wait":
                 run.expect_no_older_tokens()
             age = staleness(self._settings.history, run.oldest_place())
+            # Once: a second cancellation would interrupt the recording of the first.
             if is_dropped(self._mode, age) and run.dropped_for is None:
                 run.dropped_for = age
                 task.cancel()
@@ -225,6 +228,7 @@ class Schedule:
             if not taken and self._source_error is not None:
                 raise self._source_error
         except BaseException:
+            # In front and in their order, so that the next call delivers them first.
             self._finished.extendleft(reversed(taken))
             raise
         finally:
@@ -254,6 +258,7 @@ class Schedule:
         """
         while not self._is_closed:
             if self._stored and self._journal is not None:
+                # Removed after it was read: a call that is cancelled meanwhile loses no group.
                 group = await self._journal.group(self._stored[0])
                 self._stored.popleft()
                 if reason := self._skip_reason(group):  # its process was killed before it had recorded that
@@ -269,10 +274,12 @@ class Schedule:
             if self._starting is None:
                 self._starting = asyncio.create_task(self._start_groups())
             elif self._starting.done() and not self._running:
+                # Raises what has ended it, such as a journal that cannot be read.
                 self._starting.result()
                 if self._lacks_workers:
                     raise WorkersClosedError
                 return None
+            # Nothing was awaited since the checks above, so that no progress between is missed.
             self._progress.clear()
             await self._progress.wait()
         return None
@@ -290,6 +297,7 @@ class Schedule:
                     if is_dropped(self._mode, age):  # it was interrupted, and the weights have changed since
                         await self._drop(run.task.task_id, age)
                         continue
+                    # Another stream may have claimed the capacity while the task was awaited.
                     if not self._may_start():
                         self._interrupted.appendleft(run)
                         break
@@ -299,6 +307,7 @@ class Schedule:
                 if not isinstance(workers, EpisodeWorker) and workers.is_closed:
                     self._lacks_workers = True
                     return
+                # Nothing was awaited since `_may_start`, so that no change between is missed.
                 changed.clear()
                 await changed.wait()
         except StopAsyncIteration:
@@ -314,6 +323,7 @@ class Schedule:
         run.claim()
         task = asyncio.create_task(self._run_group(run))
         self._running[run] = task
+        # A callback: a task that is cancelled before its first step does not come to a `finally`.
         task.add_done_callback(lambda _: self._end(run))
 
     def _may_start(self) -> bool:
@@ -335,6 +345,7 @@ class Schedule:
         if self._interrupted:
             return self._interrupted.popleft()
         if self._unfinished and self._journal is not None:
+            # Removed below, after the reads: a start that is cancelled meanwhile loses no task.
             task_id = self._unfinished[0]
             task = await self._journal.task(task_id)
             recorded = await self._journal.attempts(task_id)
@@ -368,6 +379,7 @@ class Schedule:
                 self._finished.append(FinishedGroup(run, group))
             if failure := self._first_groups.end(run, group):
                 self._finished.append(failure)
+        # These end the program, and not the group alone.
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # raised by `next_groups`: a group must not be lost, whatever ends its task

@@ -88,6 +88,7 @@ class TaskSource:
             raise StopAsyncIteration
         if self._blocking is not None:
             with self._source_errors():
+                # In a tuple, which tells the end of the source from whatever it yields.
                 found = next(((task,) for task in self._blocking), ())
         else:
             if self._advancing is None:

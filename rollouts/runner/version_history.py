@@ -53,6 +53,7 @@ class VersionHistory:
         """Record that `version` is in use now. A version that is in use already stays in its place."""
         if version in self._used:
             return
+        # One that an earlier process used after the current version keeps its place.
         if self._places.get(version, -1) <= self._places[self._current]:
             self._places[version] = max(self._places.values()) + 1
         self._used.add(version)

@@ -101,6 +101,7 @@ class WeightUpdates:
     async def _until_ended(self, updating: asyncio.Task[None]) -> None:
         """Wait for an update that goes on when the caller is cancelled once."""
         try:
+            # An update that is cut short leaves the engine with weights that no version names.
             await asyncio.shield(updating)
         except asyncio.CancelledError:
             if updating.cancelled():  # by the engine's own doing

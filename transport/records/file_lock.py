@@ -62,6 +62,7 @@ def locked(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
 
 def _acquire(file: io.FileIO, path: str) -> None:
     try:
+        # LOCK_NB: the caller is told who has the file, instead of waiting for it without an end.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise FileLockedError(path) from error

@@ -40,6 +40,7 @@ def open_regular(path: str, mode: Literal["r", "r+", "a+"]) -> io.FileIO:
 
     Raises `MalformedError` for a pipe or a device, which could block for ever or have no end.
     """
+    # O_NONBLOCK: opening a pipe that nobody writes to would wait for a writer.
     file = io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -103,6 +104,7 @@ class Record:
         """Whether the payload is complete and has the right checksum."""
         position, end = self.start + HEADER_BYTES, self.start + HEADER_BYTES + self.length
         actual = 0
+        # In pieces, so that a record of gigabytes is checked in the memory of one piece.
         while position < end and (piece := source.read(position, min(_READ_BYTES, end - position))):
             actual = zlib.crc32(piece, actual)
             position += len(piece)
@@ -216,6 +218,7 @@ def _find_next_header(source: FileBytes, damage: int, least: int) -> int | None:
     start, length = damage + ALIGNMENT, 1 << 10
     while start < source.size:
         data = source.read(start, length)
+        # The first word of every 64 bytes at once: behind damage there may be gigabytes.
         integers = np.frombuffer(data, "<u4", len(data) // ALIGNMENT * (ALIGNMENT // 4))
         for row in np.flatnonzero(integers[:: ALIGNMENT // 4] == int.from_bytes(_MARK, "little")).tolist():
             if _read_header(source, start + row * ALIGNMENT, least) is not None:

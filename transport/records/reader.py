@@ -51,6 +51,7 @@ class RecordReader:
         self._path = os.fspath(path)
         self._file = open_regular(self._path, "r")
         self._mapping = _Mapping(self._file, 0)
+        # Two threads that refresh at once would add the same records twice.
         self._refresh_lock = threading.Lock()
         self._index = Index()
         self.truncated_bytes = 0
@@ -151,6 +152,7 @@ class RecordReader:
         """
         mapping = self._mapping
         if record.end > mapping.size:
+            # Up to the last known record: reading in order then maps the file once, not once a record.
             end = max(record.end, self._index.end)
             self._check_size(end)
             try:

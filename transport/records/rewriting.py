@@ -57,6 +57,7 @@ def repair_record_file(
         size = os.stat(path).st_size
         for index in range(len(reader)):
             try:
+                # Every record is read before anything is written: a file without damage is left as it is.
                 reader.stored(index)
             # The errors of records that no reader can read, unlike a newer version or a limit of this reader.
             except (ChecksumError, MalformedError) as error:
@@ -101,6 +102,7 @@ def merge_record_files(
 
 
 def _check_size(path: str | os.PathLike[str], size: int) -> None:
+    # `flock` binds only programs that ask for the lock; another one may have written meanwhile.
     if (now := os.stat(path).st_size) != size:
         raise FileChangedError(os.fspath(path), size, now)
 

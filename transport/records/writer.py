@@ -45,6 +45,7 @@ class RecordWriter:
         self.path = os.path.abspath(path)
         self._lock = threading.RLock()  # reentrant: a signal handler may close a writer that is appending
         self._appending = False
+        # Append mode: a write cannot land on an earlier record, wherever the file position is.
         self._file = open_locked(self.path, "a+")
         try:
             source = FileBytes(self._file)
@@ -94,6 +95,7 @@ class RecordWriter:
             index = self._tail[1]
             payload = codec.encode(obj, omit_media=omit)
             parts: list[Buffer] = []
+            # Media first: a record that is complete then never refers to bytes that a kill has kept out.
             for digest, source in new.items():
                 parts += frame_record(source.data, index, digest)
             parts += frame_record(payload, index)
@@ -139,6 +141,7 @@ class RecordWriter:
 
     def replace(self, path: str | os.PathLike[str]) -> None:
         """Wait as `flush`, and let the file take the place of the one at `path`, with its mode; go on with it there."""
+        # `mkstemp` lets the owner alone read the new file.
         shutil.copymode(path, self.path)
         self.flush()
         os.replace(self.path, path)
@@ -204,8 +207,10 @@ class RecordWriter:
     def _write(self, parts: list[Buffer], count: int) -> None:
         self._cut_incomplete_record()
         # One write call: a process is less likely to be killed inside it than between two.
+        # The view lets the rest of a partial write be written without copying it.
         data = memoryview(b"".join(parts))
         self._largest_size = self._tail[0] + data.nbytes
+        # Before the write: an interrupt may come at any time after it began.
         self._incomplete = True
         written = 0
         while written < data.nbytes:  # the system may write only a part
@@ -220,6 +225,7 @@ class RecordWriter:
         the reader's process. Bytes that another program wrote are not changed.
         """
         status = os.fstat(self._file.fileno())
+        # Appending to a deleted file succeeds, and all is lost when it is closed.
         if status.st_nlink == 0:
             reason = "it was deleted while it was being written; open a new writer"
             raise FileNotFoundError(errno.ENOENT, reason, self.path)

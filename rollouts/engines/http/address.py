@@ -23,6 +23,7 @@ def parse_address(base_url: str, *, api_key: str | None, is_root: bool = True) -
     root of a server, else the part of an address before `/chat/completions`. Raises `ArgumentError`, whose
     text contains no credentials.
     """
+    # A query may hold a key, too.
     shown = redacted(re.split(r"[?#]", base_url)[0])
     try:
         url = URL(base_url.strip())

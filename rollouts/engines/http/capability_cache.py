@@ -69,6 +69,7 @@ class CapabilityCache(Generic[C]):
         capabilities = None if quiet else self.known
         while capabilities is None:
             await self._probing.run("probe", self._refresh)
+            # None again where a connection broke during the probe: the server may be another one.
             capabilities = self.known
         return capabilities
 
@@ -88,6 +89,7 @@ class CapabilityCache(Generic[C]):
             started = await self._start_time()
         except (CapabilityError, ServerError):
             started = None
+        # Where the server does not say when it started, any silence may have been a restart.
         if self.known is None or started is None or started != self._server_started:
             self._on_restart()
             self.known = await self._probe()

@@ -69,6 +69,7 @@ class HttpLimits(Bounded):
         chance = random.random()  # noqa: S311 not a secret
         if demanded is not None:
             return min(demanded, self.longest_backoff_seconds) + chance * self.backoff_seconds
+        # The exponent has a bound because 2.0 ** 1024 raises `OverflowError`.
         return chance * min(self.longest_backoff_seconds, self.backoff_seconds * 2.0 ** min(attempt - 1, 62))
 
 
@@ -136,6 +137,7 @@ class ServerConnection:
         self._on_lost = on_lost
         self._is_retried = is_retried
         self._proxy = _proxy_to(self.base_url) if uses_proxies else None
+        # Nothing compressed is asked for: see `auto_decompress`.
         self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "identity"}
         if authorization is not None:
             self._headers["Authorization"] = authorization
@@ -176,6 +178,7 @@ class ServerConnection:
             if retry:
                 response, content = await self._respond(call, session)
             else:
+                # A kept connection may be one that the server closes: whether it has the request is unknown.
                 async with self._session(force_close=True) as new_session:
                     response, content = await self._respond(call, new_session, retry=False)
             return HttpResponse(response.status, response.headers, content, name, call.sent)
@@ -255,10 +258,13 @@ class ServerConnection:
         try:
             async with scope:
                 state.running.add(scope)
+                # `close` ends the call by this scope; it also bounds the wait for the slot.
                 async with state.control_slots if control else state.slots:
+                    # The engine may have been closed while the call waited for its slot.
                     self._raise_if_closed(call)
                     yield state.session
         except TimeoutError:
+            # It is a TimeoutError of the block, or of a timeout of the caller.
             if not scope.expired():
                 raise
             self._raise_if_closed(call)
@@ -299,6 +305,7 @@ class ServerConnection:
                 reason, retry_after = f"HTTP {response.status}", response.headers.get("retry-after")
             delay = 0.0 if immediately else self.limits.retry_delay(call.attempt, retry_after)
             if call.attempt > retries or asyncio.get_running_loop().time() + delay >= call.deadline:
+                # A status that does not pass is returned: the caller reads the server's own message.
                 if failure is None:
                     return response, content
                 raise call.unreachable(failure) from failure
@@ -350,6 +357,7 @@ class ServerConnection:
         slots, control_slots = asyncio.Semaphore(self.limits.concurrency), asyncio.Semaphore(_CONTROL_SLOTS)
         self._open = _Open(session, slots, control_slots, _closing(session))
         former, self._former = self._former, None
+        # Begun, because the end of an event loop closes only generators that have begun.
         await anext(self._open.loop_end)
         if former is not None:
             await former.loop_end.aclose()
@@ -357,11 +365,13 @@ class ServerConnection:
     def _session(self, **connector: Any) -> aiohttp.ClientSession:
         tls = client_tls_context() if self.base_url.startswith("https:") else True
         return aiohttp.ClientSession(
+            # The slots are the limit; aiohttp's own, 100 connections, would hold calls of control back.
             connector=aiohttp.TCPConnector(limit=0, ssl=tls, **connector),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # a small body could become gigabytes
             headers=self._headers,
             proxy=self._proxy,
+            # No total of aiohttp: the deadline of the call includes its retries.
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self.limits.connect_seconds, sock_read=self.limits.read_seconds
             ),

@@ -131,6 +131,7 @@ class Call:
                         raise MalformedResultError(self.name, f"{self.place}: the response {reason}")
             return response, b"".join(pieces)
         except BaseException:
+            # Not released to the pool: the rest of the body would be read as the next response.
             response.close()
             raise
 
@@ -158,6 +159,7 @@ class Call:
 
     def _typed(self, error: aiohttp.ClientError) -> EngineError | ConnectionError:
         """The typed error for an aiohttp error; a `ConnectionError` if the request may be sent again."""
+        # A connection that could not be made was never a kept one.
         self.unanswered = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and not isinstance(
             error, aiohttp.ClientConnectorError
         )
@@ -167,6 +169,7 @@ class Call:
                 f"{self.place}: nothing arrived for longer than read_seconds while {self.stage} "
                 f"(attempt {self.attempt})",
             )
+        # A handshake that just ends is a server that goes away, and may be tried again.
         if isinstance(error, aiohttp.ClientSSLError) and not isinstance(error.os_error, ssl.SSLEOFError):
             return ServerUnreachableError(
                 self.name,

@@ -22,6 +22,7 @@ _MAX_ID_LENGTH = 256
 def refuse_first(request: GenerateRequest, violations: Iterator[str]) -> None:
     """Raise `InvalidRequestError` with the first violation, if there is one."""
     if (violation := next(violations, None)) is not None:
+        # The id may be what is wrong.
         raise InvalidRequestError(request.request_id[:_MAX_ID_LENGTH], violation)
 
 
@@ -176,6 +177,7 @@ def _uncovered(ids: np.ndarray, modalities: Mapping[int, str], spans: Sequence[t
         positions = np.flatnonzero(ids == token)
         if not len(positions):
             continue
+        # Made only where such a token occurs, which most prompts do not have.
         if covered is None:
             covered = np.zeros(len(ids), dtype=bool)
             for start, end in spans:
