@@ -177,6 +177,7 @@ class Bridge:
             first = len(history)
             unprinted = self.unread.of_messages(messages, continued.printed, tools, prompt=True, first=first)
             end = continued.end
+            # A sampled end token is in the prefix already; a turn that was cut off gets the printed one.
             start = end.control.end if last_ids == [end.control.token_id] else continued.extension_start
             if not names_are_real and any(
                 segment.end > start and segment.origin is not None and 0 <= segment.origin.message_index < first

@@ -206,6 +206,7 @@ def segments_of(text: str) -> list[Segment]:
             position = end
             continue
         loop, message_index = origin
+        # A mark of the innermost loop begins its next pass, or ends it.
         if loops and loops[-1][0] == loop:
             loops.pop()
         if message_index is not None:

@@ -108,6 +108,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         """Call methods of plain strings on a traced copy, so that `'\\n'.join(traced)` stays traced."""
         if type(obj) is Macro:  # a macro of the template, to which Jinja's checks of functions do not apply
             spend(STEP)
+            # Jinja adds these to every call and removes them itself for other functions.
             kwargs.pop("_block_vars", None)
             kwargs.pop("_loop_vars", None)
             return obj(context.eval_ctx, *args, **kwargs)
@@ -128,6 +129,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         @functools.wraps(safe_format)
         def formatted(*args: Any, **kwargs: Any) -> str:
             positional, named = ((), args[0]) if value.__name__ == "format_map" and args else (args, kwargs)
+            # First for its count: the next line makes a text of any width at once.
             formatter.vformat(plain(template), positional, named)
             expected = safe_format(*args, **kwargs)  # raises the errors of a wrong call
             if not (isinstance(template, TracedStr) and template.spans):

@@ -213,6 +213,7 @@ class TracedStr(str):
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         text, limit = plain(self), operator.index(count)
         if not old:
+            # An empty text is found before, between and behind all characters.
             spend((len(text) + 1) * (1 + len(new)))
             return _tainted(text.replace(old, new, limit), (self, new))
         self._spend_on_pieces(text.count(old))
@@ -261,6 +262,7 @@ def traced_text(value: Any) -> str:
         return value
     spend_on_text_of(value)
     text = str(value)
+    # A number cannot hold the text of a control token.
     if not text or value is None or isinstance(value, (int, float)):
         return text
     return TracedStr.of(text, _first_origin(value) or Origin(-1, type(value).__name__))
@@ -285,6 +287,7 @@ def traced_join(separator: str, parts: Iterable[Any]) -> str:
         offset += gap
     if separator_spans and pieces:
         del spans[-len(separator_spans) :]  # there is no separator behind the last piece
+    # Before the text is made, which may be larger than the memory.
     spend(offset + ITEM * len(pieces) + STEP * len(spans))
     text = str.join(separator, pieces)
     return TracedStr(text, spans) if spans else text
@@ -322,12 +325,14 @@ def traced_percent(template: str, values: Any) -> str:
             value = values[key]
         pieces.append(value)
     result = traced_join("", [*pieces, template[position:]])
+    # Where this reading of the format differs from Python's own, the whole text is content.
     return result if result == expected else _tainted(expected, (template, *arguments))
 
 
 def spend_on_width(specification: str) -> None:
     """Count the characters of the width and the precision in a format specification."""
     for number in _NUMBER.findall(specification):
+        # 18 digits exceed every limit, and reading longer numbers takes long.
         spend(int(number[:18]))
 
 

@@ -71,6 +71,7 @@ class TemplateRun:
             self._check()
 
     def _is_out_of_time(self) -> bool:
+        # Of this thread: the time in which others have the processor does not count.
         now = time.thread_time()
         if self._started is None:
             self._started = now
@@ -78,6 +79,7 @@ class TemplateRun:
 
     def _check(self) -> None:
         if self._units < 0 or self._is_out_of_time():
+            # Granted once, and computed only here: most runs never come to the limit.
             more = _UNITS_PER_CHARACTER * sum(map(_characters, self._inputs))
             self._inputs = ()
             self._granted += more

@@ -58,6 +58,7 @@ class OutputHead:
         logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
         if self.low_rank is not None:
             down, up, scale = self.low_rank
+            # In the dtype of the adapter, as PEFT computes it.
             logits = logits + (scale * (hidden.to(down.dtype) @ down.T @ up.T)).to(logits.dtype)
         logits = self.scale * logits
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
@@ -131,6 +132,7 @@ def _matching(architecture: Architecture, head: OutputHead) -> tuple[float | Non
             computed = replace(head, softcap=candidate[0], scale=candidate[1]).logits(hidden)
             differences[candidate] = relative_difference(logits, computed[..., :count])
     best = min(differences, key=differences.__getitem__)  # the first of equals: as configured
+    # Not `>`, with which NaN would pass.
     if not differences[best] <= tolerance(hidden.dtype):
         raise UnsupportedModelError(
             architecture.model_type,
@@ -210,6 +212,7 @@ def check_equal_states(
 ) -> None:
     """Raise `UnsupportedModelError` for hidden states that differ more than rounding explains."""
     difference = relative_difference(*states)
+    # Not `>`, with which NaN would pass.
     if not difference <= tolerance(states[0].dtype):
         name = type(architecture.base).__name__
         differ = f"the hidden states of {name} {when} differ by {difference:.1e} of the largest"

@@ -38,6 +38,7 @@ def _blocks(architecture: Architecture, token_types: torch.Tensor) -> Mapping[st
     create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
     masks = create(
         config=model.config,
+        # Only its shape, dtype and device are read.
         inputs_embeds=torch.empty((1, length, 0), dtype=model.dtype, device=model.device),
         attention_mask=torch.ones((1, length), dtype=torch.int64, device=model.device),
         **{cache_argument(create): None},
@@ -69,5 +70,6 @@ def _empty(block: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     hidden = False if block.dtype == torch.bool else torch.finfo(block.dtype).min
     mask = torch.full((rows, 1, columns, columns), hidden, dtype=block.dtype, device=block.device)
     diagonal = torch.arange(columns, device=block.device)
+    # A row of a softmax in which nothing is visible would be NaN.
     mask[:, :, diagonal, diagonal] = True if block.dtype == torch.bool else 0.0
     return mask

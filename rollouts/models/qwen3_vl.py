@@ -84,6 +84,7 @@ def hidden_states(
     language_model = model.model.language_model
     output = language_model(
         inputs_embeds=embeds,
+        # Without a mask transformers separates sequences where the positions begin again.
         attention_mask=None if rows.packed else torch.from_numpy(rows.attention_mask).to(device),
         position_ids=torch.from_numpy(placement.position_ids).to(device),
         visual_pos_masks=visual_mask,
@@ -104,6 +105,7 @@ def next_hidden_states(
     """
     language_model = model.model.language_model
     output = language_model(
+        # By embeddings, because a sampled placeholder token is text.
         inputs_embeds=model.model.get_input_embeddings()(token_ids[:, None]),
         attention_mask=attention_mask,
         position_ids=positions.expand(3, -1)[:, :, None],

@@ -160,6 +160,7 @@ def sequence_ratio_loss(
     log_ratio = log_ratios(logprobs, old_logprobs, mask)
     constant = log_ratio.detach()
     means = sequence_means(constant, trained_sequences(sequence_ids, mask))
+    # The difference is 0 and has the gradient of the token's own log-probability.
     ratio = limited_exp(means + (log_ratio - constant))
     surrogate = _clipped_surrogate(ratio, masked_values(advantages, mask), 1 - low, 1 + high)
     return _policy_loss(-masked_mean(surrogate, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)

@@ -67,6 +67,7 @@ def masked_mean(
     number = None if normaliser is None else check_positive("normaliser", normaliser, rule)
     check_choice("mean_over", mean_over, MeanOver)
     if mean_over == "tokens":
+        # Without a token the sum is 0, and 0 / 0 would be NaN.
         return terms.sum() / (number or max(1, len(terms)))
     if sequence_ids is None:
         raise ArgumentError("sequence_ids", None, "pass batch.sequence_ids, which say what tokens are one sequence")

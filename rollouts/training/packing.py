@@ -274,6 +274,7 @@ def assign_ranks(steps: Sequence[Sequence[int]], costs: Sequence[float]) -> list
     heap = []
     for step in steps:
         totals = [costs[row] for row in step]
+        # A heap gives the smallest: with the sign changed, that is the largest difference.
         heap.append((min(totals) - max(totals), next(numbers), totals, [[row] for row in step]))
     heapq.heapify(heap)
     while len(heap) > 1:

@@ -70,6 +70,7 @@ def sequence_logprobs(
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
+        # Autocast does not reach into a function of autograd.
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)
     low, up = None, None
@@ -117,6 +118,7 @@ class _TiledLogprobs(torch.autograd.Function):
                     entropy[rows] = choice + before * entropy[rows] + now * tile_entropy
                     log_sum[rows] = total
         ctx.save_for_backward(hidden, weight, bias, low, up, targets, log_sum, entropy)
+        # An output without use then has None as its gradient, and no tensor of zeros.
         ctx.set_materialize_grads(False)
         ctx.head = head
         return target_logits - log_sum[:, None], entropy

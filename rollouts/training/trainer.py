@@ -97,6 +97,7 @@ class _Trained:
                 if name in self.gradients:
                     self.gradients[name].add_(parameter.grad)
                 else:
+                    # The tensor itself, which `zero_grad` below lets go and does not change.
                     self.gradients[name] = parameter.grad
         finally:
             self.optimizer.zero_grad(set_to_none=True)
@@ -289,9 +290,11 @@ class Trainer:
                 directory, trained.lora, self.model_type, trained.parameters, with_optimizer=with_optimizer
             )
             optimizer = torch.optim.AdamW(trained.parameters.values())
+            # Into a new optimizer first: an error until then leaves the model as it was.
             for name in checkpoint.optimizer["step"]:
                 parameter = trained.parameters[name]
                 optimizer.state[parameter] = {
+                    # AdamW has its number of steps on the CPU, and its averages beside the parameter.
                     key: checkpoint.optimizer[key][name].to("cpu" if key == "step" else parameter.device)
                     for key in ADAM_STATE
                 }

@@ -58,7 +58,10 @@ class RowSampler:
             uniforms = np.stack([generator.random(64) for generator in self._generators])
             self._uniforms, self._first = torch.from_numpy(uniforms).to(logits.device), step
         logprobs = torch.log_softmax(logits.float(), dim=-1)
+        # Of the raw logits above: log-probabilities are those before temperature, top-k and top-p.
         greedy = self._temperature == 0
+        # In float64: a cumulative sum over a vocabulary loses digits in float32. 1 stands for a temperature
+        # of 0.
         scaled = logits.double() / torch.where(greedy, 1.0, self._temperature)[:, None]
         if self._filters:
             scaled = self._filter(scaled)
@@ -81,6 +84,7 @@ class RowSampler:
         before = probabilities.cumsum(-1) - probabilities
         # top_p 1 must keep everything, though rounding can bring the sum before the last tokens to 1.
         kept &= (before < self._top_p[:, None]) | (self._top_p[:, None] >= 1)
+        # The likeliest token is always left, whatever rounding does to the sums.
         kept[:, 0] = True
         return scaled.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
 
@@ -216,12 +220,14 @@ class Batch:
 
     def _prefill(self) -> _Prefilled:
         config = self._forward.architecture.text_config
+        # On the left, so that the last column has the last token of every prompt.
         rows = placed_rows(self._prompts, pad_id=getattr(config, "pad_token_id", None) or 0, side="left")
         cache = DynamicCache(config=config)
         hidden, following = self._forward.prefill(rows, cache, self._encode_images)
         logits = self._forward.head.logits(hidden[:, -1])
         prompts = torch.tensor([sample.prompt for sample in self._samples], device=hidden.device)
         if len(self._samples) > len(self._prompts):
+            # A row of the cache for each sample: each distinct prompt was computed once.
             cache.reorder_cache(prompts)
         mask = torch.from_numpy(rows.attention_mask).to(hidden.device)[prompts]
         return _Prefilled(logits[prompts], cache, mask, following[prompts], self._prompt_scores(hidden))
@@ -245,7 +251,9 @@ class Batch:
 
     def _scored(self, hidden: torch.Tensor, ids: np.ndarray, k: int, observers: Sequence[PromptObserver]) -> _Scores:
         """The scores of a prompt with the k likeliest tokens in each place; `hidden` (T, hidden) ends with it."""
+        # The state in a place predicts the token behind it.
         states = hidden[len(hidden) - len(ids) : -1]
+        # A copy, because ids from the wire are read-only, which torch cannot represent.
         targets = torch.from_numpy(ids[1:].copy()).to(hidden.device)
         values = [torch.full((1,), torch.nan)]
         top = [TopLogprobs.unpredicted(1, k)]
@@ -300,12 +308,14 @@ class Batch:
             positions = positions + 1
 
         samples = torch.cat([active for active, _ in steps]).cpu().numpy()
+        # Stable: the tokens of each sample stay in the order of the steps.
         order = np.argsort(samples, kind="stable")
         ends = np.cumsum(np.bincount(samples))[:-1]
         parts = []
         for column in zip(*(tokens for _, tokens in steps), strict=True):
             array = torch.cat(column).cpu().numpy()
             array = array.astype(np.int32) if array.dtype == np.int64 else array
+            # Copies: a view would keep the arrays of the whole batch alive.
             parts.append([part.copy() for part in np.split(array[order], ends)])
         return list(zip(*parts, strict=True))
 

@@ -228,11 +228,13 @@ class LocalEngine(Engine):
         if self._closed.is_set():
             raise closed_error("update_weights")
         if interrupts:
+            # Before the worker has the update: the batch that runs now stops at its next token.
             self._interrupting.append(version)
         try:
             loading = self._worker.submit(self._load, weights, version, interrupts)
         except RuntimeError as error:  # the worker was shut down since
             raise closed_error("update_weights") from error
+        # Not cancelled with the caller: a load that never runs would leave its version in `_interrupting`.
         await asyncio.shield(asyncio.wrap_future(loading))
 
     async def update_weight_version(self, version: str) -> None:
@@ -272,6 +274,7 @@ class LocalEngine(Engine):
         self._enter("close")
         self._closed.set()
         self._queue.fail_all(closed_error("waiting"))
+        # On a thread, because the batch that runs may take long and the event loop must go on.
         await asyncio.to_thread(self._worker.shutdown)
 
     # On the event loop.
@@ -367,11 +370,13 @@ class LocalEngine(Engine):
 
             def is_interrupted() -> bool:
                 if self._is_wanted():
+                    # With the lock goes the adapter: who takes it finds the model's own modules.
                     turn.close()
                     take_turn()
                 return bool(self._interrupting)
 
             take_turn()
+            # With the lock held: no update of the weights comes between this and the batch.
             version = self._weight_version
 
             def encode(items: Sequence[Any]) -> list[VisionFeatures]:
@@ -400,6 +405,7 @@ class LocalEngine(Engine):
         if not isinstance(weights, Mapping) or not weights.keys() <= self._model.state_dict().keys():
             weights = checkpoint_weights(self._model, weights)
         with self._lock, torch.no_grad():
+            # In place, because adapters and other engines refer to these tensors.
             for target, value in matched_weights(self._model, weights):
                 # Arrays from the wire are read-only, which torch cannot represent: they are copied.
                 target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))

@@ -22,6 +22,7 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
     name is unknown, a parameter is missing, a shape or type does not fit, or a value of a parameter is not
     finite.
     """
+    # Without `keep_vars` each name would get a new tensor, and tied ones would not be recognised.
     own = model.state_dict(keep_vars=True)
     if unknown := sorted(weights.keys() - own.keys()):
         raise _error(

@@ -392,12 +392,14 @@ class ServerControl(HttpControl):
         self._updating = True
         try:
             await self._forget_if_restarted()
+            # Every check that needs no pause comes before the pause.
             load = await self._loader(weights, version, check)
             if not self._state.weights_have_memory and (level := await self._sleep_level()) > 0:
                 raise EngineError(
                     "update_weights",
                     f'the server sleeps (level {level}), its weights have no memory. wake_up(["weights"]) first',
                 )
+            # A pause that a failed update has left is not the caller's: this update ends it.
             stays_paused = await self.is_paused() and not self._state.paused_by_update
             if in_flight == "keep" and await self._takes_media():
                 log.info("%s takes media: requests in flight are ended and continued, not kept", self.base_url)
@@ -463,6 +465,7 @@ class ServerControl(HttpControl):
     async def _load(self, path: str) -> None:
         """Let the workers read a checkpoint. After a `WeightUpdateError` the server's weights are unusable."""
         content = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        # Before the call: where its end is not seen, nobody knows which weights the server has.
         self._state.unusable_weights = f"a reload of {path} was begun and not seen to end"
         try:
             response = await self._call("POST", "/collective_rpc", "reloading the weights", content=content)

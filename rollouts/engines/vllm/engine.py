@@ -72,6 +72,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         request_limits: EngineLimits | None = None,
         jpeg_as_file: bool = False,
     ) -> None:
+        # Before the base class has a connection, the loss of which clears this cache.
         self._media_cache = ServerMediaCache()
         super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits)
         self._model = model
@@ -174,7 +175,9 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             media_cache = self._media_cache
             include_all = payload.sends_all or resends >= _MAX_RESENDS - 1
             reservation = await media_cache.reserve(payload.names, include_all=include_all)
+            # What an attempt that broke off has received does not count.
             generation.clear()
+            # The reservation may have waited for another request, and an abort come meanwhile.
             if self._requests.is_aborted(root_id):
                 media_cache.release(reservation)
                 generation.end_by_abort()
@@ -214,6 +217,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 # The connection retries with the same body after it broke; by then another server may have
                 # started.
                 changed = self._capabilities.known is not capabilities and await self.capabilities() != capabilities
+                # A listener has the tokens already: such a completion cannot be sampled again.
                 if not changed or not payload.names or listen is not None or resends == _MAX_RESENDS:
                     return generation
                 resends += 1

@@ -48,6 +48,7 @@ def request_body(
         "stream": chunks is not None,
         "return_token_ids": return_prompt,
         "cache_salt": cache_salt,
+        # JSON takes no integers of numpy.
         "token_ids": prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist(),
     }
     opening = open_object(request.request_id, fields)
@@ -236,6 +237,7 @@ class Generation:
         content = (part.get("logprobs") or {}).get("content") or []
         logprobs = self._logprobs(index, ids, content)
         top = self._top_logprobs(index, content) if self._top else None
+        # Everything is read before anything is added: an error leaves columns of one length.
         choice.logprobs += logprobs
         choice.top += [] if top is None else [top]
         choice.token_ids += ids
@@ -314,6 +316,7 @@ class Generation:
         if not encoded:
             return None
         with reading(self._name, f"choice {index}: routed experts are not an .npy array"):
+            # A pickle of a server would run its code here.
             parts = [np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) for text in encoded]
         experts = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if experts.ndim != 3 or len(experts) != rows or experts.dtype.name not in ("uint8", "uint16", "int32"):
