@@ -55,6 +55,7 @@ def get(target: Target, addresses: Sequence[str], *, max_bytes: int, deadline: D
         ("User-Agent", "mmrollouts"),
         ("Accept", "*/*"),
         ("Accept-Encoding", "identity"),
+        # No later request may go over this connection: its address was checked for this one.
         ("Connection", "close"),
     ]
     url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
@@ -186,6 +187,7 @@ def _read_response(response: httpcore.Response, stream: _DeadlineStream, url: st
     except httpcore.RemoteProtocolError:
         of = "" if announced is None else f" of {announced}"
         raise MediaFetchError(f"{url}: the body ends after {received}{of} bytes, before it is complete") from None
+    # What follows may be a second response, or the body longer than its header says.
     if announced is not None and stream.received > announced:
         raise MediaFetchError(f"{url}: more bytes arrive than the {announced} announced")
     if not received:
@@ -197,6 +199,7 @@ def _header_text(value: bytes) -> str:
     try:
         return value.decode().strip()
     except UnicodeDecodeError:
+        # latin-1 reads any bytes, which a header may hold.
         return value.decode("latin-1").strip()
 
 
@@ -292,6 +295,7 @@ def _redirect_target(url: str, target: Target, location: str, policy: MediaPolic
         next_target = allowed_target(next_url, policy)
     except MediaPolicyError as error:
         raise MediaPolicyError(f"{target.redacted_url} redirects: {error.reason}") from None
+    # Whoever is in between could then exchange what is fetched.
     if target.scheme == "https" and next_target.scheme == "http":
         raise MediaPolicyError(
             f"{target.redacted_url} redirects from https to {next_target.redacted_url}, which is not encrypted"

@@ -46,6 +46,7 @@ def public_addresses(
      `MediaFetchError` if there is none, TimeoutError after the deadline.
     """
     addresses = _resolve(host, port, deadline, url)
+    # All of them: a name may have a public address and a private one.
     for address in addresses:
         if not is_public_address(address, allowed_networks):
             raise MediaPolicyError(
@@ -119,6 +120,7 @@ def redact_url(url: str) -> str:
         return "<unreadable URL>"
     if not parts.scheme or not parts.netloc:
         return "<unreadable URL>"
+    # From the right, because a password may contain an @.
     redacted = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     return quote(redacted, safe=_UNQUOTED + "[]", errors="replace")[:200]
 
@@ -141,6 +143,7 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
         raise MediaPolicyError(
             f"{redacted}: credentials in a URL are not sent anywhere. Fetch the medium yourself and pass the bytes"
         )
+    # `urlsplit` drops tabs and line ends: another reader of this text could see another host.
     if _CONTROL.search(url.strip()):
         raise MediaPolicyError(
             f"{redacted}: a URL with control characters, backslashes or half a character is not followed"

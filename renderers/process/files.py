@@ -20,6 +20,7 @@ def open_readable(path: Path) -> BinaryIO:
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
+        # Of the open file: another one may have been put in its place since a check of the path.
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or os.isatty(descriptor)):
             code, kind = (errno.EISDIR, "directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "device, not a file")

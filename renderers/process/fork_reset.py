@@ -54,5 +54,6 @@ def _register_handler() -> None:
 
 
 def _reset_all() -> None:
+    # A copy: a weak set may not change while it is iterated over.
     for each in list(_objects):
         each.reset_after_fork()

@@ -50,6 +50,7 @@ class DaemonThreads(Executor):
 
     def __init__(self, max_threads: int, name: str) -> None:
         self._workers = _Workers(max_threads, name)
+        # Not at exit, where calls that run have their own time (`_wait_for_calls`).
         finalize(self, self._workers.close).atexit = False
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -68,6 +69,7 @@ class DaemonThreads(Executor):
 
     def begin(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """`run`, which begins at once and is awaited later. Raises RuntimeError after `shutdown`."""
+        # A thread has context variables of its own; the call gets those of its caller.
         call: _Call[T] = _Call(functools.partial(copy_context().run, function, *args, **kwargs))
         self._workers.add(call)
         return self._result(call)
@@ -165,6 +167,7 @@ class _Workers:
 
     def _start_thread(self) -> None:
         """Start a thread if more calls wait than threads are idle."""
+        # An idle thread that was woken for an earlier call still counts as idle: it takes that one.
         if len(self._waiting) > self._idle and len(self._threads) < self._max_threads:
             thread = threading.Thread(target=self._execute_calls, name=self._name, daemon=True)
             self._threads.add(thread)

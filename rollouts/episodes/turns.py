@@ -312,6 +312,7 @@ def _sampled_ranges(prompt: RenderedTokens) -> list[tuple[int, int]]:
 def derived_seed(seed: int, *path: str | int) -> int:
     """A seed below 2**63 for `path`, unrelated to the seeds of other paths and of neighbouring values of `seed`."""
     name = "/".join(map(str, (seed, *path)))
+    # A hash, because sums of seeds would give neighbouring seeds the same streams.
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -85,6 +85,7 @@ class ObjectMedia:
         """The object of each source, by digest. A source that is not in the store is written into it."""
         objects: dict[str, Any] = {}
         for source in sources:
+            # The source of before, which has an object in the store already.
             known = self._sources.get(source.digest, source)
             found = self._objects.get(known)
             if found is None:
@@ -130,6 +131,7 @@ class ObjectMedia:
         finally:
             for digest in digests:
                 del self._arriving[digest]
+            # Also after an error: those that wait look again, and fetch what is still missing.
             arrived.set_result(None)
 
     def _add(self, source: MediaSource, stored: Any) -> None:

@@ -29,6 +29,7 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
             received = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            # In constant time: the duration would tell how much of a guessed key is right.
             if not hmac.compare_digest(received, self._expected):
                 response = error_response(RequestError(401, _NO_KEY, code="invalid_api_key"))
                 response.headers["WWW-Authenticate"] = "Bearer"
@@ -53,6 +54,8 @@ class BrowserMiddleware:
             headers = Headers(scope=scope)
             host, origin = headers.get("host", ""), headers.get("origin")
             reason = None
+            # A page can let a name of its own lead to this address (DNS rebinding), and reach it as its own
+            # origin.
             if not self._is_known(_split(f"//{host}").hostname):
                 reason = f"the Host header {host[:100]!r} is no name of this server; use its address"
             elif origin is not None and _split(origin).netloc != host:
@@ -87,6 +90,7 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "")
+        # Python refuses to read numbers of thousands of digits; 20 exceed any limit.
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
             response = error_response(self._too_large)
             response.headers["connection"] = "close"  # the body is not read

@@ -99,6 +99,7 @@ class Futures:
         accepted = self._accepted.get(request_id)
         if accepted is None:
             raise RequestError(410, f"there is no request {request_id!r} here; send it again")
+        # While somebody waits, it is never one that nobody asks for.
         task, accepted.asked = accepted.task, math.inf
         try:
             await asyncio.wait([task], timeout=seconds)
@@ -107,6 +108,7 @@ class Futures:
         if not task.done():
             return None
         outcome = failure(asyncio.CancelledError()) if task.cancelled() else task.result()
+        # It may have been forgotten, or sent again, while this call waited.
         if self._accepted.get(request_id) is accepted:
             self._note_fetched(request_id, outcome)
         return outcome
@@ -120,6 +122,7 @@ class Futures:
     def forget(self, prefix: str, *, only_done: bool = False) -> None:
         """End and forget the requests whose ids begin with `prefix`; `only_done`: those that run go on."""
         for request_id, accepted in [*self._accepted.items()]:
+            # The loop goes over a copy, because forgetting changes the dict.
             if request_id.startswith(prefix) and (accepted.task.done() or not only_done):
                 self._forget(request_id)
 

@@ -127,6 +127,7 @@ class RunDirectory:
         except FileLockedError as error:
             rule = "another server keeps its checkpoints there; end that one, or pass another directory"
             raise ArgumentError("--run", str(self.directory), rule) from error
+        # Callbacks run from the last to the first: the lock is released before the file is closed.
         self._owned.callback(file.close)
         self._owned.callback(unlock, file)
         for run in self.training_runs():
@@ -203,6 +204,7 @@ class RunDirectory:
         try:
             path.parent.mkdir(exist_ok=True)
             yield path
+            # The record is written last: a directory without it is no checkpoint.
             size = sum(each.stat().st_size for each in _files(path).values())
             checkpoint = Checkpoint(model_id, kind, name, self._now(), size, user_metadata, expires_at)
             self._write_checkpoint(path, checkpoint, ttl_seconds)
@@ -306,6 +308,7 @@ class RunDirectory:
             if _NAME.fullmatch(name) is None or name.endswith(".json"):
                 raise ArgumentError("name", name, f"{_NAME_RULE}, and do not end with .json")
             path = path / kind / name
+        # A link in it could lead out of the directory, to files of others.
         if os.path.realpath(path) != os.fspath(path):
             raise RequestError(404, f"{path.relative_to(self.directory)} has symbolic links, which are not followed")
         return path

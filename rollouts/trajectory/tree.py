@@ -182,6 +182,7 @@ class Trajectory:
             sampled_extras = {**extras, **sampled_extras}
         added: list[TokenNode] = []
         if len(new_ids):
+            # From the end, because a turn nearly always follows the latest one.
             follows_completion = parent >= 0 and any(turn.node == parent for turn in reversed(turns))
             path_messages = self._messages(parent) if parent >= 0 and not follows_completion else []
             num_path_messages = None if follows_completion else len(path_messages)

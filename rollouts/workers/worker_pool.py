@@ -186,6 +186,7 @@ class WorkerPool:
     async def close(self) -> None:
         """Cancel what runs, and remove all workers. A second call does nothing."""
         self._is_closed = True
+        # Before `remove`, which takes the workers and their calls out of the pool.
         calls = [call for member in self._members.values() for call in member.calls]
         for name in self.names:
             self.remove(name, "its pool was closed", is_lost=False)
@@ -207,11 +208,13 @@ class WorkerPool:
         try:
             return await call
         except WorkerGoneError as error:
+            # A worker that has come back may have the name by now.
             if self._members.get(member.name) is member:
                 self.remove(member.name, error.reason)
             member.removed = member.removed or error.reason
             return None
         except asyncio.CancelledError as error:
+            # `remove` has cancelled the call; a cancellation of the caller itself goes on.
             if member.removed and not ends_task(error):
                 return None
             raise

@@ -125,6 +125,7 @@ def tensor_parts(tensor: Any) -> tuple[str, list[int], Bytes]:
             f"torch tensor with layout {tensor.layout}, dtype {tensor.dtype}, device {tensor.device}",
             "Send a dense tensor that holds data, in one of: " + ", ".join(TENSOR_ITEM_BYTES) + ".",
         )
+    # Conjugates and negatives may be marks on a tensor, which its bytes do not have.
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if dense.numel() == 0:
         return name, list(tensor.shape), np.empty(0, np.uint8)
@@ -193,6 +194,7 @@ def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> R
         raise unknown_type(f"torch.{name:.80}" if type(name) is str else quoted(name))
     dims = _read_shape(shape, TENSOR_ITEM_BYTES[name], len(data))
     raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+    # `np.empty` is writable, and what is decoded never is.
     raw.setflags(write=False)
     return RawTensor(name, dims, raw)
 

@@ -95,6 +95,7 @@ def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
         if type(key) is not str and not is_safe_key(key):
             raise MalformedError(f"dict key of type {type(key).__name__}", "Use str keys, or int keys of 64 bits.")
     built = dict(pairs)
+    # Of two values of one key a reader would see one, and another reader the other.
     if len(built) != len(pairs):
         raise MalformedError("dict with one key twice")
     return built

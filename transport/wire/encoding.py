@@ -97,6 +97,7 @@ class _Encoding:
     def encode(self, obj: object) -> list[wire_format.Buffer]:
         packer = msgpack.Packer(default=self.replace, strict_types=True, use_bin_type=True)
         body = packer.pack(obj)
+        # Most messages hold none, and are not unpacked again.
         if self.extensions or may_hold_extensions(body):
             self.check(body)
         version = bytes([wire_format.FORMAT_VERSION])
@@ -107,6 +108,7 @@ class _Encoding:
         """What msgpack packs in place of an object that it cannot pack."""
         kind = type(obj)
         if kind is _End:
+            # The innermost open object: msgpack packs the parts of one before it goes on.
             ended = self.open.pop()
             self.numbers[id(ended)] = len(self.objects)
             self.objects.append(ended)
@@ -117,6 +119,7 @@ class _Encoding:
             return _EMPTY_TUPLE_MARK
         number = self.numbers.get(id(obj))
         if number is not None:
+            # It is open: msgpack would pack it within itself without an end.
             if number < 0:
                 raise EncodeError("value", "the object contains itself", "Refer to the parent by index or id.")
             self.extensions += 1

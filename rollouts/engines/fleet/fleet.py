@@ -172,6 +172,7 @@ class EngineFleet(Engine):
                 # A server that was restarted since its last check has none of the adapters.
                 if error.adapter not in self._membership.adapters or member.name in reloaded:
                     raise
+                # Once for each member: a second refusal is not for want of the adapter.
                 reloaded.add(member.name)
                 try:
                     await self._membership.load_adapters(member)
@@ -245,6 +246,7 @@ class EngineFleet(Engine):
         member = Member(name, engine)
         self._refuse_second_member(name)
         await self._membership.check([member])
+        # Both again, because the checks took time.
         self._refuse_if_closed("add")
         self._refuse_second_member(name)
         self._membership.members[name] = member
@@ -291,6 +293,7 @@ class EngineFleet(Engine):
         if member is None or member.state is not MemberState.READY or member.name in failures:
             others = [other for other in members.values() if other.name not in failures]
             loads = {other.name: other.in_flight for other in others if other.state is MemberState.READY}
+            # Sessions stay where they are placed: none is placed before every new member was checked.
             if not loads or any(other.state is MemberState.NEW for other in others):
                 return None
             member = members[self._sessions.member_of(request.session_id, request.request_id, loads)]

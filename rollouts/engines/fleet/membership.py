@@ -183,6 +183,7 @@ class Membership:
                 member.set_state(MemberState.EJECTED, problem.reason)
                 member.interrupt()
             return
+        # A check that passes ends a row of failures: only failures in a row eject.
         member.failed_checks = 0
         if member.state is not MemberState.READY:
             log.info("%s serves", member.name)

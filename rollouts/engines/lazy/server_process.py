@@ -95,6 +95,7 @@ class ServerProcess:
             os.close(handle)
             self.log_path = Path(name)
         # A server that is told to end is killed after this time.
+        # -I: neither the working directory nor the environment changes what the script imports.
         supervisor = [sys.executable, "-I", str(Path(__file__).with_name("supervisor.py")), str(20)]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  the user's own command

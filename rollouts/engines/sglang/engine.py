@@ -210,6 +210,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         try:
             while self._requests.ids():  # noqa: ASYNC110  an event would be a second record of the requests
                 await asyncio.sleep(POLL_SECONDS)
+            # No request of this engine runs, and those of other clients are not ended.
             await super().update_weights(weights, version, in_flight="keep")
         finally:
             self._held = False

@@ -47,6 +47,7 @@ def request_body(
         "return_logprob": True,
         "logprob_start_len": 0 if request.scores_prompt else -1,
         "top_logprobs_num": max(request.sampling.top_logprobs, request.prompt_top_logprobs),
+        # To notice a prompt that the server has tokenised again.
         "return_prompt_token_ids": bool(request.media),
         "input_ids": _sent_ids(request),
     }

@@ -176,6 +176,7 @@ def _rendered_image(response: HttpResponse) -> _ImageCapabilities | None:
     except MalformedResultError as error:  # such as lists of tensors; source files still work
         log.warning("the tensors that the server makes of an image cannot be sent as features: %s", error.reason)
         return _ImageCapabilities()
+    # The largest tensor of a dtype of pixels: others, such as grids, are small.
     pixels = max(
         (each for each in tensors.values() if each.dtype in get_args(PixelDtype)),
         key=lambda each: each.tensor.nbytes,
@@ -215,6 +216,7 @@ class _SoundCapabilities(NamedTuple):
 
 async def _probe_sounds(connection: ServerConnection, model: str) -> _SoundCapabilities:
     response = await render_probe_sound(connection, model)
+    # It takes no sounds; every other failure leaves that open.
     if response.status == 400:
         return _SoundCapabilities(refusal=response_error(PROBE_NAME, response, "rendering a sound").reason)
     if response.status != 200:  # no such route, or a rate that the server cannot resample to that of its model

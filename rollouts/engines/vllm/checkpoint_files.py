@@ -43,6 +43,7 @@ def check_checkpoint(directory: Path, *, like: Path | None) -> None:
     if like is None or not any(like.glob("*.safetensors")):
         return
     old = checkpoint_shapes(like)
+    # Tied, the output layer may be in one of the two checkpoints and not in the other.
     optional = {HEAD} if tied else set()
     missing = sorted(old.keys() - new.keys() - optional)
     unknown = sorted(new.keys() - old.keys() - optional)
@@ -129,7 +130,9 @@ def write_tied_head(directory: Path) -> None:
     first, last = entry["data_offsets"]
     entry["data_offsets"] = [0, last - first]
     header = json.dumps({HEAD: entry, "__metadata__": {"format": "pt"}}).encode()
+    # Padded with spaces to a multiple of 8 bytes, as safetensors aligns its data.
     header += b" " * (-len(header) % 8)
+    # The file before the index: an index never names a file that is not there.
     with replaced_file(directory / _HEAD_FILE) as target:
         target.write(len(header).to_bytes(8, "little") + header)
         target.write(np.memmap(path, np.uint8, "r", offset=8 + length + first, shape=(last - first,)).data)

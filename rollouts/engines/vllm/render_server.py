@@ -80,6 +80,7 @@ class RenderServer:
         while (identity := self._identity) is None:
             generation = self._generation
             probed = await self._probing.run(generation, self._probe)
+            # Forgotten meanwhile, the answer may be that of the server of before.
             if self._generation == generation:
                 self._identity = self._identity or probed
         return identity

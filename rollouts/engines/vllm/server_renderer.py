@@ -219,6 +219,7 @@ class ServerRenderer(ClosedAtEnd):
         send = partial(self._server.render, messages, model=server.model, name=name, tensors=False, options=options)
         if media and self._cache_holds_media:
             try:
+                # First by name: the server has just rendered each of them alone.
                 return await send({})
             except ServerError:
                 pass  # a cache that is disabled, full or of another process; any other error occurs again below
@@ -282,6 +283,7 @@ class ServerRenderer(ClosedAtEnd):
                 "stand for its features. Load a renderer from the model's directory",
             )
         decoded = await asyncio.to_thread(decode_item, medium.encoded, name=request_name)
+        # The hash has the fingerprint of the server of before.
         if not self._server.is_still(probed):
             return None
         has_raw_pixels = any(tensor.dtype == "uint8" for tensor in decoded.values())

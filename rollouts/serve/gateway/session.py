@@ -164,6 +164,7 @@ class Session:
             sampled=None if is_bridged else prompt.sampled,
             placeholder_token_ids=prompt.rendered.placeholder_token_ids,
         )
+        # Clients get ids of this gateway: a model may write one id twice.
         for sent, own in zip(message.get("tool_calls") or (), turn.message.get("tool_calls") or (), strict=False):
             self._internal_ids[sent["id"]] = own["id"]
         digests = list(dict.fromkeys(extended_digest(history.digests[-1], one) for one in (message, *variants)))

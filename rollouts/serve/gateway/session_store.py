@@ -299,6 +299,7 @@ class SessionStore:
         before = time.monotonic() - self._limits.idle_seconds
         while self._sessions:
             session = next(iter(self._sessions.values()))
+            # The others were used later: they are in the order of their use.
             if session.last_used > before:
                 return
             if session.in_flight:

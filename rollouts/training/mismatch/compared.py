@@ -90,6 +90,7 @@ def concat_tokens(parts: Sequence[ComparedTokens]) -> ComparedTokens:
 def _renumbered(indices: np.ndarray, table: Sequence[Entry], whole: dict[Entry, int]) -> np.ndarray:
     """Indices into `table` as indices into `whole`, to which missing entries are added; -1 stays -1."""
     numbers = [whole.setdefault(entry, len(whole)) for entry in table]
+    # An index of -1 takes the last entry, which is -1.
     renumbered: np.ndarray = np.array([*numbers, -1], dtype=np.int32)[indices]
     return renumbered
 
@@ -98,6 +99,7 @@ def _trained_places(batch: TrainingBatch) -> _Places:
     row, column = batch.loss_mask.cpu().numpy().nonzero()
     sample = batch.sequence_ids.cpu().numpy()[row, column]
     position = batch.position_ids.cpu().numpy()[row, column]
+    # Rows of a batch may be packed or padded; samples and positions have one order in both.
     order = np.lexsort((position, sample))
     return _Places(row[order], column[order], sample[order], position[order])
 

@@ -348,6 +348,7 @@ def _fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) 
         logprobs = compare_tokens(batch, scored.logprobs).trainer.astype(np.float64)
         entropy = compare_tokens(batch, scored.entropy).trainer
         rest = reported - logprobs
+        # The best step so far, because Gauss-Newton may overshoot.
         if (error := float(rest @ rest)) < least:
             least, best = error, (1 / inverse, logprobs)
         slope = (logprobs + entropy) / inverse
