@@ -86,7 +86,8 @@ def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> Compare
     held = reader[record]
     if reason := _violation(held):
         raise MalformedError(f"{path}, record {record}: {reason}", "Delete the file if another program wrote it.")
-    return ComparedTokens(**{name: held[name] for name in _COLUMNS}, **{name: tuple(held[name]) for name in _TABLES})
+    tables: dict[str, Any] = {name: tuple(held[name]) for name in _TABLES}
+    return ComparedTokens(**{name: held[name] for name in _COLUMNS}, **tables)
 
 
 def _violation(held: Any) -> str:

@@ -56,7 +56,8 @@ def token_arrays(
 
 def media_types(sample: TrainingSample) -> np.ndarray:
     """`PlacedRows.token_types` of one sample, (n,)."""
-    return placed_rows([sample], pad_id=0).token_types()[0]
+    types: np.ndarray = placed_rows([sample], pad_id=0).token_types()[0]
+    return types
 
 
 def other_columns(samples: Sequence[TrainingSample]) -> dict[str, list[Any]]:
