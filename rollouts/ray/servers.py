@@ -83,7 +83,10 @@ class ServerActor:
         self._command = command
         self._environment = environment
         self._start_seconds = start_seconds
-        self._host = _node_address()
+        # The address by which the cluster knows this node; `ray.util.get_node_ip_address` has that of the machine, also
+        # where the cluster is on the loopback address alone.
+        own = ray.get_runtime_context().get_node_id()
+        self._host = next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
         self._process: ServerProcess | None = None
         self._url = ""
         self._starting = asyncio.Lock()
@@ -118,16 +121,6 @@ class ServerActor:
         finally:
             await connection.close()
         self._process, self._url = process, url
-
-
-def _node_address() -> str:
-    """The address by which the cluster knows the node of this actor.
-
-    `ray.util.get_node_ip_address` has that of the machine, also where the cluster is on the loopback address
-    alone.
-    """
-    own = ray.get_runtime_context().get_node_id()
-    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
 
 
 def _free_port(host: str) -> int:

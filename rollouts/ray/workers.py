@@ -99,7 +99,10 @@ class RayWorkers(WorkerPool, StartAndClose):
         if self._is_over:
             raise WorkersClosedError
         require_connection()
-        self._keep_number()
+        while len(self._keepers) < self._num_workers:
+            name = f"ray-{next(self._numbers)}"
+            keeper = self._keepers[name] = asyncio.ensure_future(self._keep(name, self._new_actor(name)))
+            keeper.add_done_callback(partial(self._has_kept, name))
         try:
             async with asyncio.timeout(self._start_seconds):
                 await self._changed.wait()
@@ -158,12 +161,6 @@ class RayWorkers(WorkerPool, StartAndClose):
             await asyncio.wait(self._ending)
 
     # Each worker is kept running by a task of its own.
-
-    def _keep_number(self) -> None:
-        while len(self._keepers) < self._num_workers:
-            name = f"ray-{next(self._numbers)}"
-            keeper = self._keepers[name] = asyncio.ensure_future(self._keep(name, self._new_actor(name)))
-            keeper.add_done_callback(partial(self._has_kept, name))
 
     def _has_kept(self, name: str, keeper: asyncio.Task[None]) -> None:
         """The task of a worker has ended. One that failed is reported, and its worker is given up."""

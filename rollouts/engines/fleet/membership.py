@@ -135,8 +135,12 @@ class Membership:
         try:
             async with asyncio.timeout(self._limits.check_timeout):
                 await member.engine.check_health()
+                await self.compare(member)
                 is_serving = state is MemberState.READY
-                problem = await (self._serving_problem(member) if is_serving else self._admission_problem(member))
+                if not is_serving and self.adapters:
+                    await self.load_adapters(member)
+                is_asked = not is_serving or (self.version is not None and not self._updates)
+                problem = await self._weights_problem(member) if is_asked else ""
             return _Problem(problem, is_another_server=is_serving) if problem else None
         except TimeoutError:
             return _Problem(f"no response to a check within {self._limits.check_timeout:g} s", is_timeout=True)
@@ -188,18 +192,6 @@ class Membership:
         if member.state is not MemberState.READY:
             log.info("%s serves", member.name)
             member.set_state(MemberState.READY)
-
-    async def _serving_problem(self, member: Member) -> str:
-        """Why a member that serves must not any more: it was started again as another server. Raises as the next."""
-        await self.compare(member)
-        return "" if self.version is None or self._updates else await self._weights_problem(member)
-
-    async def _admission_problem(self, member: Member) -> str:
-        """Why a member that does not serve yet must not; empty if it may. Raises `FleetMismatchError`."""
-        await self.compare(member)
-        if self.adapters:
-            await self.load_adapters(member)
-        return await self._weights_problem(member)
 
     async def _weights_problem(self, member: Member) -> str:
         """Why a member must not serve with the weights that it has; empty if it may. Raises `EngineError`.

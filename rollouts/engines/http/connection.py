@@ -271,7 +271,8 @@ class ServerConnection:
             raise ServerTimeoutError(
                 call.name,
                 f"{call.place} was not over after {call.seconds:g} s; it was {call.stage} (attempt "
-                f"{call.attempt}). Raise total_seconds (timeout_seconds of a chat endpoint) if that is too short",
+                f"{call.attempt}). Raise total_seconds (of a chat endpoint timeout_seconds) if such requests "
+                "take longer",
             ) from None
         finally:
             state.running.discard(scope)

@@ -288,7 +288,8 @@ class Batch:
             self._report(active, sampled)
             unfinished = ~(ids[:, None] == stops[active]).any(-1) & (step + 1 < max_tokens[active])
             if any(each.is_aborted for each in self._running):
-                unfinished &= ~self._are_aborted(active)
+                aborted = [self._running[self._samples[sample].request].is_aborted for sample in active.tolist()]
+                unfinished &= ~torch.tensor(aborted, device=device)
             if not bool(unfinished.any()) or self._is_interrupted():
                 break
             if not bool(unfinished.all()):
@@ -318,10 +319,6 @@ class Batch:
             # Copies: a view would keep the arrays of the whole batch alive.
             parts.append([part.copy() for part in np.split(array[order], ends)])
         return list(zip(*parts, strict=True))
-
-    def _are_aborted(self, active: torch.Tensor) -> torch.Tensor:
-        aborted = [self._running[self._samples[sample].request].is_aborted for sample in active.tolist()]
-        return torch.tensor(aborted, device=active.device)
 
     def _report(self, active: torch.Tensor, sampled: SampledTokens) -> None:
         if all(each.listen is None for each in self._running):

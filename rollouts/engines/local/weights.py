@@ -40,9 +40,11 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
             missing += [tied[0]] if isinstance(target, torch.nn.Parameter) else []
             continue
         for name in given:
-            _check_fits(name, target, weights[name])
+            _check_type(name, value := weights[name])
+            if tuple(value.shape) != tuple(target.shape):
+                raise _error(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
             if isinstance(target, torch.nn.Parameter):
-                _check_finite(name, weights[name])
+                _check_finite(name, value)
         for name in given[1:]:
             if not _equal(weights[given[0]], weights[name]):
                 raise _error(f"{given[0]} and {name} are one tensor in the model and differ in the given weights")
@@ -94,12 +96,6 @@ def _check_type(name: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor) and not (is_array and value.dtype.kind in "fiu"):
         described = f"an array of {value.dtype}" if is_array else f"a {type(value).__name__}"
         raise _error(f"{name} is {described}, not a tensor or an array that torch can convert; pass a tensor")
-
-
-def _check_fits(name: str, target: torch.Tensor, value: Any) -> None:
-    _check_type(name, value)
-    if tuple(value.shape) != tuple(target.shape):
-        raise _error(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
 
 
 def _check_finite(name: str, value: torch.Tensor | np.ndarray) -> None:

@@ -41,6 +41,11 @@ def request_body(
     Raises `InvalidRequestError` for sampling options that JSON cannot represent, and what decoding an image
     raises.
     """
+    ids = request.prompt_ids if isinstance(request.prompt_ids, list) else np.asarray(request.prompt_ids).tolist()
+    if request.media:  # one token for each image, which the server repeats
+        markers = request.placeholder_token_ids
+        rendered = RenderedTokens(ids, multi_modal_data=request.multi_modal_data, placeholder_token_ids=markers)
+        ids = rendered.logical_ids
     fields: dict[str, Any] = {
         "rid": request.request_id,
         "sampling_params": _sampling(request, capabilities),
@@ -49,7 +54,7 @@ def request_body(
         "top_logprobs_num": max(request.sampling.top_logprobs, request.prompt_top_logprobs),
         # To notice a prompt that the server has tokenised again.
         "return_prompt_token_ids": bool(request.media),
-        "input_ids": _sent_ids(request),
+        "input_ids": ids,
     }
     if stream:
         fields["stream"] = True
@@ -68,16 +73,6 @@ def request_body(
         file = source_file(item.source, item.modality, jpeg_as_file=jpeg_as_file)
         segments += [b',"' if index else b'"', *file.data_url(), b'"']
     return [*segments, b"]}"]
-
-
-def _sent_ids(request: GenerateRequest) -> list[int]:
-    """The prompt with one token for each image, which the server repeats."""
-    ids = request.prompt_ids if isinstance(request.prompt_ids, list) else np.asarray(request.prompt_ids).tolist()
-    if not request.media:
-        return ids
-    return RenderedTokens(
-        ids, multi_modal_data=request.multi_modal_data, placeholder_token_ids=request.placeholder_token_ids
-    ).logical_ids
 
 
 def _sampling(request: GenerateRequest, capabilities: SGLangCapabilities) -> dict[str, Any]:

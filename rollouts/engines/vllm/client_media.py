@@ -9,7 +9,6 @@ from hashlib import blake2b
 from typing import Any
 
 from renderers import MultiModalData
-from renderers.process.caches import ByteLRU
 from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.engine import VLLMEngine
@@ -21,9 +20,6 @@ Post = Callable[[Mapping[str, Any]], Awaitable[bytes]]
 """Sends the request with further fields in its body; returns the body of the response."""
 
 _ATTEMPTS = 3
-
-# URL -> name. A conversation is sent again with each turn, and its URLs hold whole images.
-_names: ByteLRU[str, str] = ByteLRU(64 * 2**20)
 
 # By address and event loop, because an engine belongs to one.
 _known: dict[str, dict[asyncio.AbstractEventLoop, ClientMedia]] = {}
@@ -110,8 +106,4 @@ def _part(modality: str, url: str, included: Collection[str]) -> dict[str, Any]:
 
 
 def _name(url: str) -> str:
-    name = _names.get(url)
-    if name is None:
-        name = f"url-{blake2b(url.encode(), digest_size=16).hexdigest()}"
-        _names.put(url, name, len(url))
-    return name
+    return f"url-{blake2b(url.encode(), digest_size=16).hexdigest()}"

@@ -97,7 +97,13 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         check_request(request, await self._capabilities.get())
 
     async def _sample(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        generations = await self._exchange_all(request, listen)
+        if request.sampling.n == 1 or (await self._capabilities.get()).rust_frontend is None:
+            generations = [await self._exchange(request, request.request_id, listen)]
+        else:  # the Rust frontend samples one at a time
+            generations = await gathered(
+                self._exchange(single, request.request_id, with_index(listen, index))
+                for index, single in enumerate(single_samples(request))
+            )
         sampled = [each.completions(len(request.prompt_ids), self._weight_version) for each in generations]
         completions = [replace(each, index=index) for index, each in enumerate(itertools.chain(*sampled))]
         if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
@@ -136,15 +142,6 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         except TimeoutError as error:
             reason = f"{self.base_url} is paused for more than {_WAIT_SECONDS:g} s; resume it"
             raise ServerTimeoutError(request_id, reason) from error
-
-    async def _exchange_all(self, request: GenerateRequest, listen: TokenListener | None) -> list[Generation]:
-        """Send a request; to the Rust frontend, which samples one at a time, a request for each sample."""
-        if request.sampling.n == 1 or (await self._capabilities.get()).rust_frontend is None:
-            return [await self._exchange(request, request.request_id, listen)]
-        return await gathered(
-            self._exchange(single, request.request_id, with_index(listen, index))
-            for index, single in enumerate(single_samples(request))
-        )
 
     async def _exchange(self, request: GenerateRequest, root_id: str, listen: TokenListener | None) -> Generation:
         """Send one request, and abort it on the server if the caller is cancelled.

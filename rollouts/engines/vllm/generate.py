@@ -236,7 +236,19 @@ class Generation:
         ids = part["token_ids"]
         content = (part.get("logprobs") or {}).get("content") or []
         logprobs = self._logprobs(index, ids, content)
-        top = self._top_logprobs(index, content) if self._top else None
+        top = None
+        if self._top:
+            # Without ids and ranks up to vLLM 0.31, as in `_logprobs`.
+            rows = [
+                [
+                    (entry.get("rank"), entry["token_id"], entry["logprob"])
+                    if "token_id" in entry
+                    else (None, entry["token"].removeprefix("token_id:"), entry["logprob"])
+                    for entry in token["top_logprobs"]
+                ]
+                for token in content
+            ]
+            top = self._likeliest(rows, self._top, f"choice {index}")
         # Everything is read before anything is added: an error leaves columns of one length.
         choice.logprobs += logprobs
         choice.top += [] if top is None else [top]
@@ -268,19 +280,6 @@ class Generation:
         if None in values:
             raise MissingLogProbsError(self._name, f"choice {index}: token {values.index(None)} has none")
         return [float(value) for value in values]
-
-    def _top_logprobs(self, index: int, content: Sequence[Mapping[str, Any]]) -> TopLogprobs:
-        rows = [
-            [
-                # Without ids and ranks up to vLLM 0.31, as in `_logprobs`.
-                (entry.get("rank"), entry["token_id"], entry["logprob"])
-                if "token_id" in entry
-                else (None, entry["token"].removeprefix("token_id:"), entry["logprob"])
-                for entry in token["top_logprobs"]
-            ]
-            for token in content
-        ]
-        return self._likeliest(rows, self._top, f"choice {index}")
 
     def _completion(self, index: int, choice: _Choice, prompt_tokens: int, fallback_version: str) -> Completion:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections import OrderedDict
@@ -104,7 +103,7 @@ class CacheSalts:
         self._by_session: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def salt(self, model: str, weight_version: str, session_id: str | None) -> str:
-        salt = _digest(model, weight_version)
+        salt = hashlib.blake2b(f"{model}\0{weight_version}".encode(), digest_size=16).hexdigest()
         if session_id is None:
             return salt
         salt = self._by_session.setdefault((session_id, model), salt)
@@ -113,8 +112,3 @@ class CacheSalts:
         if len(self._by_session) > 65_536:
             self._by_session.popitem(last=False)
         return salt
-
-
-@functools.lru_cache(maxsize=64)
-def _digest(model: str, weight_version: str) -> str:
-    return hashlib.blake2b(f"{model}\0{weight_version}".encode(), digest_size=16).hexdigest()
