@@ -65,14 +65,13 @@ class RayWorkers(WorkerPool, StartAndClose):
         actor_options: Mapping[str, Any] | None = None,
         max_losses: int = 3,
         start_seconds: float = 600.0,
-        media: ObjectMedia | None = None,
     ) -> None:
         check_make_environment(make_environment)
         super().__init__(max_losses=max_losses)
         check_integer("num_workers", num_workers)
         check_integer("episodes_per_worker", episodes_per_worker)
         check_positive("start_seconds", start_seconds, "pass a number of seconds above 0")
-        self.media = media or ObjectMedia()
+        self.media = ObjectMedia()
         self._parts = WorkerParts(make_environment, make_engine, make_renderer)
         self._slots = episodes_per_worker
         self._options = _actor_options(actor_options or {}, episodes_per_worker)

@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaError, MediaPolicyError, MessageError
 from renderers.parsing.response import ToolCallParseStatus as Status
-from rollouts import FinishReason, GenerateRequest, SamplingParams, StepResult, run_episode
+from rollouts import GenerateRequest, SamplingParams, StepResult, run_episode
 from rollouts.engines import ChatEndpoint
 from rollouts.engines.local import LocalEngine
 from rollouts.environments import ToolEnvironment
@@ -455,12 +455,6 @@ async def test_ids_of_calls_without_one_are_those_of_no_other_call():
     ids = [one["id"] for one in answer.message["tool_calls"]]
     assert len(set(ids)) == 3
     assert ids[1] == "call_0"
-
-
-async def test_reasoning_that_was_cut_off_is_not_complete():
-    answer = await answer_of(completion(None, reasoning_content="hm", finish_reason="length"))
-    assert (answer.finish_reason, answer.parsed.stopped) == (FinishReason.LENGTH, False)
-    assert not answer.parsed.reasoning_complete
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from fleet_engines import MemberEngine, request, states, until
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.lazy import LazyEngine
-from rollouts.engines.lora import LoRAEngine
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
@@ -82,15 +81,6 @@ async def test_a_fleet_is_healthy_while_a_member_may_serve():
         await fleet.check()
         with pytest.raises(ServerUnreachableError, match=r"a: .*health"):
             await fleet.check_health()
-
-
-async def test_an_adapter_is_as_healthy_as_the_engine_that_has_it():
-    engine = MemberEngine()
-    policy = LoRAEngine(engine, "policy")
-    await policy.check_health()
-    engine.is_healthy = False
-    with pytest.raises(ServerError, match="health"):
-        await policy.check_health()
 
 
 @pytest.mark.parametrize("fault", [{"is_healthy": False}, {"is_slow": True}], ids=["refuses", "is slow"])

@@ -95,20 +95,6 @@ async def test_a_member_that_was_restarted_while_it_served_loads_the_weights_bef
         assert states(fleet)["b"] == "ready"
 
 
-async def test_a_member_that_is_removed_while_its_update_fails_does_not_fail_the_update():
-    engines, fleet = await fleet_of("a", "b")
-    async with fleet:
-        engines["b"].may_load.clear()
-        engines["b"].refusals = [WeightUpdateError("killed")]
-        update = asyncio.create_task(fleet.update_weights("directory", "1"))
-        await engines["b"].loading.wait()
-        await fleet.remove("b")
-        engines["b"].may_load.set()
-        await update
-        assert states(fleet) == {"a": "ready"}
-        assert fleet.weight_version == "1"
-
-
 class EndlessUpdate(UpdatableMember):
     """An update ends only with the answer of the server, as that of `VLLMEngine` does, also when it is cancelled."""
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
-from transformers.utils import logging
 
 from renderers import MultiModalData, PlaceholderRange
 from rollouts import FinishReason, GenerateRequest, SamplingParams
@@ -38,22 +37,6 @@ def engine(tiny_model_dir):
 @pytest.fixture(scope="module")
 def reference(tiny_model_dir):
     return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
-
-
-def test_loading_prints_no_progress_bar_and_leaves_the_setting_of_the_program(tiny_model_dir, capsys):
-    enabled = logging.is_progress_bar_enabled()
-    try:
-        logging.enable_progress_bar()
-        AutoModelForImageTextToText.from_pretrained(tiny_model_dir)
-        assert "Loading weights" in capsys.readouterr().err  # what is turned off
-        LocalEngine.from_pretrained(tiny_model_dir)
-        assert capsys.readouterr().err == ""
-        assert logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        LocalEngine.from_pretrained(tiny_model_dir)
-        assert not logging.is_progress_bar_enabled()
-    finally:
-        (logging.enable_progress_bar if enabled else logging.disable_progress_bar)()
 
 
 def noise(seed: int, height: int = 32, width: int = 32) -> np.ndarray:

@@ -62,13 +62,6 @@ class Deadly(Looking):
         os._exit(1)
 
 
-class Failing(Looking):
-    """Raises an exception in its first step."""
-
-    async def wait(self) -> None:
-        raise ZeroDivisionError("of the environment")
-
-
 def make_renderer(directory: str) -> object:
     return load_renderer(directory)
 

@@ -33,7 +33,9 @@ class ForgettingMedia(ObjectMedia):
 
 async def episodes_of(directory: Path, media: ObjectMedia) -> list[Trajectory]:
     options = {"group_size": GROUP_SIZE}
-    async with workers_of(directory, media=media) as workers, runner_of(workers, **options) as runner:
+    workers = workers_of(directory)
+    workers.media = media
+    async with workers, runner_of(workers, **options) as runner:
         groups = [group async for group in runner.stream(tasks(NUM_TASKS))]
     return [episode for group in groups for episode in group.episodes]
 

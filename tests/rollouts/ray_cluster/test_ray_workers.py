@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 from ray_world import (
     Deadly,
-    Failing,
     Looking,
     make_engine_except_in_one_process,
     make_renderer,
@@ -23,7 +22,6 @@ from ray_world import (
 from rollouts import Group, Runner
 from rollouts.errors import RolloutsError
 from rollouts.ray import RayWorkers
-from rollouts.workers import WorkersClosedError
 
 
 def run(coroutine):
@@ -32,10 +30,6 @@ def run(coroutine):
 
 async def groups_of(runner: Runner, source) -> list[Group]:
     return [group async for group in runner.stream(source)]
-
-
-async def rest_of(stream) -> list[Group]:
-    return [group async for group in stream]
 
 
 async def wait_until(condition) -> None:
@@ -96,20 +90,6 @@ def test_a_killed_actor_or_node_loses_and_doubles_no_episode(cluster, tiny_model
     assert metrics["worker_jobs_moved"] == 4 + 1  # one of them had to wait in the worker
 
 
-def test_a_stream_of_workers_that_are_closed_raises_each_time(cluster, tiny_model_dir):
-    async def main():
-        async with workers_of(tiny_model_dir) as workers, runner_of(workers) as runner:
-            stream = runner.stream(tasks(200))
-            await anext(stream)
-            slots = workers.num_slots
-            await workers.close()
-            for _ in range(slots + 3):  # each group that ran has an error of its own
-                with pytest.raises(WorkersClosedError):
-                    await asyncio.wait_for(rest_of(stream), 20)  # groups that had finished are delivered first
-
-    run(main())
-
-
 @pytest.mark.contract
 def test_an_episode_that_kills_its_workers_is_given_up(cluster, tiny_model_dir):
     async def main():
@@ -121,23 +101,13 @@ def test_an_episode_that_kills_its_workers_is_given_up(cluster, tiny_model_dir):
     assert "lost 2 workers" in group.episodes[0].error
 
 
-def test_the_failure_of_an_environment_arrives_with_its_turns_and_its_cause(cluster, tiny_model_dir):
-    async def main():
-        async with workers_of(tiny_model_dir, Failing, num_workers=1) as workers, runner_of(workers) as runner:
-            return await groups_of(runner, tasks(1))
-
-    [group] = run(main())
-    assert "ZeroDivisionError: of the environment" in group.episodes[0].error
-    assert group.episodes[0].num_turns == 1
-
-
 def broken() -> None:
     raise FileNotFoundError("no model here")
 
 
 def test_workers_whose_engine_cannot_be_made_are_an_error_with_the_reason(cluster, make_renderer):
     async def main():
-        async with RayWorkers(Failing, broken, make_renderer, num_workers=1):
+        async with RayWorkers(Looking, broken, make_renderer, num_workers=1):
             pass
 
     with pytest.raises(RolloutsError, match="FileNotFoundError: no model here"):

@@ -6,10 +6,8 @@ import asyncio
 from itertools import count
 from types import SimpleNamespace
 
-import pytest
-
 from rollouts import EpisodeLimits, SamplingParams, Task
-from rollouts.ray import ObjectMedia, RayWorkers, worker_actor
+from rollouts.ray import ObjectMedia, worker_actor
 from rollouts.ray.actor_worker import ActorWorker
 from rollouts.ray.worker_actor import WorkerActor, WorkerParts
 from rollouts.testing import ScriptedEngine
@@ -58,9 +56,3 @@ async def test_a_start_ends_an_update_whose_end_was_not_reported(renderer, monke
     await actor.start()
     assert not actor._worker._settings.pauses.is_updating
     await actor.stop()
-
-
-@pytest.mark.parametrize("episodes", [1, 64, 2048])
-def test_jobs_that_wait_in_an_actor_leave_room_for_other_calls(episodes):
-    workers = RayWorkers(lambda task: None, lambda: None, lambda: None, num_workers=1, episodes_per_worker=episodes)
-    assert workers._options["max_concurrency"] >= episodes + episodes // 8 + 64

@@ -14,7 +14,7 @@ from sglang_requests import image, request_of, with_value, without
 from rollouts import FinishReason, SamplingParams, WeightSpan
 from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.sglang import SGLangEngine
-from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError, ServerError
+from rollouts.errors import MalformedResultError, MissingLogProbsError, ServerError
 
 
 class Heard:
@@ -106,12 +106,6 @@ async def test_leaving_a_stream_ends_its_request_on_the_server(server: FakeSGLan
     assert ("/abort_request", {"rid": "x"}) in server.calls
 
 
-async def test_a_stream_cannot_score_its_prompt(server: FakeSGLang, engine: SGLangEngine) -> None:
-    with pytest.raises(InvalidRequestError, match="a stream cannot return prompt_logprobs"):
-        await engine.generate(request_of(prompt_logprobs=True), Heard())
-    assert server.requests == []
-
-
 _ROWS, _ENDING = ("meta_info", "output_token_logprobs"), ("meta_info", "finish_reason")
 
 
@@ -143,12 +137,3 @@ async def test_what_is_wrong_in_a_stream_is_an_error(
     server.spoil = spoil
     with pytest.raises(error, match=text):
         await engine.generate(request_of(), Heard())
-
-
-async def test_an_error_that_follows_the_head_of_a_stream_has_its_own_status(
-    server: FakeSGLang, engine: SGLangEngine
-) -> None:
-    server.stream_error = {"message": "the images cannot be read", "code": 400}
-    with pytest.raises(ServerError, match="the images cannot be read") as caught:
-        await engine.generate(request_of(image(1)), Heard())
-    assert caught.value.status == 400

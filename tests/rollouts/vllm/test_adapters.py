@@ -86,12 +86,6 @@ async def test_an_unknown_adapter_is_an_error_that_lists_the_loaded_ones_and_not
     assert server.generations == []
 
 
-async def test_a_name_is_not_given_to_other_weights(engine, adapter):
-    await engine.load_adapter("one", adapter)
-    with pytest.raises(WeightUpdateError, match="another name"):
-        await engine.load_adapter("one", adapter)
-
-
 async def test_a_directory_without_an_adapter_is_refused_before_the_server_is_asked(engine, server, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(WeightUpdateError, match=r"lacks adapter_config\.json and adapter_model\.safetensors"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from engine_inputs import generate_one, held, request
+from engine_inputs import held
 from fake_http import Response, error_response, json_response
 from fake_server import ABORT, ENCODER, LABEL, MM, PREFIX, RELOAD, FakeVLLM
 
@@ -141,12 +141,6 @@ async def test_an_empty_response_to_a_reset_is_a_success_only_if_nothing_runs(se
             await control.reset_prefix_cache()
     else:
         await control.reset_prefix_cache()
-
-
-async def test_the_encoder_cache_is_reset_while_the_server_is_paused(server, control):
-    await control.pause("keep")
-    await control.reset_encoder_cache()
-    assert ENCODER in server.events
 
 
 # Ending requests.
@@ -286,16 +280,6 @@ async def test_a_cancelled_update_is_completed(server, control, other):
 
 
 # Updates of an engine.
-
-
-@pytest.mark.parametrize("mode", ["abort", "wait"])
-async def test_an_engine_has_the_server_load_the_directory_and_label_its_tokens(engine, server, other, mode):
-    await engine.update_weights(other, "7", in_flight=mode)
-    assert server.loaded[-1] == str(other)
-    assert next(seen for seen in server.requests if seen.path == "/pause").query["mode"] == mode
-    assert engine.weight_version == "7"
-    completion = await generate_one(engine, request())
-    assert {span.version for span in completion.weight_spans} == {"7"}
 
 
 @pytest.mark.parametrize("version", ["", None])

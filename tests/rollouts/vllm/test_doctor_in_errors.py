@@ -12,13 +12,10 @@ from engine_inputs import FAST_RETRIES, request
 from fake_http import Response, error_response, json_response
 from fake_responses import change, reset
 from fake_server import GENERATE, FakeVLLM
-from test_error_pickling import an_error, error_classes
 from typer.testing import CliRunner
 
 from rollouts import GenerateRequest, SamplingParams, run_episode
 from rollouts.cli.command_group import APP_SETTINGS, CommandGroup
-from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.error_context import error_context
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.environments import ScoredPrompt
 from rollouts.episodes.errors import EpisodeError
@@ -29,14 +26,12 @@ from rollouts.errors import (
     MalformedResultError,
     MissingLogProbsError,
     ServerError,
-    ServerRelatedError,
     ServerUnreachableError,
     WeightUpdateError,
     no_server,
 )
 
 BASIC = "Basic c29tZW9uZTpzd29yZGZpc2g="
-OF_SERVERS = [each for each in error_classes() if issubclass(each, ServerRelatedError)]
 
 
 def check_of(url: str) -> str:
@@ -45,16 +40,6 @@ def check_of(url: str) -> str:
 
 def last_line(error: BaseException) -> str:
     return traceback.format_exception(error)[-1].rstrip().splitlines()[-1]
-
-
-@pytest.mark.parametrize("error_class", OF_SERVERS, ids=lambda each: each.__name__)
-def test_an_error_of_each_class_names_the_command_once(error_class: type[ServerRelatedError]) -> None:
-    error = an_error(error_class)
-    connection = ServerConnection("http://host:8000")
-    with pytest.raises(error_class) as caught, error_context(connection, "call"), error_context(connection):
-        raise error
-    assert caught.value.__notes__ == [check_of("http://host:8000")]
-    assert last_line(caught.value) == check_of("http://host:8000")
 
 
 async def refuse(server, seen, channel):

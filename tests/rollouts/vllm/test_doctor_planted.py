@@ -143,14 +143,6 @@ def _tensor_of_its_own(content: Any) -> None:
     _edit_tensors(content, lambda item: item.update(num_patches=item["image_grid_thw"]))
 
 
-async def _longer_template(server: Any, seen: Any, connection: Any) -> Any:
-    def edit(content: Any) -> None:
-        for name in {"tokens", "token_ids"} & content.keys():
-            content[name] += [39, 76]
-
-    return await (change(edit)(server, seen, connection) if "messages" in seen.json else server.respond(seen))
-
-
 def _logprobs(changed: Callable[[float, float], float]) -> Step:
     """Log-probabilities of sampled tokens as `changed` by the temperature."""
 
@@ -170,15 +162,6 @@ def _logprobs(changed: Callable[[float, float], float]) -> Step:
 async def _never_stops(server: Any, seen: Any, connection: Any) -> Any:
     seen.json.get("sampling_params", {}).pop("stop_token_ids", None)
     return await server.respond(seen)
-
-
-def _without_stop_token(content: Any) -> None:
-    for choice in content.get("choices", ()):
-        if choice["stop_reason"] is not None:
-            choice["token_ids"].pop()
-            choice["logprobs"]["content"].pop()
-            choice["weight_versions"][0]["end"] -= 1
-            choice["stop_reason"] = None
 
 
 async def _first_token_twice(server: Any, seen: Any, connection: Any) -> Any:
@@ -246,16 +229,9 @@ TABLE = [
     ),
     Planted("vLLM's Rust frontend", {"rust_frontend": "0.33.0"}, skipped=("image rendering",)),
     Planted("an old version", {"version": "0.19.1"}, absent={"server": "one of these versions"}),
-    Planted("a version that is not known yet", {"version": "1.0.0"}, absent={"server": "update mmrollouts"}),
     Planted(
         "another chat template",
         edit=_template,
-        failed={"text tokens": "--chat-template"},
-        skipped=("image rendering",),
-    ),
-    Planted(
-        "--chat-template with a longer end",
-        steps={"/tokenize": _longer_template, RENDER: _longer_template},
         failed={"text tokens": "--chat-template"},
         skipped=("image rendering",),
     ),
@@ -266,16 +242,13 @@ TABLE = [
             failed={"tokenizer": "the tokenizers differ: start `vllm serve` with --tokenizer"},
             skipped=("text tokens", "image rendering"),
         )
-        for one, other in (("a", "e"), ("Q", "X"), ("<|im_start|>", "<|im_end|>"), ("<|vision_start|>", "<think>"))
+        for one, other in (("a", "e"), ("<|im_start|>", "<|im_end|>"))
     ),
-    *(
-        Planted(
-            f"a server that tokenizes into {tokens}",
-            steps={"/tokenize": json_response({"tokens": tokens})},
-            failed={"tokenizer": ""},
-            skipped=("text tokens", "image rendering"),
-        )
-        for tokens in ("x", [[1]], None)
+    Planted(
+        "a server that tokenizes into no list of ids",
+        steps={"/tokenize": json_response({"tokens": [[1]]})},
+        failed={"tokenizer": ""},
+        skipped=("text tokens", "image rendering"),
     ),
     Planted("a template that reads parts", edit=_template_of_parts, serve_edit=_template_of_parts),
     Planted(
@@ -304,21 +277,11 @@ TABLE = [
         failed={"mismatch": "too large for image: other normalisation: equal when computed with images"},
     ),
     Planted(
-        "an image_mean that nobody has, where the server normalises on its device",
-        serve_edit=_settings(image_mean=[0.1, 0.2, 0.3]),
-        failed={"mismatch": "too large for image: no fault that was tested explains it"},
-    ),
-    Planted(
         "another image_mean, where the server normalises in its processor",
         {"pixel_dtype": "float32"},
         edit=_settings(**CLIP),
         failed={"image rendering": "pixel_values is up to"},
         skipped=("image request",),
-    ),
-    Planted(
-        "other weights of the language model",
-        edit=_weights("layers.0.mlp.down_proj.weight", 4.0),
-        failed={"mismatch": "too large for text and image: no fault that was tested explains it"},
     ),
     Planted(
         "logits that are multiplied by a number",
@@ -350,11 +313,6 @@ TABLE = [
         skipped=tuple(check for check in GENERATING if check != "text request"),
     ),
     Planted("a proxy that drops stop tokens", steps={GENERATE: _never_stops}, failed={"stop token": "proxy"}),
-    Planted(
-        "a server that leaves stop tokens out",
-        steps={GENERATE: change(_without_stop_token)},
-        failed={"stop token": "does not end with it"},
-    ),
     Planted(
         "a model that does not look at images",
         steps={GENERATE: _blind},

@@ -18,8 +18,7 @@ from runner_world import advance_clock
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.lazy import LazyEngine
-from rollouts.engines.protocol import Engine
-from rollouts.errors import ArgumentError, EngineClosedError, EngineError, EngineStartError, FleetMismatchError
+from rollouts.errors import ArgumentError, EngineError, EngineStartError, FleetMismatchError
 from rollouts.testing import ScriptedEngine
 
 SERVE = Path(__file__).with_name("fake_vllm_serve.py")
@@ -63,14 +62,6 @@ def is_running(pid):
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-async def test_nothing_is_started_before_the_first_request():
-    start = Starts()
-    async with LazyEngine(start) as engine:
-        assert isinstance(engine, Engine)
-        assert (engine.weight_version, engine.vocab_size, engine.control) == ("", None, None)
-    assert start.count == 0
 
 
 async def test_a_failed_start_is_an_error_of_all_requests_and_nothing_is_started_again():
@@ -205,30 +196,6 @@ async def test_a_member_that_starts_with_another_model_samples_nothing():
 def test_a_wrong_command_is_refused(command):
     with pytest.raises(ArgumentError, match="list of texts"):
         LazyEngine.from_command(command, "http://127.0.0.1:8000")
-
-
-async def test_an_engine_that_refuses_to_be_closed_stays_in_use():
-    class Refusing(ScriptedEngine):
-        refuses = True
-
-        async def close(self):
-            if self.refuses:
-                raise EngineError("close", "the engine belongs to another event loop")
-
-    inner = Refusing(lambda _: [7])
-
-    async def start():
-        return inner
-
-    engine = LazyEngine(start)
-    await generate_one(engine, request())
-    with pytest.raises(EngineError):
-        await engine.close()
-    assert (await generate_one(engine, request())).token_ids.tolist() == [7]
-    inner.refuses = False
-    await engine.close()
-    with pytest.raises(EngineClosedError):
-        await generate_one(engine, request())
 
 
 async def test_a_start_that_runs_on_another_event_loop_is_not_awaited():

@@ -223,19 +223,6 @@ def test_media_of_which_the_server_makes_something_else_are_refused(asked, serve
     refused(asked, *words, server=replace(SERVER, **server), kind=CapabilityError)
 
 
-@pytest.mark.parametrize(("asked", "dtype"), [(FLOATS, "float32"), (FLOATS, "bfloat16"), (OF_A_SERVER, "bfloat16")])
-def test_floats_are_taken_by_a_server_that_wants_them(asked, dtype):
-    check(asked, server=replace(SERVER, pixel_dtype=dtype))
-
-
-def test_placeholders_with_text_in_between_are_refused_as_features_and_pass_as_content_parts():
-    media = MultiModalData.from_items([(image(), PlaceholderRange(0, 8, ((0, 3), (5, 8))))])
-    sparse = request([*[PAD] * 3, 1, 2, *[PAD] * 3], media, placeholder_token_ids={"image": PAD})
-    refused(sparse, "text in between", 'media="content_parts"', kind=CapabilityError)
-    check(sparse, media="content_parts")
-    check(sparse, media="auto")
-
-
 @given(st.integers(-2, 14), st.integers(0, 9), st.lists(st.sampled_from([1, PAD]), min_size=1, max_size=14))
 def test_only_a_placeholder_that_lies_on_all_pads_and_nothing_else_passes(offset, length, ids):
     right = [place for place, token in enumerate(ids) if token == PAD] == list(range(offset, offset + length))

@@ -13,7 +13,6 @@ import pytest
 from engine_inputs import PAD, SERVER, connected, expected, generate_one, image, request
 from fake_http import Response, error_response, event_stream, json_response
 from fake_model import logprob_of
-from fake_responses import hold
 from fake_server import GENERATE, FakeVLLM
 from PIL import Image
 
@@ -158,18 +157,6 @@ async def test_samples_without_a_seed_have_none_and_one_of_them_scores_the_promp
     sent = [seen.json["sampling_params"] for seen in server.generations]
     assert [each["seed"] for each in sent] == [None] * 3
     assert sum("prompt_logprobs" in each for each in sent) == 1
-
-
-async def test_an_error_of_one_sample_ends_the_others_and_is_raised(engine, server):
-    never = asyncio.Event()
-    failed = json_response({"error": {"message": "boom", "type": "x", "code": 400}}, 400)
-    server.script[GENERATE] = [hold(never), failed, hold(never)]
-    with pytest.raises(ServerError, match="boom"):
-        await engine.generate(request(sampling={"n": 3}))
-    async with asyncio.timeout(10):
-        for seen in server.generations:
-            if not seen.answered.is_set():
-                await seen.disconnected.wait()
 
 
 # Aborts.

@@ -115,15 +115,6 @@ async def test_tensors_that_are_not_those_of_the_checkpoint_leave_the_weights_of
     assert await generate_one(engine, request())
 
 
-async def test_a_tensor_that_comes_twice_is_refused(engine, tensors):
-    async def send(receive):
-        for _ in range(2):
-            await receive(told({"a": tensors["a"]}))
-
-    with pytest.raises(WeightUpdateError, match=r"were loaded again.*a comes twice"):
-        await engine.update_weights(send, "v1")
-
-
 async def test_an_error_of_the_trainer_leaves_the_weights_of_before(server, engine):
     async def send(receive):
         raise RuntimeError("NCCL timed out")

@@ -16,7 +16,6 @@ from test_runner_invariants import Run, rounds
 
 from rollouts import EpisodeLimits, SamplingParams
 from rollouts.errors import ArgumentError
-from rollouts.observability import METRICS
 from rollouts.runner import RetryPolicy, Runner
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeWorker, WorkerPool
@@ -232,13 +231,6 @@ def test_a_job_that_cannot_be_encoded_fails_alone(renderer):
     assert outcomes(runner) == {"done": 1, "failed": 1}
 
 
-def test_the_metrics_of_workers_are_in_the_table(renderer):
-    _, runner, _ = run_on_workers(renderer, tasks(2))
-    names = {metric.name for metric in METRICS}
-    assert {key.partition("/")[0] for key in runner.metrics()} - names == {"turn_seconds_sum"}
-    assert runner.metrics()["workers"] == 0, "they were closed"
-
-
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
@@ -254,9 +246,3 @@ def test_arguments_that_contradict_workers_are_refused(arguments, name):
     with pytest.raises(ArgumentError) as caught:
         Runner(**options, sampling=SamplingParams())
     assert caught.value.name == name
-
-
-async def test_updating_weights_without_an_engine_names_the_argument():
-    async with Runner(None, None, None, sampling=SamplingParams(), workers=WorkerPool()) as runner:
-        with pytest.raises(ArgumentError, match="pass the runner an Engine"):
-            await runner.update_weights(None, "1")

@@ -10,12 +10,11 @@ import pytest
 from fake_http import Response, json_response
 from fake_responses import raw
 from fake_server import GENERATE, FakeVLLM
-from http_calls import Clock, generate
+from http_calls import generate
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
-from rollouts.engines.http.responses import HttpResponse
 from rollouts.errors import (
     MalformedResultError,
     ServerError,
@@ -105,12 +104,6 @@ async def test_an_endless_head_is_an_error(server: FakeVLLM, connection: ServerC
         await generate(connection)
 
 
-@pytest.mark.parametrize("body", [b"", b"\xff\xfe\xfd", b"[" * 100_000, b"{" + b'"a":{' * 50_000])
-def test_json_that_cannot_be_decoded_is_one_kind_of_error(body: bytes) -> None:
-    with pytest.raises(MalformedResultError):
-        HttpResponse(200, {}, body).json()
-
-
 async def test_a_redirect_is_refused_and_its_credentials_are_not_shown(
     server: FakeVLLM, connection: ServerConnection
 ) -> None:
@@ -121,13 +114,3 @@ async def test_a_redirect_is_refused_and_its_credentials_are_not_shown(
     assert caught.value.status == 307
     assert "hidden" not in str(caught.value)
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("status", [400, 408, 500, 502])
-async def test_an_error_status_is_a_response_and_is_not_tried_again(
-    server: FakeVLLM, connection: ServerConnection, clock: Clock, status: int
-) -> None:
-    server.script[GENERATE] += [json_response({"error": "no"}, status)]
-    assert (await generate(connection)).status == status
-    assert len(server.requests) == 1
-    assert clock.slept == []
