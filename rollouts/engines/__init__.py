@@ -2,12 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rollouts.engines.protocol import ChatAnswer, ChatEngine, ChatTokens
-
 if TYPE_CHECKING:
     from rollouts.engines.endpoint import ChatEndpoint
 
-__all__ = ["ChatAnswer", "ChatEndpoint", "ChatEngine", "ChatTokens"]
+__all__ = ["ChatEndpoint"]
 
 
 def __getattr__(name: str) -> Any:

@@ -162,9 +162,6 @@ class ChatEndpoint(ChatEngine):
     def base_url(self) -> str:
         return self._connection.base_url
 
-    def __repr__(self) -> str:
-        return f"ChatEndpoint({self.base_url!r}, {self.model!r})"
-
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -78,11 +78,6 @@ def test_a_sampling_parameter_of_another_type_or_range_is_refused_by_the_constru
         SamplingParams(**{field: value})
 
 
-def test_the_error_of_a_top_k_below_zero_says_what_minus_one_of_vllm_is():
-    with pytest.raises(InvalidRequestError, match=r"top_k is -1; pass 0 \(off, -1 in vLLM\) or more"):
-        SamplingParams(top_k=-1)
-
-
 @pytest.mark.parametrize("value", ["5", 1.5, True, None, -1])
 def test_a_number_of_likeliest_tokens_of_the_prompt_is_an_integer_from_zero(value):
     with pytest.raises(InvalidRequestError, match="prompt_top_logprobs"):

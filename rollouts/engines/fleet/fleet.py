@@ -133,7 +133,7 @@ class EngineFleet(Engine):
         if self._membership.version is not None:
             return self._membership.version
         members = sorted(self._membership.members.values(), key=lambda member: member.state is not MemberState.READY)
-        return members[0].weight_version if members else ""
+        return members[0].engine.weight_version if members else ""
 
     @property
     def media_cache_counts(self) -> MediaCacheCounts:
@@ -360,8 +360,9 @@ class EngineFleet(Engine):
     ) -> None:
         """Add and remove members as the actors of the servers say."""
         try:
-            urls = await asyncio.to_thread(servers.read_if_changed)
-            engines = self.engines if urls is None else make_engines(urls)
+            if (urls := await asyncio.to_thread(servers.read_if_changed)) is None:
+                return
+            engines = make_engines(urls)
         except ValueError as error:
             log.error("the members of the fleet stay as they are: %s", error)
             return
@@ -370,19 +371,12 @@ class EngineFleet(Engine):
             removal = asyncio.create_task(self.remove(name, seconds=self._limits.wait_seconds))
             self._removals[name] = removal
             removal.add_done_callback(partial(self._removals.pop, name))  # the task is its default value
-        new = (name for name in engines if name not in members or (name in self._removals and urls is not None))
-        await asyncio.gather(*(self._add_listed(name, engines[name]) for name in new))
+        await asyncio.gather(*(self._add_listed(name, engines[name]) for name in engines if name not in members))
 
     async def _add_listed(self, name: str, engine: Engine) -> None:
-        """Add a member that the list of servers names, or keep one that is being removed. An error is logged."""
+        """Add a member that the list of servers names. An error is logged."""
         try:
-            if (removal := self._removals.get(name)) is not None:
-                removal.cancel()
-                await asyncio.wait([removal])
-            if name in self._membership.members:
-                await self.undrain(name)
-            else:
-                await self.add(name, engine)
+            await self.add(name, engine)
         except EngineError as error:
             log.error("%s is not added: %s", name, error)
 

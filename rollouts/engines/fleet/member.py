@@ -64,16 +64,12 @@ class Member:
         self.idle.set()
 
     @property
-    def weight_version(self) -> str:
-        return self.engine.weight_version
-
-    @property
     def servers(self) -> tuple[str, ...]:
         """The address of its server, without credentials; empty for an engine that has none."""
         return (self.engine.base_url,) if self.engine.base_url else ()
 
     def status(self) -> MemberStatus:
-        return MemberStatus(self.name, self.state, self.reason, self.in_flight, self.weight_version)
+        return MemberStatus(self.name, self.state, self.reason, self.in_flight, self.engine.weight_version)
 
     def set_state(self, state: MemberState, reason: str = "") -> None:
         self.state, self.reason = state, reason

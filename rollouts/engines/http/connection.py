@@ -39,17 +39,16 @@ class HttpLimits(Bounded):
     """Bounds of requests to one server: seconds, bytes, counts.
 
     At most `concurrency` requests are in flight per engine, whatever their routes. `total_seconds` bounds a
-    whole call, including the wait for a slot and the retries. `read_seconds` bounds the time between two
-    pieces of a response; None sets no bound, because a long completion sends nothing until it is done. Idle
-    connections are closed after `keepalive_seconds`, which must be less than the server's own time (5 s in
-    vLLM), so that no request is sent on a connection that the server is closing. The wait before retry number
-    n is at most `backoff_seconds` * 2**(n - 1) and at most `longest_backoff_seconds`, which also bounds what
-    a server can demand with Retry-After. `response_bytes` bounds a response.
+    whole call, including the wait for a slot and the retries. Nothing bounds the time between two pieces of a
+    response, because a long completion sends nothing until it is done. Idle connections are closed after
+    `keepalive_seconds`, which must be less than the server's own time (5 s in vLLM), so that no request is
+    sent on a connection that the server is closing. The wait before retry number n is at most
+    `backoff_seconds` * 2**(n - 1) and at most `longest_backoff_seconds`, which also bounds what a server can
+    demand with Retry-After. `response_bytes` bounds a response.
     """
 
     concurrency: int = whole_field(512)
     connect_seconds: float = number_field(10.0, above=0)
-    read_seconds: float | None = number_field(None, above=0)
     total_seconds: float = number_field(3600.0, above=0)
     keepalive_seconds: float = number_field(3.0, least=0)
     retries: int = whole_field(8, least=0)
@@ -372,10 +371,7 @@ class ServerConnection:
             auto_decompress=False,  # a small body could become gigabytes
             headers=self._headers,
             proxy=self._proxy,
-            # No total of aiohttp: the deadline of the call includes its retries.
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=self.limits.connect_seconds, sock_read=self.limits.read_seconds
-            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.limits.connect_seconds),
         )
 
 

@@ -24,7 +24,6 @@ from rollouts.errors import (
     InvalidRequestError,
     MalformedResultError,
     ServerError,
-    ServerTimeoutError,
     ServerUnreachableError,
 )
 
@@ -163,12 +162,6 @@ class Call:
         self.unanswered = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and not isinstance(
             error, aiohttp.ClientConnectorError
         )
-        if isinstance(error, aiohttp.SocketTimeoutError):
-            return ServerTimeoutError(
-                self.name,
-                f"{self.place}: nothing arrived for longer than read_seconds while {self.stage} "
-                f"(attempt {self.attempt})",
-            )
         # A handshake that just ends is a server that goes away, and may be tried again.
         if isinstance(error, aiohttp.ClientSSLError) and not isinstance(error.os_error, ssl.SSLEOFError):
             return ServerUnreachableError(

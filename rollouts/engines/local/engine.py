@@ -139,11 +139,6 @@ class LocalEngine(Engine):
         other._begin()
         return other
 
-    def __repr__(self) -> str:
-        model, place = type(self._model).__name__, f"{self._model.dtype} on {self._model.device}"
-        state = ", closed" if self._closed.is_set() else ""
-        return f"LocalEngine({model}, weight_version={self._weight_version!r}, {place}{state})"
-
     @property
     def weight_version(self) -> str:
         return self._weight_version

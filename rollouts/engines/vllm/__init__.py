@@ -1,7 +1,6 @@
 """The engine and the renderer of a vLLM server send requests over HTTP; neither imports vllm."""
 
 from rollouts.engines.http.connection import HttpLimits
-from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
@@ -11,7 +10,6 @@ __all__ = [
     "HttpLimits",
     "ServerCapabilities",
     "ServerRenderer",
-    "TokenDelta",
     "VLLMEngine",
     "write_tied_head",
 ]

@@ -14,7 +14,6 @@ from renderers import MultiModalData, PlaceholderRange
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import (
-    ArgumentError,
     ContextLengthError,
     EngineClosedError,
     EngineError,
@@ -201,12 +200,6 @@ def test_tied_tensors_are_given_under_all_of_their_names_or_one(engine, renderer
         )
         (after,) = generate(engine, request(prompt(renderer)))
         assert (after.completions[0].logprobs.tolist() == before.completions[0].logprobs.tolist()) == (factor == 1)
-
-
-@pytest.mark.parametrize("version", [3, "", None, "\ud800"], ids=repr)
-def test_a_first_version_that_is_no_name_is_refused(tiny_model_dir, version):
-    with pytest.raises(ArgumentError, match=r"^weight_version is "):
-        LocalEngine.from_pretrained(tiny_model_dir, weight_version=version)
 
 
 # Announced requests.

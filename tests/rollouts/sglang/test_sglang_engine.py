@@ -18,20 +18,17 @@ from sglang_requests import image, request_of, with_value, without
 
 from rollouts import GenerateRequest, SamplingParams, WeightSpan
 from rollouts.engines.fleet import EngineFleet
-from rollouts.engines.sglang import HttpLimits, SGLangEngine
+from rollouts.engines.sglang import SGLangEngine
 from rollouts.engines.sglang import engine as engine_module
 from rollouts.errors import (
-    ApiKeyError,
     ArgumentError,
     CapabilityError,
     ContextLengthError,
-    EngineClosedError,
     FleetMismatchError,
     InvalidRequestError,
     MalformedResultError,
     MissingLogProbsError,
     ServerError,
-    ServerUnreachableError,
     UnknownAdapterError,
     WeightUpdateError,
 )
@@ -393,23 +390,6 @@ async def test_a_fleet_of_servers_of_two_kinds_or_an_unknown_one_is_refused_by_n
     async with EngineFleet(engines) as fleet:
         with pytest.raises(FleetMismatchError, match=r"has engine '(vLLM|SGLang)'"):
             await fleet.check()
-
-
-async def test_a_refused_key_is_an_error_about_the_key(server: FakeSGLang, engine: SGLangEngine) -> None:
-    server.refuse["/server_info"] = server.refuse["/model_info"] = (401, "Unauthorized")
-    with pytest.raises(ApiKeyError, match="refuses the API key"):
-        await engine.generate(request_of())
-
-
-async def test_a_server_that_is_gone_and_a_closed_engine(server: FakeSGLang) -> None:
-    engine = SGLangEngine(server.base_url, limits=HttpLimits(retries=0))
-    await engine.generate(request_of())
-    await server.stop()
-    with pytest.raises(ServerUnreachableError, match="Is the server running"):
-        await engine.generate(request_of())
-    await engine.close()
-    with pytest.raises(EngineClosedError):
-        await engine.generate(request_of())
 
 
 async def test_a_server_that_was_restarted_with_another_model_is_probed_again(

@@ -8,7 +8,6 @@ import shutil
 import pytest
 import torch
 from engine_server import EngineVLLM
-from fake_server import NO_SOUNDS, RENDER
 from safetensors.torch import load_file, save_file
 from server_thread import served
 
@@ -108,15 +107,3 @@ async def test_sounds_that_a_server_never_takes_are_an_option_that_it_lacks(tiny
         found = await wrong(started, tiny_audio_dir, reference_gigabytes=0)
     assert found.keys() == {"sound request"}
     assert "VLLM_USE_RUST_FRONTEND=0" in found["sound request"]
-
-
-@pytest.mark.slow
-async def test_a_server_that_takes_no_sounds_lacks_an_option(tiny_audio_dir):
-    async def no_sounds(server, seen, connection):
-        return NO_SOUNDS if b"audio_url" in seen.body else await server.respond(seen)
-
-    with served(EngineVLLM(tiny_audio_dir)) as started:
-        started.script[RENDER] = [no_sounds] * 9
-        found = await wrong(started, tiny_audio_dir, reference_gigabytes=0)
-    assert found.keys() == {"sound rendering"}
-    assert "--limit-mm-per-prompt" in found["sound rendering"]

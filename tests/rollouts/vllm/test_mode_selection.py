@@ -292,6 +292,13 @@ def test_frames_come_out_of_their_file_bit_for_bit_and_at_their_speed(count, hei
     assert speed == pytest.approx(fps or 24.0, rel=1e-9)
 
 
+def test_frames_in_content_parts_travel_as_that_file():
+    request = request_of(modality="video", source="frames", pixels="floats", name="runs of other lengths")
+    form = media_payload(request, "auto", SERVER)
+    assert isinstance(form, ContentPartsPayload)
+    assert b"data:video/x-msvideo;base64," in b"".join(form.body_field(form.names))
+
+
 # What the server made of source files.
 
 

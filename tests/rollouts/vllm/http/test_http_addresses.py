@@ -91,7 +91,6 @@ def test_two_kinds_of_credentials_and_keys_that_no_header_can_carry_are_refused(
         {"retries": -1},
         {"response_bytes": 0},
         {"connect_seconds": 0},
-        {"read_seconds": -1},
         {"total_seconds": float("nan")},
         {"total_seconds": float("inf")},
         {"keepalive_seconds": -0.1},
