@@ -35,7 +35,6 @@ from rollouts.errors import (
     ApiKeyError,
     ArgumentError,
     ContextLengthError,
-    EngineClosedError,
     EngineError,
     InvalidRequestError,
     MalformedResultError,
@@ -65,7 +64,6 @@ _OPENAI: Final = "https://api.openai.com/"
 
 _RESPONSE_BYTES: Final = 64 * 2**20
 _DATA_URL_BYTES: Final = 256 * 2**20  # of images and sounds that the next turns send again
-_MAX_CONCURRENCY: Final = 1000
 
 
 class ChatEndpoint(ChatEngine):
@@ -79,9 +77,9 @@ class ChatEndpoint(ChatEngine):
 
     - `base_url`: the part of the address before `/chat/completions`, such as "https://api.openai.com/v1".
     - `model`: the name of the model at the server.
-    - `api_key`: the key; None: that of the environment variable `api_key_env`. If that is None, too, https://api.openai.com
-      gets the key of OPENAI_API_KEY, and other servers get none. Redirects are not followed.
-    - `concurrency`: the number of requests at a time, at most 1,000; others wait.
+    - `api_key`: the key; None: https://api.openai.com gets the key of OPENAI_API_KEY, and other servers get none.
+      Redirects are not followed.
+    - `concurrency`: the number of requests at a time; others wait.
     - `timeout_seconds`: for a request with its retries, from the time at which it does not wait for others.
     - `max_retries`: failed connections and HTTP 408, 409, 429, 500 and above are tried again so often, after the time
       that a Retry-After header demands, else after at most 0.5 s, 1 s, 2 s...
@@ -109,7 +107,6 @@ class ChatEndpoint(ChatEngine):
         model: str,
         *,
         api_key: str | None = None,
-        api_key_env: str | None = None,
         concurrency: int = 64,
         timeout_seconds: float = 600.0,
         max_retries: int = 5,
@@ -121,10 +118,11 @@ class ChatEndpoint(ChatEngine):
         store: MediaStore | None = None,
     ) -> None:
         self.model = model
-        self._api_key = _key(api_key, api_key_env, base_url)
+        of_openai = base_url.startswith(_OPENAI)
+        if api_key is None and of_openai:
+            api_key = os.environ.get("OPENAI_API_KEY")
+        self._api_key = api_key or ""
         self._concurrency = check_integer("concurrency", concurrency)
-        if self._concurrency > _MAX_CONCURRENCY:
-            raise ArgumentError("concurrency", concurrency, f"pass at most {_MAX_CONCURRENCY}")
         self._timeout_seconds = check_positive("timeout_seconds", timeout_seconds)
         retries = check_integer("max_retries", max_retries, least=0)
         check_choice("max_tokens_field", max_tokens_field, MaxTokensField)
@@ -134,7 +132,6 @@ class ChatEndpoint(ChatEngine):
         self._omitted = frozenset(omit)
         if tool_images is not None:
             check_choice("tool_images", tool_images, ToolImages)
-        of_openai = base_url.startswith(_OPENAI)
         self._tool_images: ToolImages = tool_images or ("user" if of_openai else "tool")
         self._returns_tokens = return_token_ids
         self.media_policy = MediaPolicy() if policy is None else policy
@@ -144,7 +141,7 @@ class ChatEndpoint(ChatEngine):
             base_url,
             api_key=self._api_key,
             limits=HttpLimits(
-                concurrency=_MAX_CONCURRENCY,
+                concurrency=self._concurrency,
                 total_seconds=self._timeout_seconds,
                 retries=retries,
                 backoff_seconds=0.5,
@@ -192,7 +189,6 @@ class ChatEndpoint(ChatEngine):
             if tools:
                 check_tools(tools)
                 body["tools"] = sent_tools(tools)
-            self._check_open(request_id)
             if any(True for message in checked for _ in media_parts(message)):
                 if self._returns_tokens:
                     raise InvalidRequestError(
@@ -225,7 +221,6 @@ class ChatEndpoint(ChatEngine):
         `ServerUnreachableError`, `ServerTimeoutError`, `ApiKeyError` and `EngineClosedError`.
         """
         request_id = uuid.uuid4().hex
-        self._check_open(request_id)
         try:
             response = await self._connection.request(
                 "GET", "/models", name=request_id, seconds=min(self._timeout_seconds, 10.0), retry=False
@@ -318,7 +313,7 @@ class ChatEndpoint(ChatEngine):
                 request_id,
                 f"the server refuses the {'API key' if self._api_key else 'request without an API key'}: "
                 f"HTTP {status} {failed.body}. Pass its key as api_key, or name the environment variable "
-                "with the key (api_key_env)",
+                "with the key in a configuration (api_key_env)",
             )
         if (overflow := overflow_in(status, error_code(response.body), failed.body)) is not None:
             return ContextLengthError(request_id, overflow.prompt_tokens, overflow.limit, failed.body)
@@ -331,20 +326,3 @@ class ChatEndpoint(ChatEngine):
         """Let an error name this server, and have no key, whatever the server repeats."""
         error.redact(self._connection.without_key)
         error.server = self.base_url
-
-    def _check_open(self, request_id: str) -> None:
-        if self._connection.is_closed:
-            raise EngineClosedError(request_id, "the endpoint is closed")
-
-
-def _key(api_key: str | None, api_key_env: str | None, base_url: str) -> str:
-    """The key; empty for none. Raises `ArgumentError`, whose text contains no key."""
-    if api_key is None and api_key_env is not None:
-        api_key = os.environ.get(api_key_env)
-        if not api_key:  # the name is not repeated: it may be the key itself
-            raise ArgumentError(
-                "api_key_env", "...", "the environment variable of this name is not set; put the key in it"
-            )
-    elif api_key is None and base_url.startswith(_OPENAI):
-        api_key = os.environ.get("OPENAI_API_KEY")
-    return api_key or ""

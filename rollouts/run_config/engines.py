@@ -91,7 +91,7 @@ def _endpoint(file: EngineFile, section: EndpointEngineSection) -> Callable[[], 
                 section.base_url,
                 section.model,
                 api_key=key,
-                concurrency=min(file.config.concurrency, 1000),
+                concurrency=file.config.concurrency,
                 timeout_seconds=section.request_seconds,
                 max_retries=2,  # the runner begins the episode again, and waits for a server that is down
                 max_tokens_field=section.max_tokens_field,

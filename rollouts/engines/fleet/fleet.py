@@ -244,11 +244,11 @@ class EngineFleet(Engine):
         `FleetMismatchError` if it serves another model, and then it is not added.
         """
         member = Member(name, engine)
-        self._refuse_second_member(name)
         await self._membership.check([member])
         # Both again, because the checks took time.
         self._refuse_if_closed("add")
-        self._refuse_second_member(name)
+        if name in self._membership.members:
+            raise ArgumentError("name", name, "pass a name that no member has, or remove that one first")
         self._membership.members[name] = member
         return member.status()
 
@@ -379,10 +379,6 @@ class EngineFleet(Engine):
             await self.add(name, engine)
         except EngineError as error:
             log.error("%s is not added: %s", name, error)
-
-    def _refuse_second_member(self, name: str) -> None:
-        if name in self._membership.members:
-            raise ArgumentError("name", name, "pass a name that no member has, or remove that one first")
 
     def _refuse_if_closed(self, request_id: str) -> None:
         if self._closed:

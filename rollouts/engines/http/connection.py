@@ -338,10 +338,6 @@ class ServerConnection:
             raise call.unreachable(error) from error
         raise MalformedResultError(call.name, f"{call.place}: the stream ended without [DONE]")
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
     def _raise_if_closed(self, call: Call) -> None:
         if self._closed:
             raise EngineClosedError(call.name, "the engine is closed") from None

@@ -33,7 +33,6 @@ from rollouts.engines.request_limits import EngineLimits, check_streamable
 from rollouts.engines.result_checks import check_result
 from rollouts.errors import (
     CapabilityError,
-    EngineClosedError,
     EngineError,
     ServerTimeoutError,
     ServerUnreachableError,
@@ -75,7 +74,6 @@ class ServerEngine(Engine, Generic[C]):
         self._weight_version = "default"  # vLLM's and SGLang's label of the weights that they were started with
         self._base_versions: dict[str, str] = {}  # by adapter: the label of the base weights when it was first seen
         self._adapters_in_use: Counter[str] = Counter()  # by the requests that run
-        self._closed = False
         self._abort_fails = False
 
     @property
@@ -206,7 +204,6 @@ class ServerEngine(Engine, Generic[C]):
         Raises `EngineError` on another event loop than that of the engine, which stays open then.
         """
         await self._connection.close()
-        self._closed = True
 
     # What differs between servers.
 
@@ -243,8 +240,6 @@ class ServerEngine(Engine, Generic[C]):
         """Sample `n` completions, and tell `listen` of their tokens as they are sampled."""
         adapter = request.adapter
         with error_context(self._connection, request.request_id), self._using(adapter):
-            if self._closed:
-                raise EngineClosedError(request.request_id, "the engine is closed")
             self._request_limits.check(request)
             await self._check(request)
             if adapter is not None and adapter not in self._base_versions:
