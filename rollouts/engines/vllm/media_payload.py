@@ -15,7 +15,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.dense_items import dense_items
 from rollouts.engines.vllm.feature_encoding import encode_features
 from rollouts.engines.vllm.generate import Generation
-from rollouts.engines.vllm.media_mode import MediaMode, features_objections, select_mode
+from rollouts.engines.vllm.media_mode import MediaMode, select_mode
 from rollouts.engines.vllm.request_checks import feature_violations
 from rollouts.engines.vllm.tensors import PixelDtype
 from rollouts.errors import MalformedResultError
@@ -62,7 +62,6 @@ def media_payload(
     if select_mode(request, mode, capabilities) == "content_parts":
         return ContentPartsPayload(
             request,
-            or_features=not features_objections(request, capabilities),
             jpeg_as_file=jpeg_as_file and capabilities.rust_frontend is None,  # which decodes JPEG in another way
             sends_all=capabilities.rust_frontend is not None,
         )
@@ -95,8 +94,7 @@ class ContentPartsPayload(MediaPayload):
 
     A server that has a name in its cache does not look at the data. So the name of an item names the pixels
     that the server makes of what is sent: with `jpeg_as_file` they depend on the source and on the server,
-    otherwise on the decoders of this process too, as `mm_hash` does. `or_features`: features would also work,
-    so that an error may recommend them.
+    otherwise on the decoders of this process too, as `mm_hash` does.
     """
 
     returns_prompt = True
@@ -105,12 +103,10 @@ class ContentPartsPayload(MediaPayload):
         self,
         request: GenerateRequest,
         *,
-        or_features: bool = False,
         jpeg_as_file: bool = False,
         sends_all: bool = False,
     ) -> None:
         super().__init__(request)
-        self._or_features = or_features
         self._jpeg_as_file = jpeg_as_file
         self.sends_all = sends_all
         self._items = [item for item, _ in request.media]
@@ -161,12 +157,11 @@ class ContentPartsPayload(MediaPayload):
             modality: [(placeholder.offset, placeholder.length) for placeholder in ranges]
             for modality, ranges in placeholders.items()
         }
-        cure = ', or use media="features"' if self._or_features else ""
         raise MalformedResultError(
             self._request.request_id,
             f"the server expanded the prompt to {len(prompt_ids)} tokens with media at "
             f"{ranges_there}, the renderer to {len(self._request.prompt_ids)} with {ours}: their "
-            f"processors differ. Load the renderer from the directory that the server serves{cure}",
+            f"processors differ. Load the renderer from the directory that the server serves",
         )
 
 

@@ -109,9 +109,6 @@ class ServerMediaCache:
         self._epoch += 1
         self._held.clear()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._held
-
     def _count(self, reservation: MediaReservation) -> None:
         names, included = reservation.names, reservation.included
         nbytes = sum(names[name] for name in included)

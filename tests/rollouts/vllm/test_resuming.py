@@ -40,12 +40,6 @@ def test_experts_of_tokens_sampled_before_the_cut_are_those_of_that_time():
     assert whole.routed_experts[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2]
 
 
-def test_sampling_masks_follow_one_another():
-    masks = [(np.array([7]),), (np.array([9]), np.array([2]))]
-    whole = join_completions(cut([7], sampling_masks=masks[0]), cut([9, 2], sampling_masks=masks[1]))
-    assert [mask.tolist() for mask in whole.sampling_masks] == [[7], [9], [2]]
-
-
 def test_a_continuation_keeps_to_what_a_server_takes():
     cut_off = Completion(0, np.arange(10, dtype=np.int32), np.zeros(10, np.float32), FinishReason.ABORT)
     asked = request(max_tokens=100, seed=2**63 - 1, extra={"min_tokens": 100})

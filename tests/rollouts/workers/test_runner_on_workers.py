@@ -18,7 +18,7 @@ from rollouts import EpisodeLimits, SamplingParams
 from rollouts.errors import ArgumentError
 from rollouts.runner import RetryPolicy, Runner
 from rollouts.testing import ScriptedEngine
-from rollouts.workers import EpisodeWorker, WorkerPool
+from rollouts.workers import EpisodeWorker, WorkerPool, WorkersClosedError
 
 
 class RunOnWorkers(Run):
@@ -246,3 +246,18 @@ def test_arguments_that_contradict_workers_are_refused(arguments, name):
     with pytest.raises(ArgumentError) as caught:
         Runner(**options, sampling=SamplingParams())
     assert caught.value.name == name
+
+
+async def test_a_stream_whose_workers_are_closed_while_its_groups_run_raises_each_time(renderer):
+    engine = HeldEngine(renderer)
+    pool, _ = local_pool(lambda: EpisodeWorker(Counting, engine, renderer), 1, slots=2)
+    async with Runner(None, None, None, sampling=SamplingParams(max_tokens=8), workers=pool) as runner:
+        stream = runner.stream(tasks(6))
+        first = asyncio.ensure_future(anext(stream))
+        await engine.wait_for_in_flight(2)
+        await pool.close()
+        with pytest.raises(WorkersClosedError):
+            await first
+        for _ in range(3):
+            with pytest.raises(WorkersClosedError):
+                await asyncio.wait_for(anext(stream), 10)

@@ -1,9 +1,11 @@
-"""Frames as Ray pickles them, and progress that is sent in batches; neither needs a cluster."""
+"""What needs no cluster: frames as Ray pickles them, progress in batches, and actors that could not be reached."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,10 +13,14 @@ from hypothesis import strategies as st
 
 from renderers import MediaSource
 from renderers.errors import MediaError
+from rollouts import EpisodeLimits, SamplingParams, Task
 from rollouts.errors import ArgumentError, RolloutsError
-from rollouts.ray import ObjectMedia, RayWorkers
+from rollouts.ray import ObjectMedia, RayWorkers, worker_actor
+from rollouts.ray.actor_worker import ActorWorker
 from rollouts.ray.object_media import ObjectFrames
-from rollouts.ray.worker_actor import ProgressBatch, ProgressLog, ProgressReader
+from rollouts.ray.worker_actor import ProgressBatch, ProgressLog, ProgressReader, WorkerActor, WorkerParts
+from rollouts.testing import ScriptedEngine
+from rollouts.workers import EpisodeJob
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
@@ -114,3 +120,47 @@ def test_without_a_connection_to_ray_no_cluster_is_started():
 
     with pytest.raises(RolloutsError, match=r"rollouts.ray.connect\(\)"):
         asyncio.run(main())
+
+
+class HeldActor:
+    """A handle of an actor whose jobs never end; has the numbers of their calls."""
+
+    def __init__(self):
+        self.calls = []
+        self.called = asyncio.Event()
+        self.run = SimpleNamespace(remote=self._run)
+        self.cancel = SimpleNamespace(remote=lambda call: None)
+
+    async def _run(self, call, job, media):
+        self.calls.append(call)
+        self.called.set()
+        await asyncio.Event().wait()
+
+
+async def test_an_actor_that_serves_again_receives_no_number_of_a_call_twice():
+    actor, calls = HeldActor(), count()
+    for _ in range(2):
+        worker = ActorWorker("a", actor, ObjectMedia(), calls)
+        job = EpisodeJob("episode", Task("t"), 0, 0, 1, SamplingParams(), EpisodeLimits())
+        running = asyncio.ensure_future(worker.run(job, None))
+        await actor.called.wait()
+        actor.called.clear()
+        running.cancel()
+        await asyncio.wait([running])
+    assert actor.calls == [0, 1]
+
+
+async def test_a_start_ends_an_update_whose_end_was_not_reported(renderer, monkeypatch):
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(worker_actor.ray, "get_runtime_context", lambda: context)
+
+    parts = WorkerParts(
+        lambda task: None, lambda: ScriptedEngine(lambda request: "yes", renderer=renderer), lambda: renderer
+    )
+    actor = WorkerActor(parts, 1)
+    assert not (await actor.start()).error
+    await actor.set_update("abort")
+    assert actor._worker._settings.pauses.is_updating
+    await actor.start()
+    assert not actor._worker._settings.pauses.is_updating
+    await actor.stop()
