@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -371,13 +371,6 @@ def _parsed_call(call_id: str | None, function: _Function, offered: Collection[s
 # Whether a server refuses a request because it does not fit into the context, by its message.
 
 
-class Overflow(NamedTuple):
-    """The length of the prompt and of the context in tokens, None where the message does not have them."""
-
-    prompt_tokens: int | None
-    limit: int | None
-
-
 _OVERFLOW_CODES: Final = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI and this project; llama.cpp
 _OVERFLOW = re.compile(r"(?i)context (length|size|window)|leaves no room within the model|max_model_len=\d")
 # A number is of at most 15 digits: more are no length, and a search must not begin at each of them.
@@ -404,8 +397,8 @@ def error_code(body: bytes) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def overflow_in(status: int, code: str | None, message: str) -> Overflow | None:
-    """What an error of a server says about the length of the prompt; None for another error."""
+def overflow_in(status: int, code: str | None, message: str) -> tuple[int | None, int | None] | None:
+    """The length of prompt and context in tokens (None: not said) in an error of a server; None for another error."""
     if status != 400 or not (code in _OVERFLOW_CODES or _OVERFLOW.search(message)):
         return None
 
@@ -413,4 +406,4 @@ def overflow_in(status: int, code: str | None, message: str) -> Overflow | None:
         match = pattern.search(message)
         return None if match is None or match.lastindex is None else int(match[match.lastindex])
 
-    return Overflow(number(_PROMPT), number(_LIMIT))
+    return number(_PROMPT), number(_LIMIT)

@@ -316,7 +316,7 @@ class ChatEndpoint(ChatEngine):
                 "with the key in a configuration (api_key_env)",
             )
         if (overflow := overflow_in(status, error_code(response.body), failed.body)) is not None:
-            return ContextLengthError(request_id, overflow.prompt_tokens, overflow.limit, failed.body)
+            return ContextLengthError(request_id, *overflow, failed.body)
         if status in (404, 405) and not urlsplit(self.base_url).path:
             cure = f"the chat completion (most servers have their API below /v1: pass {self.base_url}/v1 as base_url)"
             return response_error(request_id, response, cure)

@@ -62,15 +62,6 @@ MakeRenderer: TypeAlias = Callable[[], Renderer | RendererPool | Awaitable[Rende
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerParts:
-    """The functions that make the parts of a worker, called in its process."""
-
-    make_environment: MakeEnvironment
-    make_engine: MakeEngine
-    make_renderer: MakeRenderer
-
-
-@dataclass(frozen=True, slots=True)
 class CallResult:
     """How a call of `WorkerActor.run` ended.
 
@@ -102,9 +93,13 @@ class WorkerActor:
     of the episode, which are kept until the number is among the `released` of `progress`.
     """
 
-    def __init__(self, parts: WorkerParts, slots: int) -> None:
+    def __init__(
+        self, make_environment: MakeEnvironment, make_engine: MakeEngine, make_renderer: MakeRenderer, slots: int
+    ) -> None:
         # What may fail is in `start`: Ray begins an actor whose constructor fails again and again.
-        self._parts = parts
+        self._make_environment = make_environment
+        self._make_engine = make_engine
+        self._make_renderer = make_renderer
         self._slots = slots
         self._engine: Engine | None = None
         self._renderer: Any = None
@@ -196,10 +191,9 @@ class WorkerActor:
             self._renderer.close()
 
     async def _make_parts(self) -> None:
-        parts = self._parts
-        self._engine = await resolve(parts.make_engine())
-        self._renderer = await resolve(parts.make_renderer())
-        self._worker = EpisodeWorker(parts.make_environment, self._engine, self._renderer, slots=self._slots)
+        self._engine = await resolve(self._make_engine())
+        self._renderer = await resolve(self._make_renderer())
+        self._worker = EpisodeWorker(self._make_environment, self._engine, self._renderer, slots=self._slots)
 
     async def _run(self, call: int, worker: EpisodeWorker, job: EpisodeJob) -> CallResult:
         log = self._logs[call] = ProgressLog()

@@ -18,7 +18,7 @@ from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 from rollouts.ray.actor_worker import ActorWorker
 from rollouts.ray.cluster import end_actor, loss_reason, require_connection
 from rollouts.ray.object_media import ObjectMedia
-from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor, WorkerParts
+from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor
 from rollouts.task import MakeEnvironment, check_make_environment
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer, check_positive
@@ -72,7 +72,7 @@ class RayWorkers(WorkerPool, StartAndClose):
         check_integer("episodes_per_worker", episodes_per_worker)
         check_positive("start_seconds", start_seconds, "pass a number of seconds above 0")
         self.media = ObjectMedia()
-        self._parts = WorkerParts(make_environment, make_engine, make_renderer)
+        self._parts = (make_environment, make_engine, make_renderer, episodes_per_worker)
         self._slots = episodes_per_worker
         self._options = _actor_options(actor_options or {}, episodes_per_worker)
         self._start_seconds = start_seconds
@@ -177,7 +177,7 @@ class RayWorkers(WorkerPool, StartAndClose):
 
     def _new_actor(self, name: str) -> Any:
         try:
-            return ray.remote(WorkerActor).options(**self._options).remote(self._parts, self._slots)
+            return ray.remote(WorkerActor).options(**self._options).remote(*self._parts)
         except (TypeError, ValueError) as error:  # a function that cannot be pickled, an option that Ray does not have
             cure = "correct actor_options, or let the functions import and make in the actor what cannot be pickled"
             raise RolloutsError(f"worker {name:.80} cannot be started: {error!s}; {cure}") from error

@@ -44,14 +44,6 @@ class _Problem(NamedTuple):
     is_another_server: bool = False
 
 
-class _Checked(NamedTuple):
-    """What a check has found, None if all is well; the state of the member and the fleet's weights when it began."""
-
-    problem: _Problem | None
-    state: MemberState
-    version: str | None
-
-
 class Membership:
     """The members by name.
 
@@ -70,7 +62,7 @@ class Membership:
         self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
         self._is_slowness_logged = False
         self._loop = EngineLoop()
-        self._checks: SingleFlight[_Checked] = SingleFlight()
+        self._checks: SingleFlight[tuple[_Problem | None, MemberState, str | None]] = SingleFlight()
         self._monitor: asyncio.Task[None] | None = None
         self._catching_up: dict[str, asyncio.Task[None]] = {}  # by member: it loads the weights of the fleet
         self._updates = 0  # in progress; meanwhile the members serve the weights of before or those that come
@@ -118,13 +110,15 @@ class Membership:
                 raise result
             # A member that was ejected meanwhile is not admitted by a check that did not ask what it serves,
             # nor one by a check that asked for the weights of before.
-            if (result.state, result.version) == (member.state, self.version):
-                results[member.name] = result.problem
+            problem, state, version = result
+            if (state, version) == (member.state, self.version):
+                results[member.name] = problem
         self._record_round([member for member in members if member.name in results], results)
 
-    async def _checked(self, member: Member) -> _Checked:
+    async def _checked(self, member: Member) -> tuple[_Problem | None, MemberState, str | None]:
+        """What a check has found, None if all is well; the member's state and the fleet's weights when it began."""
         state, version = member.state, self.version
-        return _Checked(await self._problem(member, state), state, version)
+        return await self._problem(member, state), state, version
 
     async def _problem(self, member: Member, state: MemberState) -> _Problem | None:
         """Why a member must not serve; None if it may. Raises `FleetMismatchError` for a member that is new.

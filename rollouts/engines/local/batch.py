@@ -124,19 +124,6 @@ class _Sample(NamedTuple):
     prompt: int
 
 
-class _Prefilled(NamedTuple):
-    """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the samples.
-
-    `scores` has those of the prompts of requests that ask for them, by the index of the request.
-    """
-
-    logits: torch.Tensor
-    cache: DynamicCache
-    mask: torch.Tensor
-    positions: torch.Tensor
-    scores: dict[int, _Scores]
-
-
 class _Scores(NamedTuple):
     """Log-probabilities in the places of a prompt's tokens: of these, float32 (tokens,), and the likeliest ones."""
 
@@ -218,7 +205,11 @@ class Batch:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(ids) >= self._limit(sample) else FinishReason.ABORT
 
-    def _prefill(self) -> _Prefilled:
+    def _prefill(self) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor, dict[int, _Scores]]:
+        """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the samples.
+
+        The scores are those of the prompts of requests that ask for them, by the index of the request.
+        """
         config = self._forward.architecture.text_config
         # On the left, so that the last column has the last token of every prompt.
         rows = placed_rows(self._prompts, pad_id=getattr(config, "pad_token_id", None) or 0, side="left")
@@ -230,7 +221,7 @@ class Batch:
             # A row of the cache for each sample: each distinct prompt was computed once.
             cache.reorder_cache(prompts)
         mask = torch.from_numpy(rows.attention_mask).to(hidden.device)[prompts]
-        return _Prefilled(logits[prompts], cache, mask, following[prompts], self._prompt_scores(hidden))
+        return logits[prompts], cache, mask, following[prompts], self._prompt_scores(hidden)
 
     def _prompt_scores(self, hidden: torch.Tensor) -> dict[int, _Scores]:
         """By the index of each request that asks for them. `hidden` (prompts, T, hidden) is padded on the left."""

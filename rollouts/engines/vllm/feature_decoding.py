@@ -91,23 +91,23 @@ def _tensor_entry(reader: _Reader, key: str) -> DecodedTensor:
     end = reader.position
     if reader.value("str", "a member") != "field":
         reader.refuse(f"{key!r} has no field after its data")
-    field = _decoded_field(reader, key)
+    kind, keep_on_cpu, dim = _decoded_field(reader, key)
     if isinstance(value, ServerTensor):
-        if field.kind == "flat" and not 0 <= field.dim < len(value.shape):
-            reader.refuse(f"{key!r} of shape {value.shape} is joined along axis {field.dim}")
-        tensor = ServerTensor(value.dtype, value.shape, value.raw, field.keep_on_cpu, field.dim)
-        is_default = field.dim == 0 and field.keep_on_cpu == (field.kind == "batched" and key in KEPT_ON_CPU)
+        if kind == "flat" and not 0 <= dim < len(value.shape):
+            reader.refuse(f"{key!r} of shape {value.shape} is joined along axis {dim}")
+        tensor = ServerTensor(value.dtype, value.shape, value.raw, keep_on_cpu, dim)
+        is_default = dim == 0 and keep_on_cpu == (kind == "batched" and key in KEPT_ON_CPU)
         as_array = value.dtype not in FLOATS and is_default
-        return DecodedTensor(tensor.unpack() if as_array else tensor, TensorField(field.kind), value.dtype)
-    if field.kind == "flat":
+        return DecodedTensor(tensor.unpack() if as_array else tensor, TensorField(kind), value.dtype)
+    if kind == "flat":
         reader.refuse(f"{key!r} is flat, but no tensor")
     try:
         array = np.array(value)
     except ValueError:
         reader.refuse(f"{key!r} is a list of lists of different lengths")
     array.setflags(write=False)
-    numbers = ServerNumbers(bytes(reader.data[start:end]), array, field.keep_on_cpu)
-    return DecodedTensor(numbers, TensorField(field.kind), "")
+    numbers = ServerNumbers(bytes(reader.data[start:end]), array, keep_on_cpu)
+    return DecodedTensor(numbers, TensorField(kind), "")
 
 
 def _tensor(reader: _Reader, key: str) -> ServerTensor:
@@ -134,14 +134,8 @@ def _tensor(reader: _Reader, key: str) -> ServerTensor:
     return ServerTensor(dtype, shape, np.asarray(raw))
 
 
-class _Field(NamedTuple):
-    kind: Literal["flat", "batched", "shared"]
-    keep_on_cpu: bool = False
-    dim: int = 0
-
-
-def _decoded_field(reader: _Reader, key: str) -> _Field:
-    """[kind, {...}]; slices and batch size are those of the rendered prompt, and skipped."""
+def _decoded_field(reader: _Reader, key: str) -> tuple[Literal["flat", "batched", "shared"], bool, int]:
+    """Kind, keep_on_cpu and dim of [kind, {...}]; slices and batch size are of the rendered prompt, and skipped."""
     if reader.count("array", 2, "members of a field") != 2:
         reader.refuse(f"the field of {key!r} is not a kind and its options")
     kind = reader.value("str", "a kind")
@@ -158,7 +152,7 @@ def _decoded_field(reader: _Reader, key: str) -> _Field:
                 reader.refuse(f"the field of {key!r} has the option {other!r}")
     if kind not in ("flat", "batched", "shared"):
         reader.refuse(f"the field of {key!r} is {kind!r}, not flat, batched or shared")
-    return _Field(kind, keep_on_cpu, dim)
+    return kind, keep_on_cpu, dim
 
 
 def _numbers(reader: _Reader, key: str, max_depth: int) -> Any:

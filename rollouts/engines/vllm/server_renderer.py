@@ -130,10 +130,6 @@ class ServerRenderer(ClosedAtEnd):
         renderer = cls(connection, **options)
         return renderer
 
-    @property
-    def base_url(self) -> str:
-        return self._connection.base_url
-
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],

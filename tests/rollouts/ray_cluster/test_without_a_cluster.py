@@ -18,7 +18,7 @@ from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.ray import ObjectMedia, RayWorkers, worker_actor
 from rollouts.ray.actor_worker import ActorWorker
 from rollouts.ray.object_media import ObjectFrames
-from rollouts.ray.worker_actor import ProgressBatch, ProgressLog, ProgressReader, WorkerActor, WorkerParts
+from rollouts.ray.worker_actor import ProgressBatch, ProgressLog, ProgressReader, WorkerActor
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeJob
 
@@ -154,10 +154,8 @@ async def test_a_start_ends_an_update_whose_end_was_not_reported(renderer, monke
     context = SimpleNamespace(get_node_id=lambda: "node")
     monkeypatch.setattr(worker_actor.ray, "get_runtime_context", lambda: context)
 
-    parts = WorkerParts(
-        lambda task: None, lambda: ScriptedEngine(lambda request: "yes", renderer=renderer), lambda: renderer
-    )
-    actor = WorkerActor(parts, 1)
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    actor = WorkerActor(lambda task: None, lambda: engine, lambda: renderer, 1)
     assert not (await actor.start()).error
     await actor.set_update("abort")
     assert actor._worker._settings.pauses.is_updating
