@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -42,9 +40,8 @@ log = logging.getLogger("rollouts.tinker")
 Record = TypeVar("Record", "TrainingRun", "Checkpoint")
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 
-#: How long a server runs after it has found that a checkpoint has expired, before it deletes it: a machine
-#: may start with a wrong clock, which is set meanwhile.
-EXPIRED_SECONDS: Final = 3600.0
+#: A checkpoint is deleted as long after it has expired: the clocks of machines differ.
+KEPT_EXPIRED: Final = timedelta(hours=1)
 #: What clients accept as the longest time until a checkpoint expires.
 MAX_TTL_SECONDS: Final = 10 * 366 * 24 * 3600
 _SCHEME: Final = "tinker://"
@@ -89,9 +86,7 @@ def uri_of(model_id: str, kind: str, name: str) -> str:
 class RunDirectory:
     """Threads may share one. A checkpoint that has expired is not found.
 
-    It is deleted by `tidy`, or when it is met, if it still has expired `EXPIRED_SECONDS` after it was first
-    met so. `clock` counts those, `now` is the time of day; the time to live of one that was written here has
-    to pass on both.
+    It is deleted by `tidy`, or when it is met, once that was `KEPT_EXPIRED` ago. `now` is the time of day.
 
     Raises `RequestError` (404) for runs and checkpoints that do not exist, and `ArgumentError` for wrong
     values.
@@ -102,16 +97,12 @@ class RunDirectory:
         directory: str | os.PathLike[str],
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory = self.directory.resolve()
         self._now = now
-        self._clock = clock
-        self._kept: dict[Path, float] = {}  # until when those are that this object has written
-        self._expired: dict[Path, float] = {}  # when they were first met as such
-        self._tidied = -EXPIRED_SECONDS
+        self._tidied: datetime | None = None
         self._lock = threading.RLock()
         self._being_saved: set[Path] = set()
         self._owned = ExitStack()
@@ -207,7 +198,7 @@ class RunDirectory:
             # The record is written last: a directory without it is no checkpoint.
             size = sum(each.stat().st_size for each in _files(path).values())
             checkpoint = Checkpoint(model_id, kind, name, self._now(), size, user_metadata, expires_at)
-            self._write_checkpoint(path, checkpoint, ttl_seconds)
+            _write(_about(path), checkpoint)
         except BaseException:
             if not replaces:
                 _remove(path)
@@ -259,21 +250,17 @@ class RunDirectory:
             self._delete(self.path(checkpoint))
 
     def tidy(self) -> None:
-        """Meet every checkpoint, unless that was done within the last `EXPIRED_SECONDS`."""
-        if self._clock() - self._tidied < EXPIRED_SECONDS:
-            return
-        self._tidied = self._clock()
-        self.all_checkpoints()
-        if self._expired:
-            text = "%d checkpoints have expired by the clock of this machine, %s, and are deleted in about an hour"
-            log.warning(text, len(self._expired), self._now().isoformat(timespec="minutes"))
+        """Meet every checkpoint, once in `KEPT_EXPIRED`."""
+        if self._tidied is None or self._now() - self._tidied >= KEPT_EXPIRED:
+            self._tidied = self._now()
+            self.all_checkpoints()
 
     def set_ttl(self, checkpoint: Checkpoint, ttl_seconds: int | None) -> Checkpoint:
         """Let it expire after these seconds from now; None: never."""
         with self._lock:
             current = self.checkpoint(checkpoint.model_id, checkpoint.kind, checkpoint.name)
             changed = replace(current, expires_at=self._expiry(ttl_seconds))
-            self._write_checkpoint(self.path(changed), changed, ttl_seconds)
+            _write(_about(self.path(changed)), changed)
         return changed
 
     # Weights that no client can name.
@@ -347,23 +334,16 @@ class RunDirectory:
             found = _read_record(_about(path), Checkpoint, model_id=model_id, kind=kind, name=name)
             if found is None or not path.is_dir():
                 return None
-            is_kept = path in self._being_saved or self._clock() < self._kept.get(path, -math.inf)
-            if is_kept or found.expires_at is None or found.expires_at > self._now():
-                self._expired.pop(path, None)
+            now = self._now()
+            if path in self._being_saved or found.expires_at is None or found.expires_at > now:
                 return found
-            if self._clock() - self._expired.setdefault(path, self._clock()) >= EXPIRED_SECONDS:
+            if now - found.expires_at >= KEPT_EXPIRED:
                 self._delete(path)
         return None
-
-    def _write_checkpoint(self, path: Path, checkpoint: Checkpoint, ttl_seconds: int | None) -> None:
-        _write(_about(path), checkpoint)
-        self._kept[path] = self._clock() + (ttl_seconds or 0)
 
     def _delete(self, path: Path) -> None:
         _about(path).unlink(missing_ok=True)
         _remove(path)
-        self._expired.pop(path, None)
-        self._kept.pop(path, None)
 
 
 def _about(path: Path) -> Path:
