@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from rollouts.errors import ArgumentError
 from rollouts.trajectory.tree import Trajectory
-from rollouts.version_order import VersionOrder
 
 log = logging.getLogger("rollouts.runner")
 
@@ -21,8 +20,7 @@ class VersionHistory:
     `reported` returns the version that the engine reports. One that is not known is in use from when it is
     reported, with a warning unless it is `expected`: another process has set it. Where the engine reports
     none, an unknown version of a token becomes the newest. Any other version that is not known was in use
-    before this run; where it and the first version of this run are integers in decimal digits, their
-    difference counts.
+    before this run.
     """
 
     def __init__(self, first: str, reported: Callable[[], str] | None = None) -> None:
@@ -94,7 +92,14 @@ class VersionHistory:
             elif self._reported() == "":
                 self.start_using(version)
             else:
-                self._places[version] = self._place_before_this_run(version)
+                log.warning(
+                    "tokens of weights %.80r are from before this run, in which %.80r came first; their order is "
+                    "unknown, and they count as the oldest. Begin with an engine that has the version of the last "
+                    "checkpoint",
+                    version,
+                    self._first,
+                )
+                self._places[version] = min(self._places.values()) - 1
         return self._places[version]
 
     @property
@@ -114,25 +119,6 @@ class VersionHistory:
             if version != self.expected:
                 log.warning("the engine has weights of version %.80r, which this runner has not set", version)
             self.start_using(version)
-
-    def _place_before_this_run(self, version: str) -> int:
-        numbers = VersionOrder()
-        first, number = numbers.place(self._first), numbers.place(version)
-        if first is not None and number is not None and number < first:
-            # Those between were in use too: `versions` has them all, so that places in it are as far apart.
-            # So many versions that no token had are added to the order.
-            for between in range(max(number + 1, first - 1000), first):
-                if between - first not in self._places.values():
-                    self._places.setdefault(str(between), between - first)
-            return number - first
-        log.warning(
-            "tokens of weights %.80r are from before this run, in which %.80r came first; their order is "
-            "unknown, and they count as the oldest. Begin with an engine that has the version of the last "
-            "checkpoint",
-            version,
-            self._first,
-        )
-        return min(self._places.values()) - 1
 
 
 def oldest_place(episode: Trajectory, history: VersionHistory, began: int) -> int | None:

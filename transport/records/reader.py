@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
@@ -20,13 +20,6 @@ from transport.records.layout import FileBytes, Index, Record, add_appended, ope
 from transport.wire import codec, container
 from transport.wire.decoding import build_media, omitted_digests
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
-
-
-class StoredRecord(NamedTuple):
-    """The bytes of one record as stored in a file, and the digests of its media."""
-
-    payload: memoryview
-    digests: tuple[str, ...]
 
 
 class RecordReader:
@@ -78,10 +71,8 @@ class RecordReader:
     def __len__(self) -> int:
         return len(self._index.objects)
 
-    def __getitem__(self, index: int | slice) -> Any:
-        """Record `index`; negative counts from the end. A list for a slice. Raises `IndexError` past either end."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
+    def __getitem__(self, index: int) -> Any:
+        """Record `index`; negative counts from the end. Raises `IndexError` past either end."""
         record = self._record(index)
         try:
             return codec.decode(self._payload(record), limits=self._limits, find_media=self._find_media)
@@ -113,8 +104,8 @@ class RecordReader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def stored(self, index: int) -> StoredRecord:
-        """Record `index` as stored in the file, checked but not decoded, and the digests of its media.
+    def stored(self, index: int) -> tuple[memoryview, tuple[str, ...]]:
+        """The bytes of record `index` as stored in the file, checked but not decoded, and the digests of its media.
 
         Raises the errors of reading the record; needs none of its types.
         """
@@ -124,7 +115,7 @@ class RecordReader:
         for digest in digests:
             if self._find_media(digest) is None:
                 raise self._media_lost(record, digest)
-        return StoredRecord(payload, digests)
+        return payload, digests
 
     def stored_media(self, digest: str) -> memoryview:
         """The bytes of a media source."""

@@ -109,14 +109,14 @@ class RecordWriter:
         It is checked and not decoded: its types are not needed. Raises the errors of reading it, and as
         `append`.
         """
-        record = reader.stored(index)
+        payload, digests = reader.stored(index)
         with self._appends():
             index = self._tail[1]
-            new = [digest for digest in record.digests if not self._has_media(digest)]
+            new = [digest for digest in digests if not self._has_media(digest)]
             parts: list[Buffer] = []
             for digest in new:
                 parts += frame_record(reader.stored_media(digest), index, digest)
-            parts += frame_record(record.payload, index)
+            parts += frame_record(payload, index)
             self._write(parts, index + 1)
             self._stored.update(new)
             return index

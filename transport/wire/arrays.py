@@ -27,10 +27,7 @@ _DTYPE = re.compile(r"[<>|](?:[biufcSUV][1-9]\d{0,8}|[mM]8(?:\[\d{0,9}[a-zA-Zμ]
 
 # Most arrays are vectors of these dtypes; a message holds the position in this tuple. Only append.
 COMMON_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<f4", "|b1", "|u1", "<i8", "<f8"))
-_COMMON_CODES = {dtype: code for code, dtype in enumerate(COMMON_DTYPES)}
-# Nearly every array of such a dtype has this dtype object; hashing a dtype takes ten times as long as its
-# id().
-_COMMON_IDS = {id(dtype): code for code, dtype in enumerate(COMMON_DTYPES)}
+COMMON_CODES = {dtype: code for code, dtype in enumerate(COMMON_DTYPES)}
 
 TENSOR_ITEM_BYTES = {
     **dict.fromkeys(("bool", "int8", "uint8", "float8_e8m0fnu"), 1),
@@ -84,12 +81,6 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
         cure = "Send array.view(numpy.uint8) beside its name, or one array per field."
         raise EncodeError("value", f"dtype {dtype} has no name on the wire", cure)
     return dtype.str
-
-
-def common_code(dtype: np.dtype[Any]) -> int | None:
-    """The position in `COMMON_DTYPES`; None for any other dtype."""
-    code = _COMMON_IDS.get(id(dtype))
-    return _COMMON_CODES.get(dtype) if code is None else code
 
 
 def array_parts(array: npt.NDArray[Any]) -> tuple[str, list[int], Bytes]:

@@ -41,7 +41,12 @@ def decode_message(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, f
     frames_left = iter(views[1:])
     body, (types, media_rows) = _read_header(views[0])
     limits.check("max_frames", len(views) + sum(omitted for _, omitted in media_rows))
-    media = [_medium(digest, omitted, frames_left, find_media) for digest, omitted in media_rows]
+    media = []
+    for digest, omitted in media_rows:
+        source = find_media(digest) if omitted else build_media(digest, _next_frame(frames_left, "a media source"))
+        if source is None:
+            raise MissingMediaError(digest)
+        media.append(source)
     extension, end_list, check_ended = _hooks(_read_kinds(types, frames_left), media, limits)
     unpacker = _unpacker(body, ext_hook=extension, list_hook=end_list, object_pairs_hook=build_dict)
     try:
@@ -126,13 +131,6 @@ def _unpacker(values: memoryview, **hooks: Any) -> msgpack.Unpacker:
     return unpacker
 
 
-def _medium(digest: str, omitted: bool, frames_left: Iterator[memoryview], find_media: FindMedia) -> MediaSource:
-    source = find_media(digest) if omitted else build_media(digest, _next_frame(frames_left, "a media source"))
-    if source is None:
-        raise MissingMediaError(digest)
-    return source
-
-
 def _next_frame(frames_left: Iterator[memoryview], what: str) -> memoryview:
     frame = next(frames_left, None)
     if frame is None:
@@ -184,8 +182,6 @@ def _hooks(
             ending = kinds.get(data)
             if ending is not None:
                 return ending
-        elif code == wire_format.EMPTY_TUPLE and not data:
-            return ()
         elif code == wire_format.SHARED or code == wire_format.MEDIUM:
             number, found = int.from_bytes(data), media if code == wire_format.MEDIUM else objects
             if number < len(found):

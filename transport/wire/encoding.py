@@ -17,7 +17,7 @@ import numpy as np
 from renderers.media.item import MediaSource
 from transport.errors import EncodeError, quoted
 from transport.wire import registry, wire_format
-from transport.wire.arrays import Bytes, array_parts, common_code, is_array, is_tensor, scalar_parts, tensor_parts
+from transport.wire.arrays import COMMON_CODES, Bytes, array_parts, is_array, is_tensor, scalar_parts, tensor_parts
 from transport.wire.builtin_values import PARTS, Parts
 from transport.wire.unencodable import WRONG_KEY, located
 
@@ -37,7 +37,9 @@ def encode_message(obj: object, omit_media: OmitMedia) -> list[wire_format.Buffe
     try:
         return _Encoding(omit_media).encode(obj)
     except _PACKER_ERRORS as error:
-        raise located(obj, _root_name(obj), error, error_of) from error
+        registered = registry.registration_of_class(type(obj))
+        name = "value" if registered is None else registered.cls.__qualname__
+        raise located(obj, name, error, error_of) from error
 
 
 def error_of(value: object) -> Exception | None:
@@ -47,10 +49,6 @@ def error_of(value: object) -> Exception | None:
     except _PACKER_ERRORS as error:
         return error
     return None
-
-
-def _root_name(obj: object) -> str:
-    return "value" if registry.registration_of_class(type(obj)) is None else type(obj).__qualname__
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -70,8 +68,6 @@ class _End:
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _ARRAY: Final = np.ndarray
-_EMPTY_TUPLE: Final[tuple[()]] = ()
-_EMPTY_TUPLE_MARK: Final = msgpack.ExtType(wire_format.EMPTY_TUPLE, b"")
 
 
 class _Encoding:
@@ -114,9 +110,6 @@ class _Encoding:
             self.objects.append(ended)
             self.extensions += 1
             return obj.mark
-        if obj is _EMPTY_TUPLE:
-            self.extensions += 1
-            return _EMPTY_TUPLE_MARK
         number = self.numbers.get(id(obj))
         if number is not None:
             # It is open: msgpack would pack it within itself without an end.
@@ -125,7 +118,7 @@ class _Encoding:
             self.extensions += 1
             return _reference(wire_format.SHARED, number)
         if kind is _ARRAY and obj.ndim == 1 and obj.nbytes <= wire_format.MAX_INLINE_BYTES:
-            code = common_code(obj.dtype)
+            code = COMMON_CODES.get(obj.dtype)
             if code is not None:
                 self.numbers[id(obj)] = len(self.objects)
                 self.objects.append(obj)

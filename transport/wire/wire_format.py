@@ -16,7 +16,6 @@ In the body, values of msgpack's own types are packed directly, and every other 
     SHARED       an object that came before; the data are its number. Objects and vectors are numbered from 0 in the
                  order in which they end
     MEDIUM       a media source; the data are its row in the media table
-    EMPTY_TUPLE  the empty tuple; no data
     VECTOR + n   a one-dimensional array of the dtype n of `arrays.COMMON_DTYPES`; the data are its elements
 
 Numbers are big-endian, in the smallest of 1, 2 or 4 bytes that holds them. No value of a user can be mistaken
@@ -35,9 +34,9 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
 
-OBJECT, SHARED, MEDIUM, EMPTY_TUPLE, VECTOR = 1, 2, 3, 4, 16
+OBJECT, SHARED, MEDIUM, VECTOR = 1, 2, 3, 16
 
 KIND_TUPLE, KIND_SET, KIND_FROZENSET, KIND_SCALAR, KIND_ARRAY, KIND_TENSOR = range(6)
 KIND_INT, KIND_DATE, KIND_TIME, KIND_DATETIME, KIND_TIMEDELTA, KIND_OFFSET = range(6, 12)

@@ -121,11 +121,3 @@ def test_tokens_of_an_update_whose_call_has_not_returned_are_the_newest(caplog):
     assert staleness(history, oldest_place(early, history, 0)) == 0
     assert staleness(history, history.place("1")) == 1
     assert not caplog.records
-
-
-def test_integers_between_a_version_of_an_earlier_run_and_the_first_of_this_one_are_in_the_order():
-    history = history_of("3")
-    assert history.place("1") == -2
-    assert history.versions == ("1", "2", "3")
-    assert history.place("0") == -3
-    assert history.versions == ("0", "1", "2", "3")
