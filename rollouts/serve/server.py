@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import resource
@@ -101,6 +102,7 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` sets it
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    gc.freeze()  # what is loaded stays: the collection with which Python ends takes seconds over torch's objects
     try:
         server.run(sockets=[listener])
     finally:
