@@ -90,14 +90,13 @@ async def main(directory):
     await engine.close()
 
     samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
-    branches = trajectory.branches()
-    for branch, sample in zip(branches, samples, strict=True):
-        messages = trajectory.to_messages(branch.leaf)
+    branches = {leaf: trajectory.path(leaf) for leaf in trajectory.leaves()}
+    for (leaf, nodes), sample in zip(branches.items(), samples, strict=True):
         print(
-            f"branch of nodes {list(branch.nodes)}: {len(messages)} messages, {len(trajectory.media(branch.leaf))} "
+            f"branch of nodes {nodes}: {len(trajectory.to_messages(leaf))} messages, {len(trajectory.media(leaf))} "
             f"images, {len(sample.token_ids)} tokens, of which {int(sample.loss_mask.sum())} are trained"
         )
-    shared = set.intersection(*(set(branch.nodes) for branch in branches))
+    shared = set.intersection(*map(set, branches.values()))
     print(f"nodes {sorted(shared)} are shared, and trained in the first branch only")
 
     batch = TrainingBatch.from_samples(samples, pad_id=0)

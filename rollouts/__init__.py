@@ -43,7 +43,7 @@ from rollouts.trajectory.media_reference import MediaReference  # noqa: E402
 from rollouts.trajectory.packed_episodes import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
 from rollouts.trajectory.token_node import TokenNode  # noqa: E402
-from rollouts.trajectory.tree import Branch, Trajectory  # noqa: E402
+from rollouts.trajectory.tree import Trajectory  # noqa: E402
 from rollouts.trajectory.turn import Turn  # noqa: E402
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from rollouts.engines.vllm import VLLMEngine
 
 __all__ = [
-    "Branch",
     "ChildEpisode",
     "Completion",
     "Engine",

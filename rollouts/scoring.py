@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from renderers import MultiModalData, TemplateRenderer
-from renderers.placement import PlacedItem
 from rollouts.calls import gathered
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs
 from rollouts.engines.result_checks import check_result
 from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError
+from rollouts.models.placed_rows import TokenRow
 from rollouts.teacher import check_teacher
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.token_node import (
@@ -26,17 +26,6 @@ from rollouts.trajectory.token_node import (
 )
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer
-
-
-class TokenRow(Protocol):
-    """A row of tokens with its media, as a `TrainingSample` is."""
-
-    @property
-    def token_ids(self) -> np.ndarray: ...
-    @property
-    def media(self) -> Sequence[PlacedItem]: ...
-    @property
-    def name(self) -> str: ...
 
 
 class TokenScores(NamedTuple):
@@ -122,12 +111,6 @@ async def score(
     ]
 
 
-class _Leaf(NamedTuple):
-    token_ids: np.ndarray
-    media: Sequence[PlacedItem]
-    name: str
-
-
 def _rows(subject: Trajectory | Sequence[TokenRow], renderer: TemplateRenderer | None) -> Sequence[TokenRow]:
     if isinstance(subject, Trajectory):
         if not subject.has_tokens:
@@ -138,7 +121,7 @@ def _rows(subject: Trajectory | Sequence[TokenRow], renderer: TemplateRenderer |
             raise ArgumentError("renderer", None, rule)
         processors = {} if renderer is None else renderer.processors
         return [
-            _Leaf(
+            TokenRow(
                 subject.token_ids(leaf),
                 [(reference.derive(processors), reference.placeholder) for reference in subject.media(leaf)],
                 f"{subject.episode_id}/{leaf}",

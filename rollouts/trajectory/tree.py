@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -46,14 +46,6 @@ from rollouts.trajectory.turn import Turn, is_plain_number
 from rollouts.values import finite_number, whole_number
 from transport import wire_type
 from transport.errors import quoted
-
-
-class Branch(NamedTuple):
-    """The path from a root to a leaf: one training sample."""
-
-    leaf: int
-    nodes: tuple[int, ...]
-
 
 _FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("episode_id", "group_id", "error", "truncation_reason"), (str,)),
@@ -322,10 +314,6 @@ class Trajectory:
         """The nodes without children, in order of creation: one training sample each."""
         parents = {node.parent for node in self.nodes}
         return [index for index in range(len(self.nodes)) if index not in parents]
-
-    def branches(self) -> list[Branch]:
-        """The path to each leaf."""
-        return [Branch(leaf, tuple(self.path(leaf))) for leaf in self.leaves()]
 
     def path(self, leaf: int) -> list[int]:
         """Node indices from the root to `leaf`. Raises `ArgumentError`, as do all methods that take a leaf."""

@@ -110,13 +110,13 @@ def test_the_images_of_an_mcp_tool_are_in_the_episodes(tiny_model_dir):
 @pytest.mark.slow
 def test_a_summarised_history_is_a_branch_and_every_sampled_token_is_trained_once(tiny_model_dir):
     trajectory, samples, report = asyncio.run(load("compaction").main(tiny_model_dir))
-    first, *later = trajectory.branches()
+    first, *later = map(trajectory.path, trajectory.leaves())
     assert later
     assert len(samples) == 1 + len(later)
-    for branch in later:
-        assert branch.nodes[:2] == first.nodes[:2]  # the task and the plan
-        assert branch.nodes[2] not in first.nodes
-        assert trajectory.media(branch.leaf)
+    for nodes in later:
+        assert nodes[:2] == first[:2]  # the task and the plan
+        assert nodes[2] not in first
+        assert trajectory.media(nodes[-1])
     sampled = sum(len(node.logprobs) for node in trajectory.nodes)
     assert sum(int(sample.loss_mask.sum()) for sample in samples) == sampled
     assert report.max_abs < 1e-4

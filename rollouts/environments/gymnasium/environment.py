@@ -141,7 +141,7 @@ class GymnasiumEnvironment:
             action = self._action(assistant.get("content"))
         except ValueError as error:
             return self._invalid(str(error))
-        state = await self._run(self._next_state, action)
+        state = await self._run(lambda taken: self._state(*self._env.step(taken)), action)
         info = {
             **state.info,
             "action": _storable_action(action),
@@ -174,9 +174,6 @@ class GymnasiumEnvironment:
         self._env = make_env(self._make, needs_frames=self._observation != "text")
         observation, info = self._env.reset(seed=seed)
         return self._state(observation, 0.0, False, False, info)
-
-    def _next_state(self, action: Any) -> _State:
-        return self._state(*self._env.step(action))
 
     def _state(self, observation: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> _State:
         is_shown = not (terminated or truncated)

@@ -330,10 +330,11 @@ def _response(
     request_id: str, model: str, rollout: Rollout, turn: SampledTurn, pending: PendingTurn | None
 ) -> Response:
     message, recorder = turn.message, rollout.recorder
-    calls = [
-        ToolCall(id=call["id"], name=call["function"]["name"], arguments=_json_text(call["function"]["arguments"]))
-        for call in message.get("tool_calls") or ()
-    ]
+    calls = []
+    for call in message.get("tool_calls") or ():
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append(ToolCall(id=call["id"], name=name, arguments=text))
     is_cut = rollout.trajectory.turns[turn.index].finish_reason is FinishReason.LENGTH
     counts = recorder.counts(turn)
     response = Response(
@@ -374,10 +375,6 @@ def _tokens(recorder: _TokenRecorder, turn: SampledTurn, pending: PendingTurn | 
     if is_multimodal(recorder.renderer):
         tokens.mm_token_type_id_map = dict(recorder.renderer.mm_token_type_id_map)
     return tokens
-
-
-def _json_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _experts(experts: np.ndarray) -> dict[str, Any]:

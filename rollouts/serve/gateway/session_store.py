@@ -323,7 +323,7 @@ class SessionStore:
         if self._sessions.pop(session.id, None) is None:
             return False
         self._nbytes -= session.nbytes
-        session.on_count = _not_counted
+        session.on_count = lambda nbytes: None  # a request of it may still run
         return True
 
     def _remove(self, session: Session, reason: str) -> None:
@@ -340,10 +340,6 @@ class SessionStore:
         self._gone[session.id] = reason
         if len(self._gone) > 65536:  # ids that are remembered, so that a late request gets the reason
             self._gone.popitem(last=False)
-
-
-def _not_counted(nbytes: int) -> None:
-    """Of a session that is removed while a request of it still runs."""
 
 
 def _log_undelivered(session: Session, error: SessionNotDeliveredError) -> None:

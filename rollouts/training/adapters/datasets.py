@@ -76,7 +76,11 @@ def dataset_row(sample: TrainingSample) -> dict[str, Any]:
     files: dict[str, list[dict[str, Any]]] = {column: [] for column in _FILES.values()}
     placeholders = []
     for item, placeholder in sample.media:
-        data = _sound_file(item.source) if item.modality == "audio" else image_file(item.source)[0]
+        source = item.source
+        if source.raw_modality == "audio":
+            data = wav_bytes(*raw_samples(source))
+        else:
+            data = bytes(source.data) if item.modality == "audio" else image_file(source)[0]
         files[_FILES[item.modality]].append({"bytes": data, "path": None})
         placeholders.append(
             {
@@ -105,10 +109,6 @@ def _has_no_video(sample: TrainingSample) -> Violations:
         if item.modality not in _FILES:
             cure = "Read the record file itself (transport.read_records)"
             yield "media", f"{item.modality} {item.mm_hash[:12]}: rows have images and sounds only. {cure}"
-
-
-def _sound_file(source: MediaSource) -> bytes:
-    return wav_bytes(*raw_samples(source)) if source.raw_modality == "audio" else bytes(source.data)
 
 
 def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaProcessor]) -> TrainingSample:

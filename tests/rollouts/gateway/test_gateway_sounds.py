@@ -39,7 +39,7 @@ def test_a_conversation_with_sounds_is_one_branch_with_the_tokens_of_the_rendere
             reply = client.chat.completions.create(model="m", messages=messages).choices[0].message
             messages.append({"role": "assistant", "content": reply.content})
         trajectory = server.trajectory("one")
-    assert len(trajectory.branches()) == 1
+    assert len(trajectory.leaves()) == 1
     assert [bytes(one.source.data) for one in trajectory.all_media()] == sounds
     assert [len(request.media) for request in prompts] == [1, 2, 3]
     # The last turn has the tokens and the features of all three sounds, where the renderer puts them.
