@@ -54,12 +54,6 @@ def test_the_tables_have_every_type_of_this_distribution_and_no_other() -> None:
     assert dict(registry._declaring_modules()) == dict(OF_ROLLOUTS)
 
 
-@pytest.mark.slow
-def test_importing_transport_imports_none_of_the_modules_in_the_table() -> None:
-    code = "import sys, transport; print(*(name for name in sys.modules if name.startswith('rollouts')))"
-    assert run(code).strip() == ""
-
-
 def test_a_type_of_ours_that_needs_what_is_not_installed_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_by_name", {})
     for name in [name for name in sys.modules if name.startswith("rollouts.training")]:

@@ -41,12 +41,6 @@ def test_without_torch_a_tensor_rests_as_its_bytes_and_is_sent_on_unchanged(monk
         encode(RawTensor("bfloat16", (3,), raw[0].data))
 
 
-def test_one_small_tensor_referred_to_twice_is_one_tensor_after_decoding() -> None:
-    tensor = torch.ones(3)
-    first, second = decode(encode([tensor, tensor]))
-    assert first is second
-
-
 def test_a_dtype_younger_than_the_torch_that_is_here_rests_as_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = encode(torch.zeros(4, dtype=torch.uint8).view(torch.float8_e8m0fnu))
     monkeypatch.delattr(torch, "float8_e8m0fnu")

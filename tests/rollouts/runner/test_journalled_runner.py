@@ -151,13 +151,6 @@ async def test_a_journal_records_integers_of_numpy_as_integers(renderer: Any, tm
     assert len(await received(renderer, tmp_path, 2, group_size=2, seed=1)) == 2
 
 
-async def test_two_runners_cannot_have_one_journal_at_a_time(renderer: Any, tmp_path: Path) -> None:
-    async with journalled(renderer, tmp_path):
-        with pytest.raises(JournalOfAnotherRunError, match="a Runner of this process that was not closed"):
-            journalled(renderer, tmp_path)
-    await Journal.open(tmp_path / "journal").close()
-
-
 async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(renderer: Any, tmp_path: Path) -> None:
     engine = ScriptedEngine(lambda request: "yes", renderer=renderer, weight_version="base")
     async with journalled(renderer, tmp_path, engine=engine, mode=Asynchronous(2), tasks=tasks(3)) as runner:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -201,24 +200,6 @@ def test_files_that_others_changed_are_passed_over(directory, caplog):
     (directory.directory / "notes.txt").write_text("x")
     assert directory.all_checkpoints() == [kept]
     assert "b.json" in caplog.text
-
-
-@pytest.mark.parametrize("field", ["created", "expires_at"])
-def test_a_time_without_a_zone_is_passed_over_with_its_file(directory, caplog, field):
-    """It cannot be compared with others."""
-    kept, changed = save(directory, "a"), save(directory, "b", ttl_seconds=9)
-    other = replace(RUN, model_id="s:train:1")
-    paths = [directory.path(changed).with_name("b.json")]
-    paths += [directory.add_run(other) / "run.json"] if field == "created" else []
-    for path in paths:
-        path.write_text(json.dumps(json.loads(path.read_bytes()) | {field: "2026-01-02T03:04:05"}))
-    again = RunDirectory(directory.directory)
-    again.own()
-    again.tidy()
-    assert again.all_checkpoints() == [kept]
-    assert again.training_runs() == [RUN]
-    assert all(f"{path} is not as it was written" in caplog.text for path in paths)
-    again.release()
 
 
 def test_the_files_of_a_checkpoint_are_named_by_their_paths_in_it_without_links_and_hidden_ones(directory):

@@ -1,8 +1,6 @@
 """The routes of `rollouts tinker`: what is accepted, in which order, for whom, and how a request is refused."""
 
 import asyncio
-import contextlib
-import gc
 import json
 import socket
 import subprocess
@@ -22,7 +20,7 @@ from tinker.proto import tinker_public_pb2 as messages
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rollouts.engines.local.batch import Batch
-from rollouts.errors import CommandFileError, SampleError
+from rollouts.errors import CommandFileError
 from rollouts.serve.errors import RequestError
 from rollouts.serve.server import read_keys
 from rollouts.tinker import app as app_module
@@ -30,7 +28,7 @@ from rollouts.tinker import futures as futures_module
 from rollouts.tinker import model_requests
 from rollouts.tinker import service as service_module
 from rollouts.tinker import turns as turns_module
-from rollouts.tinker.backend import Backend, Limits
+from rollouts.tinker.backend import Limits
 from rollouts.tinker.futures import Futures
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.model_app import model_app
@@ -456,27 +454,6 @@ def test_a_save_that_runs_when_the_server_is_stopped_is_a_checkpoint(
     assert found.user_metadata == {"which": "last"}
 
 
-async def test_a_call_of_the_trainer_that_fails_after_its_request_was_cancelled_is_waited_for(caplog):
-    """As a save that waits while its session ends: nothing is logged of what nobody has asked for."""
-    sampler = SimpleNamespace(asleep=contextlib.nullcontext)
-    futures, backend, go_on = Futures(), Backend(None, sampler, None, []), threading.Event()
-
-    def fail():
-        assert go_on.wait(60)
-        raise SampleError("data[0]", "of a model that is gone")
-
-    for name in ("runs", "waits"):
-        futures.submit(f"model/{name}", lambda: backend.train(fail))
-    await asyncio.sleep(0.05)
-    futures.forget("model/")
-    await asyncio.sleep(0.05)
-    go_on.set()
-    await asyncio.to_thread(backend._training.shutdown)
-    await asyncio.sleep(0.05)
-    gc.collect()
-    assert not caplog.records
-
-
 def test_sessions_and_models_are_limited(app_of):
     server = app_of(limits=Limits(sessions=1, models=1))
     client = client_of(server)
@@ -710,27 +687,6 @@ def test_cancelled_requests_and_results_that_nobody_fetches_leave_room_for_other
         for number in range(8, 16):
             while server.post("/api/v1/asample", body | {"seq_id": number}).status == 429:
                 pass
-
-
-async def test_how_many_results_were_not_fetched_is_known_without_a_walk_through_them(monkeypatch):
-    monkeypatch.setattr(futures_module, "KEPT_RESULTS", 300)
-    futures, calls = Futures(), []
-    for number in range(1000):
-        futures.submit(f"{number}", lambda: asyncio.sleep(0, {}), can_end=True, share=str(number % 2))
-    for number in range(500):  # 300 of which are kept
-        await futures.result(f"{number}", 60.0)
-    await futures.result("499", 60.0)
-    futures.cancel("499")
-    futures.cancel("999")
-    futures.forget("99")
-    sys.setprofile(lambda *event: calls.append(event[1]))
-    counts = futures.unfetched("0"), futures.unfetched("1"), futures.unfetched("2"), futures.unfetched()
-    sys.setprofile(None)
-    assert counts == (245, 245, 0, 490)
-    assert len(calls) < 100
-    futures.forget("")
-    assert futures.unfetched("0") == futures.unfetched() == 0
-    await futures.close()
 
 
 async def test_results_that_were_fetched_are_kept_within_a_bound(monkeypatch):
