@@ -221,7 +221,6 @@ def test_the_page_on_observability(capsys):
     assert sorted(logged) == sorted(f"{line['episode_id']} the answer is 3" for line in ended)
     assert names["waits"] == []
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("http://127.0.0.1:")
     assert "groups 3 of 3 finished, 0 queued, 3 delivered; episodes 0 running, 6 done" in printed[-1]
 
 
