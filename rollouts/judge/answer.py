@@ -8,17 +8,13 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from rollouts.errors import ArgumentError, short_repr
 from rollouts.values import finite_number
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-
 #: How the number is read from an answer (`Judge`).
-Parse: TypeAlias = "Mapping[str, float] | str | re.Pattern[str] | type[BaseModel] | Callable[[str], Any]"
+Parse: TypeAlias = Mapping[str, float] | str | re.Pattern[str] | Callable[[str], Any]
 
 
 def answer_reader(parse: Parse, bounds: tuple[float, float] | None) -> Callable[[str], float]:
@@ -52,12 +48,8 @@ def _value_reader(parse: Parse) -> Callable[[str], Any]:
         if "score" not in pattern.groupindex:
             raise ArgumentError("parse", parse, r'name the group of the number: r"Score: (?P<score>\d+)"')
         return partial(_matched, pattern)
-    if isinstance(parse, type) and hasattr(parse, "model_validate_json"):
-        if "score" not in getattr(parse, "model_fields", ()):
-            raise ArgumentError("parse", parse, "give the model a field `score`, a number")
-        return partial(_validated, parse)
     if not callable(parse) or inspect.iscoroutinefunction(parse):
-        rule = "pass a dict of labels, a regular expression, a pydantic model or a function that is not async"
+        rule = "pass a dict of labels, a regular expression or a function that is not async"
         raise ArgumentError("parse", parse, rule)
     return parse
 
@@ -78,12 +70,3 @@ def _matched(pattern: re.Pattern[str], text: str) -> float:
     if match is None or match["score"] is None:
         raise ValueError(f"its last line does not match {pattern.pattern!r}, with a score")
     return float(match["score"])
-
-
-def _validated(model: type[BaseModel], text: str) -> Any:
-    text = text.strip()
-    first, _, fenced = text.partition("\n")
-    if first.strip() in ("```", "```json") and fenced.endswith("```"):
-        text = fenced.removesuffix("```").strip()
-    read: Any = model.model_validate_json(text)
-    return read.score

@@ -94,8 +94,7 @@ class Judge:
       URLs and paths.
     - `parse`: what the answer must be. A dict of labels to numbers: its last line is a label. A regular
       expression: it matches the whole last line, and its group `score` is the number:
-      `r"Score: (?P<score>\\d+)"`. A pydantic model with a field `score`: the answer is its JSON, alone or in
-      a fenced block. Any other function gets the answer, and returns the number or raises ValueError.
+      `r"Score: (?P<score>\\d+)"`. A function gets the answer, and returns the number or raises ValueError.
     - `bounds`: the least and the greatest number that is accepted.
     - `messages`: a function of the task, such as that of `ScoredPrompt` or `messages_of_row`, for what
       precedes a completion that is passed alone.

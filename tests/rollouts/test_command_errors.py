@@ -178,104 +178,33 @@ def test_every_command_refuses_every_place_that_it_cannot_write_to(results: dict
         check(case.command, result, case.path)
 
 
-PRINTING = {
-    "help": "--help",
-    "traj ls": "traj ls GOOD",
-    "traj ls --json": "traj ls GOOD --json",
-    "traj show": "traj show GOOD --ids",
-    "render": "render CONVERSATION --model MODEL",
-    "render --json": "render CONVERSATION --model MODEL --json",
-}
-START = "from rollouts.cli.main import main; main()"
+#: Where a script of bash leaves standard output, and what follows: an exit code and the start of the errors.
+FULL = ('"$@" >/dev/full', 2, "error: standard output: No space left on device\n")
+CLOSED = ('"$@" >&-', 2, "error: standard output is closed")
+UNREAD = ('set -o pipefail; "$@" | :', 1, "")
 
 
-# Runs each command that comes as a line in a forked process, with its outputs where the line names: the imports are
-# done once. An output is a file, "closed", or "unread": a pipe whose reader is gone before the command begins.
-FORKING = """
-import json, os, sys
-import rollouts.cli.render.command, rollouts.cli.traj
-from rollouts.cli.main import main
-
-def place(descriptor, output):
-    if output == "closed":  # as Python finds it at its start
-        os.close(descriptor)
-        setattr(sys, {1: "stdout", 2: "stderr"}[descriptor], None)
-        return
-    if output == "unread":
-        unread, opened = os.pipe()
-        os.close(unread)
-    else:
-        opened = os.open(output, os.O_WRONLY | os.O_CREAT)
-    os.dup2(opened, descriptor)
-
-for line in sys.stdin:
-    arguments, output, error = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        place(1, output)
-        place(2, error)
-        sys.argv[1:] = arguments
-        main()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-#: (commands, output), each a case of the tests below.
-FORKED = {
-    "full": (list(PRINTING), "/dev/full"),
-    "closed": (["help", "traj ls", "render --json"], "closed"),
-    "unread": (["traj ls", "traj ls --json", "render", "render --json"], "unread"),
-}
-
-
-@pytest.fixture(scope="module")
-def forked_results(
-    tmp_path_factory: pytest.TempPathFactory, places: dict[str, str]
-) -> dict[str, dict[str, tuple[int, str]]]:
-    """By case and name: the exit code of a command, and what it prints as errors."""
-    directory = tmp_path_factory.mktemp("forked")
-    names = [(case, name) for case, (commands, _) in FORKED.items() for name in commands]
-    lines = []
-    for number, (case, name) in enumerate(names):
-        out = places | {"OUT": str(directory / f"out{number}")}
-        lines.append(json.dumps([arguments_of(PRINTING[name], out), FORKED[case][1], str(directory / str(number))]))
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING],
-        input="\n".join(lines),
-        capture_output=True,
-        text=True,
-        timeout=MOST_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    results: dict[str, dict[str, tuple[int, str]]] = {case: {} for case in FORKED}
-    for number, ((case, name), code) in enumerate(zip(names, done.stdout.split(), strict=True)):
-        results[case][name] = (int(code), (directory / str(number)).read_text())
-    return results
+def run_in_shell(script: str, command: str, places: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-c", "from rollouts.cli.main import main; main()", *arguments_of(command, places)]
+    arguments = ["bash", "-c", script, "bash", *start]
+    return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=MOST_SECONDS)
 
 
 @pytest.mark.slow
-def test_a_full_disk_behind_standard_output_is_named(forked_results: dict[str, Any]) -> None:
-    for name, result in forked_results["full"].items():
-        assert result == (2, "error: standard output: No space left on device\n"), name
-
-
-@pytest.mark.slow
-def test_a_closed_standard_output_is_named(forked_results: dict[str, Any]) -> None:
-    for name, (code, error) in forked_results["closed"].items():
-        assert code == 2, name
-        assert error.startswith("error: standard output is closed"), name
-        assert "Traceback" not in error
-
-
-@pytest.mark.slow
-def test_a_pipe_closed_by_its_reader_is_an_exit_code_without_a_message(forked_results: dict[str, Any]) -> None:
-    assert list(forked_results["unread"].values()) == [(1, "")] * 4
+@pytest.mark.parametrize("output", [FULL, CLOSED, UNREAD])
+@pytest.mark.parametrize("command", ["--help", "traj ls GOOD", "render CONVERSATION --model MODEL --json"])
+def test_an_output_that_takes_nothing_is_named(
+    command: str, output: tuple[str, int, str], places: dict[str, str]
+) -> None:
+    script, code, error = output
+    done = run_in_shell(script, command, places)
+    assert (done.returncode, done.stderr[: len(error)]) == (code, error)
+    assert done.stderr.count("\n") == (code == 2)
 
 
 @pytest.mark.slow
 def test_a_conversation_may_come_through_a_pipe(places: dict[str, str]) -> None:
     script = f'"$@" <(cat {places["CONVERSATION"]})'
-    command = [sys.executable, "-c", START, "render", "--model", places["MODEL"], "--json"]
-    arguments = ["bash", "-c", script, "bash", *command]
-    done = subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=MOST_SECONDS)
+    done = run_in_shell(script, "render --model MODEL --json", places)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["messages"][0]["role"] == "user"

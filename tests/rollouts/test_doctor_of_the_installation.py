@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -41,24 +40,10 @@ def test_the_other_distribution_beside_this_one_is_an_error_with_its_cure(monkey
 
 
 @pytest.mark.slow
-def test_json_has_the_system_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB, 580.1'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_json_has_the_cores_and_the_versions() -> None:
     report = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
-    assert report["gpus"] == "NVIDIA H100, 81559 MiB, 580.1"
     assert report["cores"].endswith(" may be used")
     assert report["numpy"] != "not installed"
-
-
-def test_a_program_for_gpus_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nexit 9\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    text = CliRunner().invoke(app, ["doctor"]).stdout
-    assert "none known (nvidia-smi failed: " in text
 
 
 @pytest.mark.parametrize("given", [["http://127.0.0.1:9"], ["--model", "absent"]])

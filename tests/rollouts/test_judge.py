@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from pydantic import BaseModel
 from scripted_chat import ScriptedChat
 
 from renderers import MediaPolicy, MediaSource
@@ -138,7 +137,6 @@ async def test_the_prompt_may_be_a_file(tmp_path):
     ("prompt", "reason"),
     [
         ("{{ anwser }}", "UndefinedError: 'anwser' is undefined"),
-        ("{{ task.data.colour }}", "'dict object' has no attribute 'colour'"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
@@ -154,11 +152,6 @@ async def test_a_prompt_that_cannot_be_rendered_says_why(prompt, reason):
 # The answer.
 
 
-class Grade(BaseModel, extra="forbid"):
-    reason: str
-    score: float
-
-
 def length(text):
     if text == "unreadable":
         raise ValueError("nothing to count")
@@ -172,13 +165,8 @@ PATTERN = r"Score: (?P<score>-?\d+(?:\.\d+)?)"
     ("parse", "answer", "score"),
     [
         (YES, "Because it is red.\n\nyes\n", 1.0),
-        (YES, "no", 0.0),
         (PATTERN, "Score: 3\nAll in all:\nScore: 7.5", 7.5),
         (PATTERN, "  Score: -1  ", -1.0),
-        (Grade, '{"reason": "red", "score": 0.5}', 0.5),
-        (Grade, '```json\n{"reason": "red", "score": 1}\n```', 1.0),
-        (Grade, '```json\n{"reason": "red", "score": 1}\n\u3000```', 1.0),
-        (Grade, '``` \n\x0c{"reason": "red", "score": 1}\xa0\n\x0c\xa0```', 1.0),
         (length, "four", 4.0),
     ],
 )
@@ -192,16 +180,11 @@ async def test_the_number_of_an_answer_is_read(parse, answer, score):
     ("parse", "answer", "reason"),
     [
         (YES, "yes, it is", "none of 'yes', 'no'"),
-        (YES, "Yes", "none of"),
         (YES, "yes\nor no", "none of"),
-        (YES, "", "none of"),
         (PATTERN, "Score: 7/10", "does not match"),
         (r"(Score: (?P<score>\d+)|none)", "none", "does not match"),
         (PATTERN, "Score: 11", "11 is not within 0 and 10"),
         (PATTERN, f"Score: {'9' * 400}", "inf is no finite number"),
-        (Grade, '{"score": 0.5}', "reason"),
-        (Grade, '{"reason": "red", "score": "high"}', "score"),
-        (Grade, 'My verdict: {"reason": "red", "score": 1}', "JSON"),
         (length, "unreadable", "nothing to count"),
     ],
 )
@@ -378,18 +361,13 @@ async def test_a_runner_repeats_an_episode_whose_judge_was_not_there(renderer, e
         ({"prompt": ""}, "prompt"),
         ({"prompt": Path("/nowhere/judge.jinja")}, "prompt .*cannot be read"),
         ({"prompt": "a\n{% for %}"}, "prompt .*line 2 of the template"),
-        ({"prompt": "{{ task | picture }}"}, "prompt .*picture"),
         ({"parse": {}}, "parse"),
         ({"parse": {"yes ": 1.0}}, "parse .*white space"),
         ({"parse": {"yes": "1"}}, "parse .*finite number"),
         ({"parse": r"Score: (\d+)"}, r"parse .*\(\?P<score>"),
-        ({"parse": BaseModel}, "parse .*field `score`"),
-        ({"parse": None}, "parse"),
         ({"parse": play}, "not async"),
         ({"bounds": (1, 0)}, "bounds"),
         ({"sampling": SamplingParams(n=2)}, "sampling.n"),
-        ({"attempts": 0}, "attempts"),
-        ({"concurrency": 0}, "concurrency"),
         ({"cache_bytes": -1}, "cache_bytes"),
     ],
 )

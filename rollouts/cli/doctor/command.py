@@ -147,7 +147,7 @@ def doctor(
     Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. It only sends requests
     like any other client.
 
-    Without URL and model it prints versions, GPUs and the system, for bug reports, and exits with 1 if
+    Without URL and model it prints versions and the system, for bug reports, and exits with 1 if
     another distribution's `renderers` is installed beside mmrollouts.
     """
     if url is None and model is None:

@@ -1,12 +1,10 @@
-"""`rollouts doctor` without a URL: versions, GPUs and the system, and which `renderers` a program imports."""
+"""`rollouts doctor` without a URL: versions and the system, and which `renderers` a program imports."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from platform import machine, platform, python_implementation, python_version
-from shutil import which
-from subprocess import DEVNULL, SubprocessError, run
 from typing import Final
 
 import renderers
@@ -30,7 +28,7 @@ _STAND_IN: Final = "+mmrollouts"
 
 
 def describe_installation(*, as_json: bool) -> bool:
-    """Print versions, GPUs and the system, for bug reports. torch is not loaded.
+    """Print versions and the system, for bug reports. torch is not loaded.
 
     False if another distribution's `renderers` is installed beside ours.
     """
@@ -39,7 +37,6 @@ def describe_installation(*, as_json: bool) -> bool:
         "python": f"{python_version()} ({python_implementation()})",
         "system": f"{platform()}, {machine()}",
         "cores": f"{available_cores()} may be used",
-        "gpus": _gpus(),
         **{name: installed_version(name) or "not installed" for name in _PACKAGES},
         "import renderers": f"mmrollouts ({Path(renderers.__file__).parent}){_advice(installed)}",
     }
@@ -56,28 +53,6 @@ def installed_version(name: str) -> str | None:
         return distribution(name).version
     except PackageNotFoundError:
         return None
-
-
-def _gpus() -> str:
-    """What `nvidia-smi` reports, or why nothing is known."""
-    program = which("nvidia-smi")
-    if program is None:
-        return "none known (nvidia-smi is not installed)"
-    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        # The program is the system's own, and its arguments are constants.
-        found = run(  # noqa: S603
-            query,
-            stdin=DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=10.0,
-            check=True,
-        )
-    except (OSError, SubprocessError) as error:
-        return f"none known (nvidia-smi failed: {error})"
-    return "; ".join(found.stdout.splitlines()) or "none known (nvidia-smi lists none)"
 
 
 def _advice(installed: str | None) -> str:
