@@ -24,8 +24,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN",
-            help="Output directories of `rollouts eval`, `run` or `demo`, the baseline first. RUN@VERSION: the groups "
-            "of a training run that the weights of a version sampled.",
+            help="Output directories of `rollouts eval`, `run` or `demo`, the baseline first.",
         ),
     ],
     threshold: Annotated[
