@@ -129,8 +129,10 @@ def rate_of_tasks(values: np.ndarray) -> Estimate:
         return mean
     value, count = min(max(mean.value, 0.0), 1.0), len(values)
     variance = value * (1 - value)
-    error = mean.standard_error
-    trials = (math.sqrt(variance) / error) ** 2 if error and variance else float(count)  # squares may underflow
+    trials = float(count)
+    if variance and mean.standard_error:
+        ratio = math.sqrt(variance) / mean.standard_error  # their squares may underflow
+        trials = ratio * ratio  # infinite, where ** raises
     square = _t_quantile(count - 1) ** 2
     centre = value + square / (2 * trials)
     half = math.sqrt(square * variance / trials + (square / (2 * trials)) ** 2)

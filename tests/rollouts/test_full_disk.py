@@ -21,7 +21,6 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "view": {"command": "view FILE --out DISK/page.html"},
     "report": {"command": "report RUN --out DISK/r.html", "whole": "r-viewer.html"},
     "init": {"command": "init DISK/project"},
-    "an object": {"command": "an object in DISK/batch.mmr"},
 }
 
 # Runs each command on disks with 0, 1, 2, 4... free pages, until one is large enough. Prints, for each disk, the exit
@@ -31,21 +30,8 @@ import json, os, subprocess, sys
 from pathlib import Path
 from typer.testing import CliRunner
 from rollouts.cli.main import app
-from rollouts.files import replaced_path
-from transport import RecordWriter
 
 disk = Path(sys.argv[1])
-def run(arguments):
-    if arguments[0] != "an":
-        result = CliRunner().invoke(app, arguments)
-        return result.exit_code, result.output
-    try:
-        with replaced_path(arguments[-1]) as path, RecordWriter(path) as file:
-            file.append("x" * 100_000)
-    except OSError as error:
-        return 1, str(error)
-    return 0, ""
-
 reports = {}
 for name, command in json.loads(sys.stdin.read()).items():
     free, reports[name] = 0, []
@@ -53,11 +39,11 @@ for name, command in json.loads(sys.stdin.read()).items():
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], check=True)
         filling = 4 * 2**20 - 4096 * free
         (disk / "filling").write_bytes(bytes(filling))
-        code, output = run(command.split())
+        result = CliRunner().invoke(app, command.split())
         left = {str(path.relative_to(disk)): path.stat().st_size for path in sorted(disk.rglob("*")) if path.is_file()}
         left |= {str(path.relative_to(disk)): None for path in sorted(disk.rglob("*")) if path.is_dir()}
         assert left.pop("filling") == filling
-        reports[name].append([code, output, left])
+        reports[name].append([result.exit_code, result.output, left])
         subprocess.run(["umount", disk], check=True)
         assert free < 1024, reports[name]
         free = 2 * free or 1

@@ -229,14 +229,6 @@ async def test_equal_prompts_are_judged_once_and_others_again():
     assert (judge.usage.verdicts, judge.usage.judged) == (8, 3)
 
 
-async def test_the_cache_is_bounded():
-    judge, model = judge_of("yes", cache_bytes=10_000)
-    for number in range(100):
-        await judge(assistant(str(number)))
-    await judge(assistant("0"))
-    assert len(model.asked) == 101
-
-
 async def test_new_weights_of_the_judging_model_give_new_verdicts(renderer):
     engine = ScriptedEngine(["yes", "no"], renderer=renderer)
     judge = Judge(engine, "{{ completion.content }}", parse=YES, renderer=renderer)

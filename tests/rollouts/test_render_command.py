@@ -82,12 +82,6 @@ def test_colours_take_the_place_of_marks_between_tokens(run: Any) -> None:
     assert body == uncoloured.replace("¦", "")
 
 
-def test_a_terminal_that_wants_no_colour_gets_marks_instead(run: Any) -> None:
-    result = run(MESSAGES, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1")
-    assert "\x1b" not in result.stdout
-    assert "¦" in result.stdout
-
-
 def test_an_image_is_one_marker_with_its_token_count(run: Any) -> None:
     url = png_url((9, 9, 9), (64, 48))
     parts = [{"type": "text", "text": "see"}, *[{"type": "image_url", "image_url": {"url": url}}] * 2]
@@ -155,13 +149,10 @@ def test_another_template_can_be_tried(run: Any, tmp_path: Path) -> None:
         ("c.json", '[{"role": "user",\n "content": oops}]', [], ["c.json, line 2", "not JSON"]),
         ("c.json", "{}\n{}", [], ["line 2", ".jsonl"]),
         ("c.json", "[" * 100_000, [], ["recursion"]),
-        ("c.json", "[]", [], ["no messages"]),
         ("c.json", '{"turns": []}', [], ["holds no conversation"]),
         ("c.json", '{"messages": [{"role": "user", "content": "x"}], "tools": "all"}', [], ["tools must be a list"]),
-        ("c.jsonl", '[]\n{"a":\n', ["--row", "1"], ["c.jsonl, line 2", "not JSON"]),
         ("c.jsonl", "[]\n", ["--row", "5"], ["no row 5"]),
-        ("c.json", '[{"role": "nobody", "content": "x"}]', [], ["message 0", "'nobody'"]),
-        ("c.json", '[{"role": "\\u001b[31m", "content": "x"}]', [], ["unknown role"]),
+        ("c.json", '[{"role": "\\u001b[31m", "content": "x"}]', [], ["message 0", "unknown role"]),
         ("c.json", '[{"role": "user", "content": "x"}]', ["--chat-template", "nowhere.jinja"], ["nowhere.jinja"]),
         ("c.json", '[{"role": "user", "content": "x"}]', ["--model", "./nowhere"], ["./nowhere", "no such directory"]),
     ],

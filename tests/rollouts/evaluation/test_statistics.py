@@ -118,20 +118,6 @@ def test_intervals_hold_the_truth_in_93_to_97_of_100_simulated_evaluations(
     assert 930 <= held <= 970
 
 
-@pytest.mark.slow
-def test_intervals_of_mean_rewards_hold_the_truth_and_those_that_ignore_tasks_do_not() -> None:
-    rng = np.random.default_rng(31)
-    held = held_without_clusters = 0
-    for _ in range(1_000):
-        rewards = rng.normal(0.3, 1.0, size=(80, 1)) + rng.normal(0.0, 0.3, size=(80, 8))
-        estimate = mean_of_tasks(rewards.mean(axis=1))
-        held += estimate.low <= 0.3 <= estimate.high  # type: ignore[operator]
-        low, high = stats.t.interval(0.95, rewards.size - 1, loc=rewards.mean(), scale=stats.sem(rewards, axis=None))
-        held_without_clusters += low <= 0.3 <= high
-    assert 930 <= held <= 970
-    assert held_without_clusters < 700  # so the simulation can tell them apart
-
-
 def outcomes(*counts: int) -> tuple[np.ndarray, np.ndarray]:
     """The outcomes of two runs, of so many pairs 1 1, 0 1, 1 0 and 0 0."""
     return np.repeat([1.0, 0.0, 1.0, 0.0], counts), np.repeat([1.0, 1.0, 0.0, 0.0], counts)
@@ -157,6 +143,7 @@ rates = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)) | st.sampled_from([
 
 
 @given(rates)
+@example([(1.1125369292536007e-308, 0.0), (0.0, 1.0)])
 def test_differences_of_rates_have_intervals_within_their_range_that_hold_the_estimate(pairs: list) -> None:
     first, second = np.array(pairs).T
     for difference in (paired_difference, unpaired_difference):

@@ -103,12 +103,9 @@ def test_an_incomplete_last_line_is_cut_off_before_the_next_one_is_written(tmp_p
     "line",
     [
         '{"step": 1, "time": NaN, "metrics": {}}',
-        '{"step": 1, "time": 1e999, "metrics": {}}',
-        '{"step": Infinity, "time": 1.0, "metrics": {}}',
         f'{{"step": 1{"0" * 400}, "time": 1.0, "metrics": {{}}}}',
         '{"step": 1, "time": 1.0, "metrics": [1]}',
         "[" * 100_000,
-        "null",
         "",
     ],
 )

@@ -219,15 +219,11 @@ def test_a_file_of_another_kind_in_place_of_the_episodes_is_named(tmp_path: Path
     [
         ("summary.json", b'{"complete": tr', "it is no JSON, or was cut off after 15 bytes"),
         ("summary.json", b"[true]", 'it is no object with "complete": true or false'),
-        ("summary.json", b'{"complete": 1}', 'it is no object with "complete": true or false'),
         ("summary.json", b"[" * 200_000, "it is no JSON"),
-        ("summary.json", b"\xff\xfe\x00", "it is no JSON"),
         ("metrics.jsonl", b'{"total_rewards": [1.0], "reward_pa', "line 1: the last 35 bytes are incomplete"),
         ("metrics.jsonl", b'{"total_rewards": "12", "reward_parts": {}}\n', "line 1: no line of a group (task_id: "),
-        ("metrics.jsonl", b"null\n", "line 1: no line of a group (Input should be an object"),
         ("runner_metrics.jsonl", b'{"step": 1, "time"', "line 1: the last 18 bytes are incomplete"),
         ("runner_metrics.jsonl", b"{}\n", "line 1: no object with step, time and metrics"),
-        ("training.jsonl", b'{"step": 1', "line 1: the last 10 bytes are incomplete"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_listed_with_its_reason_and_the_rest_is_reported(

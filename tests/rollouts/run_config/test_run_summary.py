@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rollouts.cli.run.summary import write_summary
 from rollouts.observability.group_metrics import GroupMetrics, stored_task_data
 
 ROW: dict[str, Any] = {
@@ -23,15 +21,6 @@ ROW: dict[str, Any] = {
     "group_rewards": [0.0],
     "reward_parts": {},
 }
-
-
-def test_a_summary_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path) -> None:
-    path = tmp_path / "summary.json"
-    write_summary(path, {"complete": True})
-    with pytest.raises(TypeError):
-        write_summary(path, {"complete": object()})
-    assert json.loads(path.read_text()) == {"complete": True}
-    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
 
 
 # Lines of metrics.jsonl.
