@@ -84,7 +84,7 @@ class RendererPool:
 
     @property
     def is_multimodal(self) -> bool:
-        """As `renderers.is_multimodal` of the pool and of its renderers."""
+        """Whether the renderers take images, videos or sounds (`renderers.is_multimodal`)."""
         return is_multimodal(self.renderer)
 
     @property

@@ -293,7 +293,7 @@ class TemplateRenderer:
         previous_multi_modal_data: MultiModalData | None = None,
         process_multimodal: bool = True,
     ) -> RenderedTokens | BridgeRefusal:
-        """As `bridge_to_next_turn`, but a refusal returns its reason in place of None."""
+        """Extend a turn as `bridge_to_next_turn`; a refusal returns its reason in place of None."""
         check_tools(tools)
         request = BridgeRequest(
             _plain_ids(previous_prompt_ids),

@@ -50,7 +50,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def real_number(value: Any) -> float | None:
-    """As `finite_number`, but None for True and False."""
+    """A finite number as a float; None for anything else, True and False included."""
     return None if isinstance(value, bool) else finite_number(value)
 
 

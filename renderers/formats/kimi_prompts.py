@@ -112,7 +112,7 @@ class TypeScriptToolTemplate:
     def print(
         self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False, **variables: Any
     ) -> Printed:
-        """As `ChatTemplate.print`."""
+        """Print a conversation, whose tools are declared in TypeScript. Raises as `ChatTemplate.print`."""
         try:
             declared = {**variables, **tool_variables(tools)}
         except RecursionError as error:

@@ -83,7 +83,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As in the sandbox, whose checks of common attributes would take half the time of a print."""
+        """The attribute as the sandbox allows it, whose own checks would take half the time of a print."""
         if isinstance(obj, dict):
             if attribute not in _DICT_ATTRIBUTES and attribute in obj:
                 return obj[attribute]
@@ -97,7 +97,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As in the sandbox; also forbids `_FORBIDDEN`, and the attributes of a traced string that `str` lacks."""
+        """Whether an attribute may be read: not what the sandbox forbids, nor `_FORBIDDEN`, nor what `str` lacks."""
         if attr in _FORBIDDEN and isinstance(obj, (str, int, dict)):
             return False
         if isinstance(obj, TracedStr) and not hasattr(str, attr):

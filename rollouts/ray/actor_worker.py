@@ -34,7 +34,7 @@ class ActorWorker:
         self._loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> EpisodeOutcome:
-        """As `RemoteWorker.run`. Raises `RolloutsError` for a job that the worker cannot run."""
+        """Run a job in the actor. Raises `WorkerGoneError`, and `RolloutsError` where it cannot be run."""
         call = next(self._calls)
         reader = self._readers[call] = ProgressReader(observer)
         try:
@@ -75,7 +75,7 @@ class ActorWorker:
                     reader.read(batch)
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """As `RemoteWorker.set_update`."""
+        """Tell the actor that an update of the weights begins, or has ended (None)."""
         self._actor.set_update.remote(in_flight)
 
     async def _run(self, call: int, job: EpisodeJob, reader: ProgressReader) -> EpisodeOutcome:

@@ -177,7 +177,7 @@ class WorkerActor:
         return batches
 
     async def set_update(self, in_flight: InFlight | None) -> None:
-        """As `WorkerPool.set_update`."""
+        """Note that an update of the weights begins, or has ended (None)."""
         if self._worker is not None:
             self._worker.set_update(in_flight)
 

@@ -137,11 +137,11 @@ class RayWorkers(WorkerPool, StartAndClose):
 
     @property
     def is_closed(self) -> bool:
-        """As `WorkerPool.is_closed`; False where no worker can be started, so that the runner receives the error."""
+        """Whether `close` was called; where no worker can be started, a runner gets the error instead."""
         return self._is_over
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
-        """As `WorkerPool.run`; also raises `RolloutsError` where no worker can be started."""
+        """Run an attempt on a worker; also raises `RolloutsError` where none can be started."""
         try:
             return await super().run(job, observer)
         except WorkersClosedError:

@@ -106,7 +106,7 @@ def number_text(value: float) -> str:
 
 
 def value_text(value: float) -> str:
-    """As `number_text`, also for what is no number."""
+    """The text of a number, also of one that is infinite or not known."""
     if math.isinf(value):
         return "infinite" if value > 0 else "-infinite"
     return "not known" if math.isnan(value) else number_text(value)

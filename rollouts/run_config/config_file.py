@@ -107,7 +107,7 @@ def checked_config(path: Path, values: dict[str, Any], changes: Sequence[Change]
 
 
 def checked_engine_config(path: Path, values: dict[str, Any], changes: Sequence[Change] = ()) -> EngineFile:
-    """As `checked_config`, for what is no run: tables of a run that are missing are no problem."""
+    """The configuration of an engine in the values of a file, which may lack the tables of a run."""
     return EngineFile(path, _checked(EngineConfig, path, values, changes), tuple(changes))
 
 

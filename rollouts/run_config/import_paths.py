@@ -86,7 +86,7 @@ def imported_object(file: EngineFile, key: KeyPath, import_path: str) -> Any:
 def imported_function(
     file: EngineFile, key: KeyPath, import_path: str, parameters: Sequence[str] | None = None
 ) -> Callable[..., Any]:
-    """As `imported_object`, for a class or a function, which can be called with `parameters` where they are known.
+    """The class or function of an import path, which takes `parameters` where these are known.
 
     Raises `RunConfigError` for anything else.
     """

@@ -404,7 +404,7 @@ class SynchronousSection(Section):
 
 
 class OneStepOffPolicySection(Section):
-    """As `synchronous`, but tokens may be older by one update."""
+    """Groups with tokens that are older than the weights in use by more than one update are left out."""
 
     kind: Literal["one_step_off_policy"]
 

@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """As `printable`, on one line: each line feed becomes `⏎`."""
+    """`text` on one line, with visible symbols for what is invisible; a line feed becomes `⏎`."""
     return printable(text).replace("\n", "⏎")
 
 
@@ -56,12 +56,12 @@ def print_error(message: str) -> None:
 
 
 def print_note(message: str) -> None:
-    """As `print_error`, for what is no error."""
+    """Print one line that is no error to standard error."""
     _print_on_stderr(f"note: {message}")
 
 
 def print_warning(message: str) -> None:
-    """As `print_error`, for what went wrong and did not end the command."""
+    """Print one line to standard error about what went wrong and did not end the command."""
     _print_on_stderr(f"warning: {message}")
 
 

@@ -25,7 +25,7 @@ _TIED: Final = (
 
 
 def save_for_download(trainer: Trainer, model_id: str, directory: Path) -> None:
-    """As `Trainer.save_for_sampler`, but an adapter has the names that programs of Tinker read.
+    """Write a model by `Trainer.save_for_sampler`; tensors of an adapter get the names that Tinker's programs read.
 
     They say `model.layers` for `model.language_model.layers`, and `model.unembed_tokens` for the output
     layer, so that `tinker_cookbook.weights.build_hf_model` merges it into the base model;

@@ -47,7 +47,7 @@ class LocalSampler:
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
-        """As in `Sampler`; also raises `SampleError` for tokens that the model cannot take."""
+        """Sample with the model of the trainer; also raises `SampleError` for tokens that it cannot take."""
         if self._closed:
             raise EngineClosedError("sample", "the sampler is closed")
         saved = None if weights is None else SavedWeights.at(weights)
@@ -63,7 +63,7 @@ class LocalSampler:
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """As in `Sampler`: the block begins at once, and a call of the trainer in it waits for its turn."""
+        """A block of training, which begins at once; a call of the trainer in it waits for its turn."""
         with self._turns.training():
             yield
 

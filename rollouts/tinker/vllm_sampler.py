@@ -59,7 +59,7 @@ class VLLMSampler:
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest, *, share: str = "") -> SampleResult:
-        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model, and for `scores_others`."""
+        """Sample at the server. Raises `ArgumentError` for a whole model, and for `scores_others`."""
         if self._closed:
             raise EngineClosedError("sample", "the sampler is closed")
         if request.scores_others:
@@ -81,7 +81,7 @@ class VLLMSampler:
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """As in `Sampler`."""
+        """A block of training, in which the server sleeps and requests wait."""
         if self._rest is None:
             yield
             return
@@ -89,7 +89,7 @@ class VLLMSampler:
             yield
 
     async def close(self) -> None:
-        """As in `Sampler`; unloads the adapters, and wakes servers up that sleep."""
+        """Refuse further requests, unload the adapters, and wake servers up that sleep."""
         self._closed = True
         if self._engine is None:
             return

@@ -95,7 +95,7 @@ def _clipped(loss: Callable[..., PolicyLoss], given: Given) -> Outcome:
 
 
 def _dro(given: Given) -> Outcome:
-    """As Tinker defines it, tokens with an advantage of 0 count too, those of the prompt as well: `mask` leaves out."""
+    """DRO as Tinker has it: tokens of the prompt and of advantage 0 count unless `mask` leaves them out."""
     return _policy(dro_loss, given, beta=given.options["beta"])
 
 

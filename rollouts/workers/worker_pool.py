@@ -33,7 +33,7 @@ class RemoteWorker(Protocol):
         """
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """As `WorkerPool.set_update`, except that one None ends all updates. A worker that is gone ignores it."""
+        """An update of the weights begins, or all have ended (None). A worker that is gone ignores it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,11 +86,11 @@ class WorkerPool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the workers are closed, by `close` or because they cannot be reached any more: none ever comes."""
+        """Whether the pool is closed: no worker ever comes."""
         return self._is_closed
 
     def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` whenever `num_slots` or `is_closed` has changed. Returns the function that ends this."""
+        """Call `listener` when `num_slots` or `is_closed` changes. Returns the function that ends this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -160,7 +160,7 @@ class WorkerPool:
                 )
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """An update of the weights begins (what happens to running requests), or has ended (None).
+        """Tell all workers of an update of the weights, also those that come before it ends.
 
         The time for which requests wait for an update does not count for the deadlines of episodes. Runners that share
         the workers may update at one time: for the workers an update ends when the last one has.

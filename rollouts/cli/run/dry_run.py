@@ -63,7 +63,7 @@ class _NoEngine(Engine):
 
 
 class _NoEndpoint(ChatEngine):
-    """As `_NoEngine`, in place of a chat endpoint."""
+    """Ends the episode at every request to a chat endpoint, and keeps the messages of the first."""
 
     def __init__(self, media_policy: MediaPolicy) -> None:
         self.media_policy = media_policy

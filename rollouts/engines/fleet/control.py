@@ -145,7 +145,7 @@ class FleetControl:
     async def _all_or_none(
         self, name: str, call: Callable[[Member], Awaitable[None]], undo: Callable[[Member], Awaitable[None]]
     ) -> dict[str, None]:
-        """As `_everywhere`; where the call fails at a member, it is taken back at the others."""
+        """Call every member that serves; where one fails, the call is taken back at the others."""
         try:
             return await self._everywhere(name, call)
         except FleetControlError as failure:

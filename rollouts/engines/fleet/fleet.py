@@ -302,7 +302,7 @@ class EngineFleet(Engine):
         return member
 
     async def _available_member(self, request: GenerateRequest, failures: Mapping[str, EngineError]) -> Member:
-        """As `_reserved_member`, when one is available. Raises `ServerUnreachableError` and `FleetMismatchError`."""
+        """Wait for a member, and reserve it. Raises `ServerUnreachableError` and `FleetMismatchError`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.wait_seconds
         while (member := self._reserved_member(request, failures)) is None:

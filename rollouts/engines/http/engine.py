@@ -134,7 +134,7 @@ class ServerEngine(Engine, Generic[C]):
     async def update_weights(
         self, weights: str | os.PathLike[str] | SendTensors, version: str, *, in_flight: InFlight = "abort"
     ) -> None:
-        """As `control.update_weights` does: load a checkpoint directory, or what vLLM takes else.
+        """Load a checkpoint directory, or what vLLM takes else, by `control.update_weights`.
 
         Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and the errors of a server that does
         not answer.

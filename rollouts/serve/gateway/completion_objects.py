@@ -111,7 +111,7 @@ def _head(completion: ChatCompletion, kind: str) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """As OpenAI's, the content of a message with nothing but tool calls is null."""
+    """The message in OpenAI's form: the content beside nothing but tool calls is null."""
     content = message["content"] or (None if message.get("tool_calls") else "")
     return {**message, "content": content, "refusal": None}
 
