@@ -24,7 +24,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN",
-            help="Output directories of `rollouts eval`, `run` or `demo`, the baseline first.",
+            help="Output directories of `rollouts eval`, `run` or `demo`, the baseline first. RUN@VERSION: the groups "
+            "of a training run that the weights of a version sampled.",
         ),
     ],
     threshold: Annotated[

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.evaluation.comparison import ByFigure, ChangedTask, ComparedRun, Comparison, RunDifference, T
 from rollouts.evaluation.results import FailedEpisodes
-from rollouts.evaluation.run_scores import RunScores, RunSettings, check_directory, read_scores, read_settings
+from rollouts.evaluation.run_scores import RunScores, RunSettings, StoredRun, read_scores, read_settings
 from rollouts.evaluation.statistics import (
     Difference,
     Estimate,
@@ -47,32 +47,35 @@ def compare_runs(
         reward = comparison.against_baseline[0].differences.total_reward
         print(reward.difference.value, reward.difference.low, reward.difference.high, reward.p_value)
 
-    - `runs`: output directories of `rollouts eval`, `rollouts run` or `rollouts demo`.
+    - `runs`: output directories of `rollouts eval`, `rollouts run` or `rollouts demo`. "DIRECTORY@VERSION"
+      stands for the groups whose oldest weights have that version: two of them compare two steps of one
+      training run.
     - `threshold`, `failed`: as for `evaluate`; by default those of the first run that has a results.json,
       else 1.0 and "zero". All runs are counted in the same way.
     - `k`: those of pass@k; by default the powers of 2 up to the number of samples, and it itself, of the run
       with the fewest.
-    - `unpaired`: compare the means over all tasks of each run, although they may share tasks.
+    - `unpaired`: compare the means over all tasks of each run, although they share tasks. Two versions of one
+      run that share no task are always compared so.
 
     The number of samples of a task may differ from run to run. Raises `CommandFileError` for a directory that
     is no run, or has a damaged file; `ArgumentError` for other values and a run that is given twice;
     `RolloutsError` for runs without a common task.
     """
-    paths = [Path(run) for run in runs]
-    _check_runs(paths)
-    settings = [read_settings(path) for path in paths]
+    stored = [StoredRun.of(run) for run in runs]
+    _check_runs(stored)
+    settings = [read_settings(run) for run in stored]
     evaluated = [one.results for one in settings if one.results is not None]
     if threshold is None:
         threshold = evaluated[0].threshold if evaluated else 1.0
     if failed is None:
         failed = evaluated[0].failed_episodes if evaluated else "zero"
     threshold, failed = checked_counting(threshold, failed)
-    read = [read_scores(path, threshold=threshold, failed=failed) for path in paths]
+    read = [read_scores(run, threshold=threshold, failed=failed) for run in stored]
     scores = [run.scores for run in read]
     ks = chosen_k(min(max(run.episodes) for run in scores), k)
     has_group_rewards = any(np.nan_to_num(run.rewards["group"]).any() for run in scores if run.rewards)
     columns = [_columns(run, ks, has_group_rewards) for run in scores]
-    compared = [_Run(*values) for values in zip(_names(paths), paths, settings, read, columns, strict=True)]
+    compared = [_Run(*values) for values in zip(_names(stored), stored, settings, read, columns, strict=True)]
     return Comparison(
         threshold=threshold,
         failed_episodes=failed,
@@ -81,21 +84,22 @@ def compare_runs(
     )
 
 
-def _check_runs(paths: Sequence[Path]) -> None:
-    if len(paths) < 2:
-        raise ArgumentError("runs", [str(path) for path in paths], "pass at least two directories, the baseline first")
-    for path in paths:
-        check_directory(path)
-    seen: dict[Path, Path] = {}
-    for path in paths:
-        if (same := seen.setdefault(path.resolve(), path)) is not path:
-            raise ArgumentError("runs", str(path), f"it is the same run as {str(same)!r}; name each run once")
+def _check_runs(stored: Sequence[StoredRun]) -> None:
+    if len(stored) < 2:
+        raise ArgumentError("runs", [str(run) for run in stored], "pass at least two directories, the baseline first")
+    for run in stored:
+        run.check()
+    seen: dict[tuple[str, str | None], StoredRun] = {}
+    for run in stored:
+        if (same := seen.setdefault((os.path.realpath(run.path), run.version), run)) is not run:
+            rule = f"it is the same run as {str(same)!r}; name each run once, or two versions of it as RUN@VERSION"
+            raise ArgumentError("runs", str(run), rule)
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
+def _names(stored: Sequence[StoredRun]) -> list[str]:
     """The last part of each path, or the whole path where that of another run has the same."""
-    names = [path.resolve().name for path in paths]
-    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+    known = Counter(run.name for run in stored)
+    return [run.name if known[run.name] == 1 else str(run) for run in stored]
 
 
 #: Of a figure: the field of `ByFigure`, and the name of a reward part or the k of pass@k; None for the other fields.
@@ -107,7 +111,7 @@ class _Run:
     """A run that was read. `columns` has the value of each task by figure, float64 (tasks,); NaN: it has none."""
 
     name: str
-    path: Path
+    stored: StoredRun
     settings: RunSettings
     read: RunScores
     columns: dict[_Key, np.ndarray]
@@ -146,7 +150,8 @@ def _compared_run(run: _Run) -> ComparedRun:
 
     return ComparedRun(
         name=run.name,
-        directory=str(run.path),
+        directory=str(run.stored.path),
+        weight_version=run.stored.version,
         complete=run.settings.complete,
         tasks=len(scores.places),
         samples=(min(scores.episodes), max(scores.episodes)),
@@ -172,7 +177,7 @@ def _notes_on_run(settings: RunSettings, read: RunScores) -> Iterator[str]:
     if without := read.scores.counts.count(0):
         yield f"{counted(without, 'task')} have no episode that counts, and are in no estimate"
     if len(read.versions) > 1:
-        first, last = read.versions[0], read.versions[-1]
+        first, *_, last = read.versions
         yield f"its groups are of {len(read.versions):,} versions of weights, from {first!r:.80} to {last!r:.80}"
     yield from read.scores.warnings()
     yield from read.problems[:_MOST_NAMED]
@@ -192,13 +197,14 @@ class _Pair:
         self._rows = [
             np.fromiter((places[task_id] for task_id in self._task_ids), np.int64) for places in (first, second)
         ]
-        if not self._task_ids and not unpaired:
+        of_one_run = os.path.realpath(baseline.stored.path) == os.path.realpath(run.stored.path)
+        if not self._task_ids and not unpaired and not of_one_run:
             raise RolloutsError(
-                f"{baseline.path} and {run.path} have no task in common, by the ids of their tasks (as "
+                f"{baseline.stored} and {run.stored} have no task in common, by the ids of their tasks (as "
                 f"{next(iter(first))!r:.80} and {next(iter(second))!r:.80}); compare runs of the same tasks, or their "
                 "means over different tasks: --unpaired, or unpaired=True"
             )
-        self._paired = not unpaired
+        self._paired = bool(self._task_ids) and not unpaired
 
     def difference(self) -> RunDifference:
         first, second = (run.columns for run in self._runs)
@@ -253,7 +259,8 @@ class _Pair:
 
     def _notes(self) -> Iterator[str]:
         if not self._paired:
-            yield "unpaired: the means over all tasks of each run are compared"
+            reason = "their tasks are different" if not self._task_ids else "as asked for"
+            yield f"unpaired ({reason}): the means over all tasks of each run are compared"
         yield from self._notes_on_tasks()
         names, scores = self._names, self._scores
         samples = [

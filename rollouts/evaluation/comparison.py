@@ -44,7 +44,7 @@ class ComparedRun(BaseModel):
     """A run by itself. Its `estimates` are over all of its tasks, with 95 % intervals clustered by task.
 
     - `name`: how the comparison names it; different for each run.
-    - `directory`: as it was given.
+    - `directory`, `weight_version`: as they were given; the version is None where all groups are meant.
     - `complete`: whether all tasks were run; None where nothing says so.
     - `tasks`, `episodes`, `failed`: their numbers; `samples`: the smallest and the largest number of a task's
       episodes.
@@ -55,6 +55,7 @@ class ComparedRun(BaseModel):
 
     name: str
     directory: str
+    weight_version: str | None
     complete: bool | None
     tasks: int
     samples: tuple[int, int]

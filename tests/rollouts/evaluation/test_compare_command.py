@@ -143,6 +143,8 @@ def test_bad_input_is_one_line_with_value_place_and_cure_and_exit_code_2(runs: l
         (runs[0], tmp_path / "none"): "there is no such directory; name the output directory",
         (runs[0], runs[0] / "metrics.jsonl"): "there is no such directory",
         (runs[0], tmp_path): "it has no metrics.jsonl and no trajectories.mmr",
+        (runs[0], f"{runs[0]}@7"): "no group was sampled by the weights of version '7'; it has groups of the versions",
+        (runs[0], f"{runs[0]}x@7"): "of RUN@VERSION the part before @",
         (runs[0], old): "version: Input should be 1); `rollouts eval ... --resume`",
         (*runs, "--failed", "no"): "failed is 'no'; pass one of zero, exclude",
         (*runs, "--k", 3): "k is 3; pass at most 2",

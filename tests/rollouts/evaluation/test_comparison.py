@@ -155,12 +155,26 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     }
 
 
-def test_runs_of_different_tasks_are_compared_unpaired_by_welch(tmp_path: Path) -> None:
-    first = write_run(tmp_path / "a", {f"early {number}": [0, number % 2 * 2] for number in range(3)})
-    second = write_run(tmp_path / "b", {f"late {number}": [2, number % 2 * 2] for number in range(3)})
-    with pytest.raises(RolloutsError, match=r"have no task in common, .*'early 0' and 'late 0'.*--unpaired"):
-        compare_runs([first, second])
-    found = reward_of(difference_of(first, second, unpaired=True))
+# Two versions of the weights of one training run.
+
+
+def trained(directory: Path) -> Path:
+    """Three tasks in each of two steps, and one that is in both."""
+    early = [line(f"early {number}", [0, number % 2 * 2], oldest_version="0") for number in range(3)]
+    late = [line(f"late {number}", [2, number % 2 * 2], oldest_version="1") for number in range(3)]
+    return write_run(directory, [*early, *late])
+
+
+def test_two_steps_of_a_run_with_different_tasks_are_compared_unpaired_by_welch(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run")
+    comparison = compare_runs([f"{run}@0", f"{run}@1"])
+    assert [(one.name, one.weight_version, one.tasks) for one in comparison.runs] == [
+        ("run@0", "0", 3),
+        ("run@1", "1", 3),
+    ]
+    against = comparison.against_baseline[0]
+    assert against.notes[0].startswith("unpaired (their tasks are different): ")
+    found = reward_of(against)
     welch = stats.ttest_ind([1, 2, 1], [0, 1, 0], equal_var=False)
     interval = welch.confidence_interval(0.95)
     assert found.p_value == pytest.approx(welch.pvalue)
@@ -174,6 +188,12 @@ def test_a_task_with_several_groups_has_the_episodes_of_all_of_them(tmp_path: Pa
     assert run.estimates.total_reward is not None
     assert run.estimates.total_reward.value == (0.75 + 1) / 2
     assert "its groups are of 2 versions of weights, from '0' to '1'" in run.notes
+
+
+def test_a_directory_with_an_at_sign_in_its_name_is_no_version(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "model@1", {"1": [1], "2": [0]})
+    second = write_run(tmp_path / "model@2", {"1": [1], "2": [1]})
+    assert [run.name for run in compare_runs([first, second, f"{first}@0"]).runs] == ["model@1", "model@2", "model@1@0"]
 
 
 def test_runs_without_metrics_have_the_environment_rewards_of_their_episodes(tmp_path: Path) -> None:
@@ -190,6 +210,14 @@ def test_runs_without_metrics_have_the_environment_rewards_of_their_episodes(tmp
 
 
 # Bad input.
+
+
+def test_runs_without_a_common_task_are_refused_unless_they_are_compared_unpaired(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", {"1": [1, 1], "2": [0, 1]})
+    second = write_run(tmp_path / "b", {"3": [1, 1], "4": [1, 1]})
+    with pytest.raises(RolloutsError, match=r"have no task in common, .*'1' and '3'.*--unpaired"):
+        compare_runs([first, second])
+    assert reward_of(difference_of(first, second, unpaired=True)).difference.value == 0.25
 
 
 def test_files_that_cannot_be_used_are_named_with_line_and_cure(tmp_path: Path) -> None:
