@@ -272,5 +272,5 @@ def _naming_server(
         reason = "the server refuses the key in this environment variable; set it to the server's key"
         raise file.error(("engine", "api_key_env"), reason) from error
     except EngineError as error:
-        reason = text_with_notes(error, f"{error}; start the server, or correct the address")
+        reason = text_with_notes(error, str(error))
         raise file.error(address, reason) from error

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
@@ -174,4 +175,8 @@ class Call:
             return MalformedResultError(
                 self.name, f"{self.place}: not a valid HTTP response: {redacted(error.message)}"
             )
+        if type(error) in (aiohttp.ClientConnectorError, aiohttp.ClientConnectorDNSError):
+            # The text of aiohttp has the address again, and "ssl:default" also without TLS.
+            number = error.errno or 0
+            return ConnectionError(f"no connection ({os.strerror(number) if number > 0 else error.strerror})")
         return ConnectionError(redacted(str(error)) or type(error).__name__)

@@ -169,7 +169,7 @@ def test_a_server_that_does_not_respond_is_an_error_before_the_run(
     result = run(write_run(tmp_path, text))
     assert result.exit_code == 2
     assert "run.toml: engine.base_url: " in result.stderr
-    assert "start the server, or correct the address" in result.stderr
+    assert "no connection (Connection refused). Is the server running, and at this address?" in result.stderr
     assert "sk-secret" not in result.output
     assert not list((tmp_path / "out").iterdir())
 

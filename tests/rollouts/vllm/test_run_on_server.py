@@ -185,7 +185,7 @@ def test_a_fleet_of_which_one_server_is_down_runs_and_one_of_which_all_are_down_
     assert len(trajectories(tmp_path / "partly")) == 3
     assert fully.exit_code == 2
     assert ": engine.urls: " in fully.stderr
-    assert "start the server, or correct the address" in fully.stderr
+    assert "Is the server running, and at this address?" in fully.stderr
 
 
 def test_servers_that_differ_are_an_error_before_the_run(tmp_path: Path) -> None:
