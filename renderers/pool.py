@@ -195,6 +195,7 @@ class RendererPool:
     async def aclose(self) -> None:
         """`close` without blocking the event loop."""
         self._executor.shutdown(wait=False)  # no more calls from here on
+        # A thread of its own, because those of the pool are what is waited for.
         await DaemonThreads(1, "renderer-pool-close").run(self._executor.shutdown, wait=True)
 
     def __enter__(self) -> Self:

@@ -223,6 +223,7 @@ async def _call(reward: _RewardFunction, place: str, arguments: tuple[Any, ...])
         return await value if inspect.isawaitable(value) else value
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
+        # The episode itself is cancelled; otherwise it is something that the function awaited.
         if task is None or task.cancelling() > 0:
             raise
         raise RolloutsError(f"reward {reward.name!r} for {place} waited for something that was cancelled") from error

@@ -142,6 +142,7 @@ def _find_row(step: _Step, place: int, earlier: Sequence[_Step], modality: str, 
     if place == _ON_RESPONSE and (index := _index_of(row, step.tables[_ON_TOKENS].get(modality, ()))) is not None:
         return [None, _ON_TOKENS, index]
     for one in earlier:
+        # Both have the tokens of the earlier step in common, and an item beyond them is no item of it.
         if row.end * _ID_DTYPE.itemsize > len(one.ids or b""):
             continue
         for source, table in enumerate(one.tables):
@@ -223,6 +224,7 @@ def _restored_rows(
         holder = step if number is None else read[number]
         rows = holder.tables[source].get(modality, ())
         is_there = step.follows(holder) if number is not None else (place, source) == (_ON_RESPONSE, _ON_TOKENS)
+        # Negative numbers would count from the end.
         if not is_there or min(number or 0, source, row) < 0 or row >= len(rows):
             reason = f"the {modality} that step {short_repr(number)} held is missing"
             raise _step_error(step.number, reason, _RESTORE_WHOLE)

@@ -25,6 +25,8 @@ def read_path(path: str | os.PathLike[str], policy: MediaPolicy) -> bytes:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise MediaFetchError(f"{_quoted(path)}: not a regular file")
             with open(descriptor, "rb", closefd=False) as file:
+                # One byte more shows a file over the limit; the size that `fstat` says may change while it
+                # is read.
                 data = file.read(policy.max_bytes + 1)
         finally:
             os.close(descriptor)
@@ -69,6 +71,7 @@ def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolic
     real = os.path.realpath(name)
     for directory in policy.allowed_directories:
         root = os.path.realpath(directory)
+        # With the separator: `/data2` is not below `/data`.
         below = real.removeprefix(root.rstrip(os.sep) + os.sep)
         if below != real:
             return root, below.split(os.sep)

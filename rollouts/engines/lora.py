@@ -109,6 +109,7 @@ class LoRAEngine(ForwardingEngine):
         self._adapter: str | None = None  # the version in use
         self._running: dict[str, str | None] = {}  # by request id: the adapter that samples it
         self._interrupted: set[str] = set()
+        # Updates in the order of their calls: a load that takes longer must not end behind a later one.
         self._updating = asyncio.Lock()
         self._closed = False
 
@@ -198,6 +199,7 @@ class LoRAEngine(ForwardingEngine):
             return result.completions[0]
 
         async def context_length() -> int | None:
+            # An abort that no update asked for is the caller's: None leaves the completion as it is.
             return (await self.engine.context_length() or 2**31) if interrupted else None
 
         return await completed(request, partial, context_length, send)

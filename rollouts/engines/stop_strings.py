@@ -38,6 +38,7 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> 
         finish_reason=FinishReason.STOP,
         stop_token_id=None,
         weight_spans=spans,
+        # Experts have rows of the prompt too: the end of both is what agrees.
         routed_experts=None if experts is None else experts[: len(experts) - (len(ids) - length)],
         sampling_masks=None if masks is None else masks[:length],
         top_logprobs=None if top is None else top.rows(slice(length)),
@@ -97,6 +98,7 @@ class EarlyStop:
             if self._listen is not None:
                 self._listen(delta)
         elif all(each.found for each in self._detectors):
+            # A listener is called and not awaited: `close` waits for the answer of the engine.
             self._aborting = asyncio.ensure_future(self._abort([self._request_id]))
 
     async def close(self) -> None:
@@ -134,6 +136,7 @@ def _first_stop(text: str, stop: Sequence[str]) -> str | None:
 
 def _shortest_with_stop(ids: Sequence[int], stop: Sequence[str], decode: Decode) -> int:
     """The length of the shortest prefix whose text has a stop string, which the text of all ids has."""
+    # Halving: a beginning that has a stop string has it with every further token, too.
     shorter, enough = 0, len(ids)
     while enough - shorter > 1:
         middle = (shorter + enough) // 2

@@ -25,6 +25,7 @@ from rollouts.values import check_integer, mean_and_spread
 
 #: The probability with which an interval holds the true value.
 CONFIDENCE: Final = 0.95
+#: Equal values differ by this share of their size where they were summed in another order.
 _ROUNDING: Final = 1e-12
 
 

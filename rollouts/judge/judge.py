@@ -208,6 +208,8 @@ class Judge:
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
     async def _judged(self, key: bytes, parts: Sequence[Any]) -> Verdict:
+        # A semaphore belongs to the event loop that waits on it, and a judge may be used on another one
+        # later.
         if self._loop.enter(self.name) or self._slots is None:
             self._slots = asyncio.Semaphore(self._concurrency)
         reasons: list[str] = []
@@ -229,6 +231,7 @@ class Judge:
                     self._count(unreadable=1)
                     reasons.append(f"{error}: {short_repr(answer.text[-_QUOTED_CHARACTERS:], _QUOTED_CHARACTERS + 20)}")
                     continue
+                # A character of a text takes up to 4 bytes.
                 self._cache.put(key, verdict, len(verdict.text) * 4 + 512)
                 self._count(judged=1)
                 return verdict

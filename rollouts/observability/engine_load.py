@@ -27,6 +27,7 @@ class PeriodicThread:
         self._seconds = seconds
         self._name = name
         self._stopped = threading.Event()
+        # A daemon: a program that ends without `stop` does not wait for it.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -164,5 +165,6 @@ class RendererStats:
         stats = getattr(self._renderer, "bridge_stats", None)
         if stats is None:
             return {}
+        # A copy: threads that render may add a reason, and a dict that grows cannot be iterated.
         refused = {f"bridges_refused/{reason.name.lower()}": count for reason, count in stats.refused.copy().items()}
         return {"bridges": stats.bridged, **refused}

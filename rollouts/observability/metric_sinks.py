@@ -96,6 +96,7 @@ class JsonLinesSink:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        # Or the first line of this process would continue one that a killed process has left.
         cut_incomplete_line(Path(path))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  `close` closes it
 
@@ -151,6 +152,7 @@ class MetricHistory:
     def _write(self) -> None:
         values = self._metrics.metrics()
         step = self._first_step + int(values["run_seconds"])
+        # A copy, because a sink that fails is removed from the list.
         for sink in tuple(self._working):
             try:
                 sink.write(RUNNER, step, values)
@@ -234,6 +236,7 @@ class WandbSink:
                 dir=os.fspath(directory),
                 mode=mode,
                 config=dict(config or {}),
+                # A run that the program has already goes on: the default would return it, or end it.
                 reinit="create_new",
                 settings=settings,
             )

@@ -97,6 +97,7 @@ class _EngineOfModel:
     def __init__(self, engine: LocalEngine, endings: Endings, max_adapters: int) -> None:
         self._engine = engine
         self._endings = endings
+        # Weak: the engine of a share lasts as long as a request of it.
         self._shares: WeakValueDictionary[str, LocalEngine] = WeakValueDictionary()
         self._adapters: BoundedPool[SavedWeights, str] = BoundedPool(
             max_adapters, self._load, lambda _, name: engine.unload_adapter(name)
@@ -144,6 +145,7 @@ class _Lock(AbstractContextManager[None]):
         self._turns = turns
 
     def __enter__(self) -> None:
+        # Where `__enter__` raises, nobody calls `__exit__`: the turn is given back here.
         with ExitStack() as on_error:
             on_error.enter_context(self._turns)
             if None in self._trainer.models().values():

@@ -192,6 +192,7 @@ class ModelRequests:
                 await model.turns.take(seq_id)
                 return await work()
             finally:
+                # Also after an error: the requests of larger numbers wait for it.
                 model.turns.end(seq_id)
 
         self._futures.submit(request_id, in_turn)

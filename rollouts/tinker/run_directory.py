@@ -103,6 +103,7 @@ class RunDirectory:
         self.directory = self.directory.resolve()
         self._now = now
         self._tidied: datetime | None = None
+        # Re-entrant: `saving` and `set_ttl` read checkpoints under it, and reading takes it.
         self._lock = threading.RLock()
         self._being_saved: set[Path] = set()
         self._owned = ExitStack()
@@ -342,6 +343,7 @@ class RunDirectory:
         return None
 
     def _delete(self, path: Path) -> None:
+        # The record first: a process that is killed in between leaves a directory that is no checkpoint.
         _about(path).unlink(missing_ok=True)
         _remove(path)
 

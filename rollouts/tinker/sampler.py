@@ -154,8 +154,10 @@ async def generated(
             max_tokens=max(1, max_length - len(ids)) if request.max_tokens is None else request.max_tokens,
             temperature=request.temperature,
             top_p=request.top_p,
+            # No limit is -1 in Tinker, and 0 in the engines.
             top_k=0 if request.top_k == -1 else request.top_k,
             seed=request.seed,
+            # Sequences of temperature 0 are equal: one is sampled, and repeated below.
             n=1 if is_greedy else request.num_samples,
             stop_token_ids=stop_ids,
             extra=extra or {},
@@ -194,6 +196,7 @@ async def _with_texts(
     """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they come."""
     if not texts:
         return await generate(request)
+    # What scores a prompt goes through `generate`, which reports no tokens as they come.
     if engine.streams and not request.scores_prompt:
         early_stop = EarlyStop(engine.abort, request, texts, endings.decode)
         result = await engine.generate(request, early_stop)

@@ -101,6 +101,8 @@ class Service:
     def finish_session(self, session_id: str) -> None:
         """The client is done with a session, whose models wait no longer."""
         ending = asyncio.create_task(self.end_session(session_id))
+        # asyncio keeps only a weak reference to a task; without this one it may be collected before it
+        # ends.
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 

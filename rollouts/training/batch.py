@@ -93,6 +93,7 @@ class TrainingBatch:
             "attention_mask": sequence_ids >= 0,
         }
         for name, array in derived.items():
+            # The class is frozen, and these follow from its fields.
             object.__setattr__(self, name, torch.from_numpy(array).to(device))
         object.__setattr__(self, "starts", torch.from_numpy(starts))
         object.__setattr__(self, "lengths", torch.tensor(lengths, dtype=torch.int64))
@@ -143,6 +144,8 @@ class TrainingBatch:
         """
         if isinstance(index, torch.Tensor):
             index = index.cpu().numpy()
+        # numpy decides what an index means: negative numbers, slices, masks, and the error for one that is
+        # too large.
         numbers = np.atleast_1d(np.arange(len(self))[index])
         if numbers.ndim > 1:
             raise IndexError(f"{short_repr(index)}; pass an integer, a slice, a list of integers or a mask of bools")
@@ -327,6 +330,7 @@ def _equal_tensors(one: torch.Tensor | None, other: torch.Tensor | None) -> bool
         return one is other
     if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
         return False
+    # The second comparison makes three tensors; most batches that are compared are equal without it.
     return torch.equal(one, other) or bool(torch.all((one == other) | ((one != one) & (other != other))))
 
 
@@ -339,6 +343,7 @@ def _own_storage(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
     """Whether two samples have one name, the same weight versions and optional columns, and equal media."""
+    # Selections share their samples: the same object needs no comparison of its media.
     return one is other or (
         (one.name, one.weight_spans) == (other.name, other.weight_spans)
         and _equal_media(one.media, other.media)

@@ -132,6 +132,7 @@ def cispo_loss(
     """
     low, high = _limits(clip)
     mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    # Detached: the ratio is a weight here, and the gradient is that of the log-probability alone.
     ratio = limited_exp(log_ratios(logprobs.detach(), old_logprobs, mask))
     score = ratio.clamp(1 - low, 1 + high) * masked_values(advantages, mask) * masked_logprobs(logprobs, mask)
     return _policy_loss(-masked_mean(score, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)

@@ -109,6 +109,7 @@ class _TiledLogprobs(torch.autograd.Function):
                     added = _product(low, up, rows, words)
                     logits, _ = _tile(hidden[rows], weight[words], _part(bias, words), added, head)
                     index, is_here = _targets_in(targets[rows], words)
+                    # A target lies in one tile of the vocabulary; in the others the value so far stays.
                     target_logits[rows] = torch.where(is_here, logits.gather(1, index), target_logits[rows])
                     tile_log_sum, tile_entropy = _log_sum_and_entropy(logits)
                     # The chain rule of entropy: of the choice of a tile, and of the choice within it.
@@ -144,6 +145,7 @@ class _TiledLogprobs(torch.autograd.Function):
                 for rows in _slices(len(hidden), head.chunk_positions):
                     added = _product(low, up, rows, words)
                     logits, slope = _tile(hidden[rows], word_weight, _part(bias, words), added, head)
+                    # In place, as are the steps below: a tile is the largest thing in memory here.
                     log_probabilities = logits.sub_(log_sum[rows, None])
                     gradient = _logit_gradient(
                         log_probabilities,
@@ -154,6 +156,7 @@ class _TiledLogprobs(torch.autograd.Function):
                     )
                     if slope is not None:
                         gradient *= slope
+                    # The logits are scale * z / temperature; where both are equal, the factor is 1.
                     if head.scale != head.temperature:
                         gradient *= head.scale / head.temperature
                     if grad_bias is not None:
@@ -161,6 +164,8 @@ class _TiledLogprobs(torch.autograd.Function):
                     if grad_low is not None and grad_up is not None:
                         grad_low[rows] += gradient @ up[words].float()
                         grad_up[words] += gradient.T @ low[rows].float()
+                    # Only now, after the sums in float32 above: the products below run in the dtype of the
+                    # model.
                     gradient = gradient.to(hidden.dtype)
                     if grad_hidden is not None:
                         _add_product(grad_hidden[rows], gradient, word_weight)
@@ -200,6 +205,7 @@ def _tile(
         logits *= head.scale
     if head.softcap is not None:
         capped = logits.div_(head.softcap).tanh_()
+        # The derivative of softcap * tanh(z / softcap): the factors cancel.
         slope = 1 - capped.square()
         logits = capped * head.softcap
     if head.temperature != 1:
@@ -212,6 +218,7 @@ def _log_sum_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
     With d = z - max(z) and s = sum(exp(d)), the entropy is log(s) - sum(exp(d) d) / s.
     """
+    # Less the largest: exp overflows float32 from 89 on.
     largest = logits.amax(dim=-1)
     difference = logits.sub_(largest[:, None])
     exponential = torch.exp(difference)
@@ -240,6 +247,7 @@ def _logit_gradient(
     else:
         inner = log_probabilities.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(factor[:, None])
         gradient *= inner.neg_()
+    # Added, not set: among K targets of a position one id may stand twice.
     return gradient.scatter_add_(1, index, torch.where(is_here, factors, 0))
 
 

@@ -136,6 +136,7 @@ class Trainer:
         self.directory = Path(directory)
         self._forward = ForwardPass(model)
         self.model = self._forward.model.eval().requires_grad_(False)
+        # Re-entrant: who needs several calls with nothing between them holds it around them.
         self.lock = threading.RLock()
         self._modules = dict(self.model.named_modules())
         self._trained: dict[str, _Trained] = {}
@@ -190,6 +191,7 @@ class Trainer:
                 rule = f"full training changes the weights under every adapter; unload {other!r} first"
                 raise ArgumentError("model_id", model_id, rule)
             parameters, replacements = self._all_parameters() if lora is None else self._new_adapter(lora)
+            # The numbers of a step come with it (`optim_step`): they are set in the groups before each.
             optimizer = torch.optim.AdamW(parameters.values())
             self._trained[model_id] = _Trained(lora, parameters, replacements, optimizer)
 
@@ -247,6 +249,7 @@ class Trainer:
                     "eps": params.eps,
                     "weight_decay": params.weight_decay,
                 }
+            # Taken out first: whatever fails below, a second step does not apply the same gradients again.
             gradients, trained.gradients = trained.gradients, {}
             try:
                 for name, gradient in gradients.items():
@@ -370,6 +373,7 @@ class Trainer:
                 values, outcome = self._pass([data[row] for row in rows], named, numbers)
                 if backward:
                     outcome.loss.backward()  # type: ignore[no-untyped-call]
+                # Detached, or the graph of every pass would be kept until the last one.
                 outcomes.append(outcome._replace(loss=outcome.loss.detach()))
                 ends = np.cumsum([len(data[row]) for row in rows])
                 for row, part in zip(rows, np.split(values.detach().cpu().numpy(), ends[:-1]), strict=True):
@@ -387,6 +391,7 @@ class Trainer:
         device, architecture = self.model.device, self._forward.architecture
         lengths = [length_heard_otherwise(architecture.search, datum.media) for datum in data]
         parts = [index for index, length in enumerate(lengths) if length]
+        # Phi-4 sampled these tokens with other features of a sound than the whole row has: rows of their own.
         beginnings = [data[index].part(0, lengths[index]) for index in parts]
         placed = placed_rows([*data, *beginnings], pad_id=architecture.neutral_id)
         hidden = self._forward.hidden_states(placed)

@@ -250,5 +250,6 @@ def _predicting(experts: np.ndarray, start: int, end: int) -> np.ndarray:
 def _padded(masks: Sequence[np.ndarray]) -> np.ndarray:
     widths = np.array([len(mask) for mask in masks], dtype=np.intp)
     rows = np.full((len(masks), int(widths.max(initial=0))), NO_TOKEN, np.int32)
+    # The empty array is for no masks at all: `concatenate` refuses an empty list.
     rows[np.arange(rows.shape[1]) < widths[:, None]] = np.concatenate([*masks, np.empty(0, np.int32)])
     return rows

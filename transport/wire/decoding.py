@@ -40,6 +40,7 @@ def decode_message(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, f
     limits.check("max_header_bytes", views[0].nbytes)
     frames_left = iter(views[1:])
     body, (types, media_rows) = _read_header(views[0])
+    # Media that were left out count as if they had come: a short header could name any number of them.
     limits.check("max_frames", len(views) + sum(omitted for _, omitted in media_rows))
     media = []
     for digest, omitted in media_rows:
@@ -126,6 +127,7 @@ def _read_header(header: memoryview) -> tuple[memoryview, list[list[list[Any]]]]
 
 
 def _unpacker(values: memoryview, **hooks: Any) -> msgpack.Unpacker:
+    # Never 0, which is msgpack's largest size. Keys are checked by `build_dict`.
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(values.nbytes, 1), **hooks)
     unpacker.feed(values)
     return unpacker
@@ -192,11 +194,13 @@ def _hooks(
         nonlocal ending
         if ending is None:
             return values
+        # By identity: only `extension` returns this function, so that no other value passes for it.
         if not values or values.pop() is not ending:
             raise MalformedError(_MISPLACED)
         build, ending = ending, None
         obj = build(values)
         objects.append(obj)
+        # Compared here first: no further call for each of the smallest parts.
         if len(objects) > max_objects:
             limits.check("max_objects", len(objects))
         return obj

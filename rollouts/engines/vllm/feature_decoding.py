@@ -175,6 +175,7 @@ class _Reader:
     def __init__(self, encoded: str | bytes, name: str) -> None:
         self._name = name
         try:
+            # Strict: otherwise characters that are not base64 are skipped in silence.
             self.data = memoryview(binascii.a2b_base64(encoded, strict_mode=True))
         except ValueError as error:  # binascii.Error, and text that is not ASCII
             raise MalformedResultError(name, f"{len(encoded)} characters are not base64: {error}") from error

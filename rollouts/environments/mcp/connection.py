@@ -32,6 +32,7 @@ class Connection:
         self._name = name
         self._server = server
         headers = server.headers.values() if isinstance(server, HttpServer) else ()
+        # Without the scheme before it: "Bearer KEY".
         self._without_key = key_remover(*(value.rpartition(" ")[2] for value in headers))
         self._client: Any = None
         self._stderr: deque[str] = deque(maxlen=8)  # the last lines, for the text of an error
@@ -44,6 +45,7 @@ class Connection:
         """The tools, as `mcp.types.Tool`. Raises `ToolUnavailableError`; the connection is closed then."""
         try:
             async with asyncio.timeout(seconds):
+                # Shielded: the timeout must not cancel the future, which `_hold` sets.
                 return await asyncio.shield(self._tools)
         except TimeoutError:
             await self.close()
@@ -170,6 +172,7 @@ class Connection:
             await asyncio.wait([lines])
 
     async def _keep_lines(self, reader: asyncio.StreamReader) -> None:
+        # Not `readline`, which raises for a line that is longer than the limit of the reader.
         while chunk := await reader.read(4096):
             for line in chunk.decode("utf-8", "replace").splitlines():
                 self._stderr.append(line[:500])

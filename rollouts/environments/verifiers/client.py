@@ -53,6 +53,7 @@ class EngineClientConfig(TrainClientConfig):  # type: ignore[misc]  # verifiers 
     """The client configuration that stands for an open `EngineClient` of this process; made by the client."""
 
     engine_client: str
+    # verifiers requires a URL and a key; nothing connects to it, and names in `.invalid` never resolve.
     base_url: str = "http://engine.invalid"
     api_key_var: str = "NO_API_KEY"
 

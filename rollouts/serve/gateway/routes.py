@@ -275,6 +275,7 @@ class Gateway:
         form = request.query_params.get("format", _FORMATS[0])
         if form not in _FORMATS:
             raise invalid_field(f"format is {form[:80]!r}; it is one of {', '.join(_FORMATS)}", "format")
+        # A request of the session may add turns while a thread writes it.
         trajectory = snapshot(session.trajectory)
         if form == "json":
             return await asyncio.to_thread(lambda: JSONResponse(trajectory_object(trajectory)))
@@ -289,6 +290,7 @@ class Gateway:
 
     async def _fields(self, request: Request, types: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a request about a session. A body may be left out. Raises `RequestError`."""
+        # A body that is sent in chunks has no length.
         if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
             return {}
         body = await read_object(request)
@@ -296,6 +298,7 @@ class Gateway:
         for name, value in fields.items():
             if name not in types:
                 raise invalid_field(f"unknown field {name[:80]!r}; it is one of {', '.join(types)}", name[:80])
+            # True is an int in Python, and no number in JSON.
             if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
                 raise invalid_field(f"{name} has a value of another type: {value!r:.80}", name)
             if name != "session_id" and kept_bytes(value) > self._limits.max_field_bytes:

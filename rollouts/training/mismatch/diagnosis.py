@@ -269,6 +269,7 @@ def _result(
         explained=tuple(
             each.index
             for each, value in zip(tested, after, strict=True)
+            # A sample that is not finite has no size of its difference that a hypothesis could reduce.
             if np.isfinite(each.before) and value <= min(max(tolerance, each.before / 10), each.before / 2)
         ),
         before=float(np.average([each.before for each in tested], weights=tokens)) if tested else 0.0,
@@ -284,6 +285,7 @@ def _causes(
     causes: list[HypothesisResult] = []
     while True:
         of_rest = [(each, tuple(index for index in each.explained if index in tokens)) for each in tested]
+        # Greedy: two faults in one batch are found one after the other, each by what the first leaves.
         found, explained = max(of_rest, key=lambda pair: (len(pair[1]), -pair[0].after))
         # A hypothesis must explain this many tokens: fewer can agree by chance.
         if sum(tokens[index] for index in explained) < 16:
@@ -355,6 +357,7 @@ def _fitted_temperature(model: Any, batch: TrainingBatch, reported: np.ndarray) 
         if not (curvature := float(slope @ slope)):
             return best
         step = float(slope @ rest) / curvature
+        # Within a factor of 4 a step: the linear model holds near its point only.
         inverse = float(
             np.clip(inverse + step, max(inverse / 4, 1 / _LARGEST_TEMPERATURE), min(4 * inverse, _LARGEST_TEMPERATURE))
         )
