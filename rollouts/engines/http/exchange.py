@@ -34,7 +34,8 @@ Body = Sequence[bytes | memoryview]
 # because the event loop copies what the socket does not accept at once. So there is never a copy of more than
 # one piece.
 _PIECE_BYTES = 256 * 1024
-
+# Not the connection to a proxy, whose own address the text has, nor a handshake that ended.
+_NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ClientConnectorDNSError)
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -175,7 +176,7 @@ class Call:
             return MalformedResultError(
                 self.name, f"{self.place}: not a valid HTTP response: {redacted(error.message)}"
             )
-        if type(error) in (aiohttp.ClientConnectorError, aiohttp.ClientConnectorDNSError):
+        if isinstance(error, aiohttp.ClientConnectorError) and type(error) in _NOT_CONNECTED:
             # The text of aiohttp has the address again, and "ssl:default" also without TLS.
             number = error.errno or 0
             return ConnectionError(f"no connection ({os.strerror(number) if number > 0 else error.strerror})")
