@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from renderers.messages import PLURALS, Modality
-from renderers.placement import PlacedItem
 from rollouts.cli.doctor.target import Finding, Target
 from rollouts.engines.protocol import FinishReason
 from rollouts.errors import CapabilityError, InvalidRequestError, MissingLogProbsError
+from rollouts.models.placed_rows import TokenRow
 from rollouts.scoring import score
 
 _RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
@@ -68,17 +68,11 @@ async def logprobs_mode(target: Target) -> Finding:
     )
 
 
-class _Row(NamedTuple):
-    token_ids: np.ndarray
-    media: tuple[PlacedItem, ...] = ()
-    name: str = ""
-
-
 async def _difference_from_prompt(target: Target, **sampling: Any) -> float:
     """The largest difference between log-probabilities of sampled tokens and of the same tokens as a prompt."""
     request = target.request(seed=0, **sampling)
     sampled = await target.sample(request)
-    (scores,) = await score([_Row(np.array([*request.prompt_ids, *sampled.token_ids]))], target.engine)
+    (scores,) = await score([TokenRow(np.array([*request.prompt_ids, *sampled.token_ids]))], target.engine)
     return float(np.abs(sampled.logprobs - scores.logprobs[len(request.prompt_ids) :]).max())
 
 

@@ -13,7 +13,6 @@ from rollouts.observability import METRICS, RunMetrics
 from rollouts.observability.run_metrics import BOUNDS, Histogram, RecentRate
 from rollouts.runner import events
 from rollouts.runner.events import (
-    EpisodeWaiting,
     GroupFinished,
     GroupSkipped,
     GroupStale,
