@@ -48,8 +48,6 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
         _check_prompt_logprobs(request, result)
     if request.sampling.top_logprobs or request.prompt_top_logprobs:
         _check_top_logprobs(request, result, vocab_size)
-    if len(result.completions) == 1 and result.completions[0].index == 0:
-        return
     indices = sorted([completion.index for completion in result.completions])
     if indices != list(range(request.sampling.n)):
         raise MalformedResultError(

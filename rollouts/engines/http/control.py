@@ -45,10 +45,6 @@ class HttpControl(ABC):
         response = await self._request("GET", "/health", seconds=10.0, retry=False)
         self._checked(response, "/health", "checking its health")
 
-    @abstractmethod
-    async def served_version(self) -> str | None:
-        """The label of the weights that the server has; None where it does not report it."""
-
     async def adapters(self) -> Mapping[str, str]:
         """The loaded LoRA adapters: the directory of each by its name."""
         response = await self._request("GET", "/v1/models")

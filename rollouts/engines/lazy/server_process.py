@@ -74,16 +74,6 @@ class ServerProcess:
             process.stdin.close()
         await asyncio.shield(asyncio.to_thread(process.wait))
 
-    def last_lines(self) -> str:
-        """The end of the log."""
-        if self.log_path is None or not self.log_path.exists():
-            return ""
-        with self.log_path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - _LOG_BYTES))
-            lines = log.read().decode("utf-8", "replace").splitlines()
-        return "\n".join(lines[-_LOG_LINES:])
-
     def exit_error(self) -> EngineStartError:
         """The error of a server that has ended by itself."""
         assert self._process is not None
@@ -108,4 +98,11 @@ class ServerProcess:
             )
 
     def _error(self, reason: str) -> EngineStartError:
-        return EngineStartError(" ".join(self.command), reason, self.last_lines(), self.log_path)
+        """The error with the end of the log."""
+        lines: list[str] = []
+        if self.log_path is not None and self.log_path.exists():
+            with self.log_path.open("rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(0, log.tell() - _LOG_BYTES))
+                lines = log.read().decode("utf-8", "replace").splitlines()
+        return EngineStartError(" ".join(self.command), reason, "\n".join(lines[-_LOG_LINES:]), self.log_path)

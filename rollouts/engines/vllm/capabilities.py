@@ -17,7 +17,7 @@ from rollouts.engines.http.capability_cache import PROBE_NAME, probe_request
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.responses import HttpResponse, response_error
 from rollouts.engines.vllm.feature_decoding import DecodedTensor, decode_item
-from rollouts.engines.vllm.probe_requests import render_probe_image, render_probe_sound, served_model, server_version
+from rollouts.engines.vllm.probe_requests import render_probe, served_model, server_version
 from rollouts.engines.vllm.render_response import parse_render_response, single_token
 from rollouts.engines.vllm.sounds import SoundFormat, sound_format
 from rollouts.engines.vllm.tensors import PixelDtype, tensor_type
@@ -153,7 +153,7 @@ class _ImageCapabilities(NamedTuple):
 
 
 async def _probe_images(connection: ServerConnection, model: str) -> _ImageCapabilities:
-    response = await render_probe_image(connection, model)
+    response = await render_probe(connection, model, "image")
     rendered = _rendered_image(response) if response.status == 200 else None
     if rendered is not None:
         return rendered
@@ -215,7 +215,7 @@ class _SoundCapabilities(NamedTuple):
 
 
 async def _probe_sounds(connection: ServerConnection, model: str) -> _SoundCapabilities:
-    response = await render_probe_sound(connection, model)
+    response = await render_probe(connection, model, "audio")
     # It takes no sounds; every other failure leaves that open.
     if response.status == 400:
         return _SoundCapabilities(refusal=response_error(PROBE_NAME, response, "rendering a sound").reason)

@@ -10,7 +10,7 @@ import functools
 import io
 import uuid
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -79,12 +79,13 @@ async def render_message(connection: ServerConnection, model: str, content: Any)
     return await probe_request(connection, "POST", RENDER_PATH, body)
 
 
-async def render_probe_image(connection: ServerConnection, model: str) -> HttpResponse:
-    """Let the server render a message with the probe image, the same at every call.
+async def render_probe(connection: ServerConnection, model: str, modality: Literal["image", "audio"]) -> HttpResponse:
+    """Let the server render a message with the probe image or sound, the same at every call.
 
     The cache name is new at every call: for a known name a server may answer without tensors.
     """
-    part = {"type": "image_url", "image_url": {"url": _probe_image_url()}, "uuid": f"render-probe-{uuid.uuid4().hex}"}
+    url = _probe_image_url() if modality == "image" else probe_sound_url()
+    part = {"type": f"{modality}_url", f"{modality}_url": {"url": url}, "uuid": f"render-probe-{uuid.uuid4().hex}"}
     return await render_message(connection, model, [part])
 
 
@@ -102,9 +103,3 @@ def _probe_image_url() -> str:
     file = io.BytesIO()
     Image.fromarray(noise.astype(np.uint8)).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getbuffer()).decode()}"
-
-
-async def render_probe_sound(connection: ServerConnection, model: str) -> HttpResponse:
-    """Let the server render a message with the probe sound, under a cache name that is new at every call."""
-    part = {"type": "audio_url", "audio_url": {"url": probe_sound_url()}, "uuid": f"render-probe-{uuid.uuid4().hex}"}
-    return await render_message(connection, model, [part])

@@ -22,8 +22,7 @@ from rollouts.engines.vllm.probe_requests import (
     RENDER_PATH,
     json_object,
     render_message,
-    render_probe_image,
-    render_probe_sound,
+    render_probe,
     served_model,
     server_version,
 )
@@ -125,7 +124,7 @@ class RenderServer:
     async def _probe(self) -> ServerIdentity:
         connection = self._connection
         model, version = await asyncio.gather(served_model(connection, self._model), server_version(connection))
-        response = await render_probe_image(connection, model.name)
+        response = await render_probe(connection, model.name, "image")
         takes_images = response.status == 200
         if response.status == 400:  # a text-only model, or a server that was started with images disabled
             response = await render_message(connection, model.name, "a")
@@ -165,7 +164,7 @@ class RenderServer:
 
     async def _probe_sounds(self, server: ServerIdentity) -> ServerIdentity | str:
         """The identity of a server for sounds, or the reason why it renders none."""
-        response = await render_probe_sound(self._connection, server.model)
+        response = await render_probe(self._connection, server.model, "audio")
         if response.status in (429, 503):  # a server that is busy may hear
             raise response_error(PROBE_NAME, response, "rendering a sound")
         if response.status != 200:

@@ -91,14 +91,15 @@ async def test_a_server_that_does_not_hear_renders_no_sound():
 
 
 async def test_a_server_that_is_busy_for_a_moment_is_asked_again_whether_it_hears(server, monkeypatch):
-    rendered = render_server.render_probe_sound
+    rendered = render_server.render_probe
 
-    async def busy(connection, model):
-        return (await rendered(connection, model))._replace(status=503)
+    async def busy(connection, model, modality):
+        response = await rendered(connection, model, modality)
+        return response._replace(status=503) if modality == "audio" else response
 
     async with ServerRenderer.connect(server.base_url) as rendering:
-        monkeypatch.setattr(render_server, "render_probe_sound", busy)
+        monkeypatch.setattr(render_server, "render_probe", busy)
         with pytest.raises(ServerError, match="503"):
             await rendering.render(messages(220))
-        monkeypatch.setattr(render_server, "render_probe_sound", rendered)
+        monkeypatch.setattr(render_server, "render_probe", rendered)
         assert (await rendering.render(messages(220))).multi_modal_data.mm_placeholders.keys() == {"audio"}
