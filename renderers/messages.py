@@ -166,8 +166,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
 def as_chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A function as a tool of OpenAI's chat completions; any other tool as it is.
 
-    It may be given so, without its `type`, as the schema alone, or as a tool of the Responses API, which has
-    the schema's keys beside the type.
+    A function has one of four forms: `{"type": "function", "function": schema}`, `{"function": schema}`, the schema
+    itself, and that of the Responses API, `{"type": "function", **schema}`.
     """
     if "function" in tool:
         return dict(tool) if "type" in tool else {"type": "function", **tool}

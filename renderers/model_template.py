@@ -65,10 +65,11 @@ def chosen_sources(model: str, named: dict[str, str], chosen: str | Path | None)
     is_name = isinstance(chosen, str) or (isinstance(chosen, Path) and not _is_file(chosen))
     if is_name and str(chosen) in named:
         return {DEFAULT_TEMPLATE: named[str(chosen)]}
-    return {DEFAULT_TEMPLATE: _chosen_source(model, named, chosen)}
+    return {DEFAULT_TEMPLATE: _text_or_file(model, named, chosen)}
 
 
-def _chosen_source(model: str, names: Collection[str], chosen: str | Path) -> str:
+def _text_or_file(model: str, names: Collection[str], chosen: str | Path) -> str:
+    """A template that is given as its text or as a path; `names`, of the model's own templates, are for the error."""
     # A template is code with braces or line breaks; a path has neither.
     if isinstance(chosen, str) and ("{" in chosen or "\n" in chosen):
         return chosen

@@ -69,7 +69,7 @@ async def score(
     A request has the tokens of a row as its prompt and samples one token more, so that a row may have at most one token
     less than the engine's context. Rows with equal tokens and media are one request. Rows that begin alike are whole
     requests all the same: an engine computes log-probabilities of a prompt without its prefix cache. The data of a
-    picture are sent once to a server; rows with the same first picture go to the same server of a fleet.
+    image are sent once to a server; rows with the same first image go to the same server of a fleet.
 
     Raises `ArgumentError`, the errors of `engine.generate`, and for a trajectory those of
     `Trajectory.multi_modal_data`.

@@ -62,8 +62,9 @@ class DaemonThreads(Executor):
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function on a thread, with the context variables of the caller, and wait for the result.
 
-        A call that is cancelled before a thread begins it never runs. Raises RuntimeError after `shutdown`, and
-        `CancelledError` if `shutdown` cancelled it.
+        A call that is cancelled before a thread begins it never runs; one that is cancelled later ends on its thread,
+        in whose place another call runs. Raises RuntimeError after `shutdown`, and `CancelledError` if `shutdown`
+        cancelled it.
         """
         return await self.begin(function, *args, **kwargs)
 

@@ -44,7 +44,7 @@ class TokenDecoder(dict[int, Any]):
     def __init__(self, tokenizer: TemplateTokenizer) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        self._kind = _kind_of(tokenizer.body)
+        self._kind = _decoder_kind(tokenizer.body)
         self._byte_of = _byte_of_character()
 
     def pieces(self, token_ids: Iterable[int]) -> list[Any]:
@@ -125,7 +125,8 @@ class _ByteFallback(NamedTuple):
     strip: int
 
 
-def _kind_of(body: Tokenizer) -> _ByteFallback | str:
+def _decoder_kind(body: Tokenizer) -> _ByteFallback | str:
+    """How tokens are decoded one by one: as "bytes", or with byte fallback; "whole" runs are decoded at their end."""
     definition = {} if body.decoder is None else json.loads(body.decoder.__getstate__())
     if definition.get("type") == "ByteLevel":
         return "bytes"
@@ -138,7 +139,7 @@ def _kind_of(body: Tokenizer) -> _ByteFallback | str:
                 {"type": "Fuse"},
                 *rest,
             ],
-        } if space:
+        } if space:  # replacing the empty string would put a space between all characters
             match rest:
                 case []:
                     return _ByteFallback(space, 0)

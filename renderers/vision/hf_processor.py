@@ -128,7 +128,9 @@ class HFProcessor(StoringProcessor):
         sound = medium.sound if isinstance(medium, ClipWithSound) else medium
         try:
             if isinstance(sound, Sound):
+                # Some processors cut the end of a long sound without an error.
                 self._lengths.check(len(sound.samples), source.digest, self.modality)
+            # With scales the pixels are those before rescaling, uint8.
             output = self._runner.run([medium], raw=bool(layout.scales))
         except PROCESSOR_ERRORS as error:
             raise MediaError(
@@ -187,7 +189,12 @@ class HFProcessor(StoringProcessor):
         if self.modality == "audio":
             return Sound(decode_audio(source, self.policy, self._runner.sampling_rate))
         clip = Clip(*decode_video(source, self.policy))
-        if self.drops_sound and _first_film and holds_sound(source, self.policy) and _first_film.pop("unlogged", False):
+        if (
+            self.drops_sound
+            and _first_sound
+            and holds_sound(source, self.policy)
+            and _first_sound.pop("unlogged", False)
+        ):
             _log.warning(
                 "video %s has a sound, which the model does not hear: its frames are read alone. To have both, load "
                 'the renderer with chat_template_kwargs={"use_audio_in_video": True} (not logged again)',
@@ -197,7 +204,7 @@ class HFProcessor(StoringProcessor):
 
 
 #: Emptied by the first video of the process whose sound is dropped, which is logged; no later one is opened for it.
-_first_film: Final = {"unlogged": True}
+_first_sound: Final = {"unlogged": True}
 
 
 class VideosWithSound(HFProcessor):

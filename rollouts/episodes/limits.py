@@ -19,8 +19,9 @@ from transport import wire_type
 class EpisodeLimits(Bounded):
     """When an episode ends `truncated`. None, the default of each: no limit.
 
-    Without `max_turns` and `episode_seconds`, an episode whose environment is never done does not end; a `Runner` logs
-    a warning when one has had 1,000 turns.
+    `TurnRecorder` counts the turns, `EpisodeDeadlines` has the seconds. Without `max_turns` and
+    `episode_seconds`, an episode whose environment is never done does not end; a `Runner` logs a warning when
+    one has had 1,000 turns.
 
     - `max_turns`: completions of the model.
     - `max_tokens`: tokens of a prompt and its completion together. A completion has at most the tokens that are left; a

@@ -24,7 +24,7 @@ def own_messages(messages: Sequence[Message]) -> Sequence[Message]:
 def keep_media(messages: Sequence[Message], prompt: RenderedTokens) -> None:
     """Replace the media of messages, those of `own_messages`, by their sources.
 
-    `prompt` ends with the messages. A buffer that an environment uses for every picture may change from now on.
+    `prompt` ends with the messages. A buffer that an environment uses for every image may change from now on.
     """
     contents: list[list[Any]] = [
         cast(list[Any], message["content"]) for message in messages if isinstance(message.get("content"), list)

@@ -86,7 +86,7 @@ def rest_routes(directory: RunDirectory, service: Service) -> list[Route]:
 
 
 class _Rest:
-    """Sessions are those of the running server, and those of earlier ones that have training runs.
+    """The handlers of `rest_routes`. Sessions are of the running server, or of earlier ones with training runs.
 
     Files have signed URLs: a program that has no key can fetch them.
     """
@@ -123,6 +123,7 @@ class _Rest:
         return JSONResponse({"checkpoints": shown, "cursor": _cursor(limit, offset, len(found))})
 
     async def weights_info(self, request: Request) -> Response:
+        """What a client asks before it loads a checkpoint; no LoRA means that all parameters were trained."""
         uri = (await read_object(request)).get("tinker_path")
         if not isinstance(uri, str):
             raise RequestError(400, f"tinker_path is {short_repr(uri)}; send the URI of a checkpoint", "tinker_path")

@@ -184,7 +184,10 @@ class WorkerPool:
         }
 
     async def close(self) -> None:
-        """Cancel what runs, and remove all workers. A second call does nothing."""
+        """End all jobs, those that wait too, with `WorkersClosedError`; return when none runs.
+
+        The processes of the workers go on: who added the workers ends them. A second call does nothing.
+        """
         self._is_closed = True
         # Before `remove`, which takes the workers and their calls out of the pool.
         calls = [call for member in self._members.values() for call in member.calls]

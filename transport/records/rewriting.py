@@ -41,8 +41,9 @@ def repair_record_file(
 ) -> RepairReport:
     """Drop every damaged record of the file, and keep the others in their order, each media source once.
 
-    A record is damaged if its own bytes or a media source it refers to are. A new file is written beside
-    the file (of a link, beside its target) and replaces it in one step; an undamaged file is not changed.
+    A record is damaged if its own bytes or a media source it refers to are, or if the file ends inside it.
+    A new file is written beside the file (of a link, beside its target) and replaces it in one step; an
+    undamaged file is not changed.
     With `out` the records are written to this new file, and `path` is not changed. No writer can open the
     file meanwhile.
 

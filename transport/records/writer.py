@@ -60,7 +60,7 @@ class RecordWriter:
             self._largest_size = source.size  # of the file, after an interrupted write
             self._is_listed = index.end > 0  # whether the directory is known to have the file after a power cut
             if index.end == 0:
-                self._write([FILE_HEADER], 0)
+                self._write_records([FILE_HEADER], 0)
         except BaseException:
             unlock(self._file)
             self._file.close()
@@ -99,7 +99,7 @@ class RecordWriter:
             for digest, source in new.items():
                 parts += frame_record(source.data, index, digest)
             parts += frame_record(payload, index)
-            self._write(parts, index + 1)
+            self._write_records(parts, index + 1)
             self._stored.update(new)
             return index
 
@@ -117,7 +117,7 @@ class RecordWriter:
             for digest in new:
                 parts += frame_record(reader.stored_media(digest), index, digest)
             parts += frame_record(payload, index)
-            self._write(parts, index + 1)
+            self._write_records(parts, index + 1)
             self._stored.update(new)
             return index
 
@@ -204,7 +204,11 @@ class RecordWriter:
             self._stored.add(digest)
         return digest in self._stored
 
-    def _write(self, parts: list[Buffer], count: int) -> None:
+    def _write_records(self, parts: list[Buffer], objects: int) -> None:
+        """Append media and object; `objects`: how many the file then has, media not counted.
+
+        If it raises, the next call keeps the complete records and cuts the incomplete one off.
+        """
         self._cut_incomplete_record()
         # One write call: a process is less likely to be killed inside it than between two.
         # The view lets the rest of a partial write be written without copying it.
@@ -215,7 +219,7 @@ class RecordWriter:
         written = 0
         while written < data.nbytes:  # the system may write only a part
             written += self._file.write(data[written:])
-        self._tail = (self._largest_size, count)
+        self._tail = (self._largest_size, objects)
         self._incomplete = False
 
     def _cut_incomplete_record(self) -> None:

@@ -126,6 +126,8 @@ def _first_group(
                 None if workers else pool,
                 sampling=parts.sampling,
                 limits=parts.limits,
+                # An error of an environment, a medium or the engine is shown at once. The stop at the request is
+                # a truncation, which is never repeated.
                 retry=RetryPolicy(max_attempts=1),
                 seed=parts.file.config.seed,
                 workers=workers,

@@ -348,7 +348,7 @@ class EngineFleet(Engine):
         on.
         """
         try:
-            await self._membership.compare(member)
+            await self._membership.check_same_model(member)
         except FleetMismatchError as error:
             if member.compared is None:
                 raise

@@ -129,7 +129,7 @@ class Membership:
         try:
             async with asyncio.timeout(self._limits.check_timeout):
                 await member.engine.check_health()
-                await self.compare(member)
+                await self.check_same_model(member)
                 is_serving = state is MemberState.READY
                 if not is_serving and self.adapters:
                     await self.load_adapters(member)
@@ -214,8 +214,11 @@ class Membership:
             if name not in present:
                 await member.engine.load_adapter(name, directory)
 
-    async def compare(self, member: Member) -> None:
-        """Compare what a member serves with what the others do. Raises `FleetMismatchError`, `EngineError`."""
+    async def check_same_model(self, member: Member) -> None:
+        """Raise `FleetMismatchError` if a member serves another model than the first that was compared.
+
+        Each request calls it: it compares only after the engine has asked its server again. Raises `EngineError`.
+        """
         found = await member.engine.capabilities()
         if found is member.compared:
             return

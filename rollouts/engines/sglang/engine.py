@@ -89,6 +89,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
     # One request.
 
     async def _check(self, request: GenerateRequest) -> None:
+        """Refuse what the server would, or would end of; log once that seeds have no effect (none is sent then)."""
         capabilities = await self._capabilities.get()
         check_request(request, capabilities)
         if request.sampling.seed is not None and not capabilities.deterministic and not self._seeds_reported:

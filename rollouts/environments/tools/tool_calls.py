@@ -77,12 +77,12 @@ def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedC
         call_id = attempt.id or new_id
         count += 1
         is_surplus = attempt.status is ToolCallParseStatus.SURPLUS_CALL
-        calls.append(RequestedCall(call_id, attempt.name, attempt.arguments, _problem(attempt), is_surplus))
+        calls.append(RequestedCall(call_id, attempt.name, attempt.arguments, _why_not_made(attempt), is_surplus))
     return calls
 
 
-def _problem(attempt: ParsedToolCall) -> str:
-    """Why a call that is not one of the message was not made, for the model."""
+def _why_not_made(attempt: ParsedToolCall) -> str:
+    """Why an attempt that is no call of its message was not made: a clause that the model is told."""
     call = f"this call of {attempt.name}" if attempt.name else "this call"
     problems = {
         ToolCallParseStatus.INVALID_JSON: f"the arguments of {call} are not valid JSON",

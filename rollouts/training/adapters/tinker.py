@@ -41,6 +41,7 @@ def tinker_datum(sample: TrainingSample, *, loss: TinkerLoss = "policy", omit: C
     tinker = trainer_module("tinker")
     check_choice("loss", loss, TinkerLoss)
     lacking = ("weight_spans", "routed_experts", "top_logprobs", *(() if loss == "policy" else ("logprobs",)))
+    # The service places images by chunk: a sampled placeholder token is text there.
     check_samples(DATUM, [sample], without_parts(lacking, omit), _has_target, media_by_id=False)
     rows = token_arrays([sample])
     columns = {name: column[0, 1:].numpy() for name, column in rows._asdict().items()}
