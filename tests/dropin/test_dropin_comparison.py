@@ -1,8 +1,5 @@
 """The bench's own check finds what it must find."""
 
-import re
-from pathlib import Path
-
 import comparison
 import pytest
 
@@ -37,37 +34,8 @@ def test_a_row_that_matches_nothing_is_found_for_a_file_of_which_all_tests_were_
     assert list(comparison.violations(STOCK, STOCK, [REVIEWED], drawn=["tests/test_a.py"])) == []
 
 
-def test_a_row_needs_a_known_kind_and_a_reason():
-    with pytest.raises(ValueError, match="none of"):
-        comparison.Difference("test_a.py", ["*"], "because", "x")
-    with pytest.raises(ValueError, match="reason is empty"):
-        comparison.Difference("test_a.py", ["*"], "not applicable", " ")
-
-
-def test_the_rows_of_this_project_can_be_read_for_the_files_that_were_run():
-    table, suite = Path(comparison.__file__).with_name("differences.toml"), "verifiers-0.3.1"
-    (row,) = comparison.read_differences(table, suite, ["tests/test_renderer_client.py::any"])
-    assert row.file == "test_renderer_client.py"
-    assert comparison.read_differences(table, suite, ["tests/test_other.py::any"]) == []
-
-
 def test_files_of_which_one_package_has_no_figures_are_named_and_not_compared():
     ours = {"tests/test_b.py::three": "passed", "tests/test_c.py::four": "passed"}
     assert comparison.files_of_one(STOCK, ours) == {"PyPI's renderers": ["test_c.py"], "this project": ["test_a.py"]}
     common = comparison.of_common_files(STOCK, ours)
     assert common == ({"tests/test_b.py::three": "failed"}, {"tests/test_b.py::three": "passed"})
-
-
-def test_the_table_counts_by_file():
-    ours = {**STOCK, "tests/test_a.py::two[x/y-1]": "error", "tests/test_b.py::three": "passed"}
-    heads, *rows = (re.split(" {2,}", line) for line in comparison.table(STOCK, ours, [REVIEWED]).splitlines())
-    assert [cell.strip() for cell in heads if cell.strip()][-4:] == [
-        "only ours passes",
-        *comparison.KINDS,
-        "unreviewed",
-    ]
-    assert {row[0]: row[1:] for row in rows} == {
-        "test_a.py": ["2", "0", "0", "1", "1", "0", "0", "1", "0", "0"],
-        "test_b.py": ["0", "1", "0", "1", "0", "0", "1", "0", "0", "0"],
-        "all": ["2", "1", "0", "2", "1", "0", "1", "1", "0", "0"],
-    }

@@ -38,7 +38,10 @@ def image(value: Any, policy: MediaPolicy = POLICY) -> MediaSource:
 
 
 def pixels(value: Any, policy: MediaPolicy = POLICY) -> np.ndarray:
-    return np.asarray(decode_image(image(value, policy), policy))
+    """The RGB pixels that a part with this value shows."""
+    shown = decode_image(image(value, policy), policy)
+    assert shown.mode == "RGB"
+    return np.asarray(shown)
 
 
 def video(value: Any, policy: MediaPolicy = POLICY, **part: Any) -> MediaSource:

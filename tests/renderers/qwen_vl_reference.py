@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from processor_outputs import source
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
 from renderers import MediaPolicy, MediaSource, MediaStore
-from renderers.media.decoding import image_to_raw
 from renderers.vision.patches import normalised
 from renderers.vision.processor import ImageBackend
 from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor
@@ -47,19 +47,10 @@ QWEN2_VL: dict[str, Any] = {
 CONFIGS = {"Qwen3-VL": QWEN3_VL, "Qwen2-VL": QWEN2_VL}
 
 
-def noise(width: int, height: int) -> Image.Image:
-    values = np.random.default_rng(width * 1000 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
-
-
 def processor(config: dict[str, Any], backend: ImageBackend | None = None) -> QwenVLProcessor:
     kind = config["image_processor_type"] if backend is None else BACKENDS[backend].__name__
     read = QwenVLConfig.from_dict({**config, "image_processor_type": kind}, path="c")
     return QwenVLProcessor(read, policy=MediaPolicy(), store=MediaStore())
-
-
-def source(image: Image.Image) -> MediaSource:
-    return MediaSource.of(image_to_raw(image))
 
 
 def reference_processor(config: dict[str, Any], backend: ImageBackend) -> Any:

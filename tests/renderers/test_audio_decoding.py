@@ -22,22 +22,16 @@ from renderers.media.sniffing import sniff
 SNDFILE = [
     ("WAV", "PCM_U8", 8000, 1),
     ("WAV", "PCM_16", 44100, 2),
-    ("WAV", "PCM_24", 48000, 3),
     ("WAV", "PCM_32", 22050, 8),
     ("WAV", "FLOAT", 16000, 1),
-    ("WAV", "DOUBLE", 16000, 2),
     ("WAV", "ALAW", 8000, 1),
-    ("WAV", "ULAW", 8000, 2),
     ("WAV", "IMA_ADPCM", 8000, 1),
-    ("WAVEX", "PCM_16", 48000, 2),
     ("RF64", "PCM_16", 48000, 2),
     ("W64", "PCM_16", 48000, 2),
     ("FLAC", "PCM_16", 96000, 2),
-    ("FLAC", "PCM_24", 44100, 1),
     ("OGG", "VORBIS", 44100, 2),
     ("OGG", "OPUS", 48000, 2),
     ("MP3", "MPEG_LAYER_III", 44100, 2),
-    ("MP3", "MPEG_LAYER_III", 16000, 1),
     ("AIFF", "PCM_16", 44100, 2),
 ]
 FFMPEG = [
@@ -47,7 +41,6 @@ FFMPEG = [
     ("mov", "pcm_s24le", "video/quicktime"),
     ("webm", "libopus", "video/webm"),
     ("matroska", "flac", "video/x-matroska"),
-    ("matroska", "pcm_u8", "video/x-matroska"),
     ("matroska", "pcm_f64le", "video/x-matroska"),
     ("avi", "mp3", "video/x-msvideo"),
 ]
@@ -108,9 +101,9 @@ def test_what_ffmpeg_reads_is_the_sound_that_was_written(format: str, codec: str
     assert info.seconds == pytest.approx(0.5, abs=0.05)
     mono = decoded(data, rate)
     expected = (written / np.float32(32768)).mean(axis=1)
-    if codec in ("alac", "pcm_s24le", "flac", "pcm_f64le", "pcm_u8"):
+    if codec in ("alac", "pcm_s24le", "flac", "pcm_f64le"):
         assert len(mono) == len(expected)
-        assert np.abs(mono - expected).max() < (1 / 128 if codec == "pcm_u8" else 1e-6)
+        assert np.abs(mono - expected).max() < 1e-6
     else:  # a lossy codec delays the sound, and lengthens it to whole frames
         assert 0 <= len(mono) - len(expected) < 2 * 1152 + 1024
         assert np.correlate(mono, expected, "valid").max() > 0.9 * (expected**2).sum()

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from spelling import ids_of
+from test_bridge import QUESTION, REPLY, bridged, image_part
 
 from renderers import (
     BridgeRefusal,
@@ -19,19 +19,6 @@ from renderers import (
     load_renderer,
 )
 from rollouts.testing import CHAT_TEMPLATE
-
-COLOURS = {colour: Image.new("RGB", (32 + 16 * colour, 32), (colour, 0, 0)) for colour in range(3)}
-QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "Q"}]
-REPLY: list[dict[str, Any]] = [{"role": "user", "content": "R"}]
-
-
-def image_part(colour: int = 0) -> dict[str, Any]:
-    return {"type": "image", "image": COLOURS[colour]}
-
-
-def bridged(outcome: RenderedTokens | BridgeRefusal | None) -> RenderedTokens:
-    assert isinstance(outcome, RenderedTokens), outcome
-    return outcome
 
 
 def refusal(renderer: TemplateRenderer, *arguments: Any, **options: Any) -> BridgeRefusal:

@@ -71,7 +71,6 @@ def test_the_threads_of_a_freed_executor_end() -> None:
 PROGRAM = """
 import sys, threading, time
 from renderers.process.threads import DaemonThreads
-from renderers.process.fork_reset import register_fork_reset
 threads = DaemonThreads(2, "test")
 began = threading.Event()
 def short():

@@ -161,17 +161,8 @@ def test_deepseek_v4_effort_of_the_first_release_is_the_vendors(effort: str | No
 REFUSED: dict[str, tuple[Messages, Tools, dict[str, Any], str, int | None]] = {
     "mode": ([user("a")], None, {"thinking_mode": "deep"}, "'chat' or 'thinking'", None),
     "effort without release": ([user("a")], None, {"reasoning_effort": "max"}, "release='preview'", None),
-    "effort of another release": (
-        [user("a")],
-        None,
-        {"reasoning_effort": "low", "release": "preview"},
-        "None or one of 'high', 'max'",
-        None,
-    ),
-    "release": ([user("a")], None, {"release": "v5"}, "release='preview'", None),
     "option": ([user("a")], None, {"thinking": True}, "thinking_mode, drop_thinking", None),
     "system in parts": ([system(text("a", "b"))], None, {}, "Join them into one text", 0),
-    "empty developer": ([{"role": "developer", "content": ""}], None, {}, "Leave it out", 0),
     "arguments without names": ([says("", None, [call("run", "[1]")])], None, {}, "as a JSON object", 0),
     "arguments that are no JSON": ([says("", None, [call("run", {"x": {1, 2}})])], None, {}, "plain JSON", None),
     "tool without function": ([user("a")], [{"name": "run"}], {}, "A tool is", None),

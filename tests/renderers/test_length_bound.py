@@ -62,11 +62,7 @@ UNKNOWN = bpe(["<unk>", "a", "b"], [], unk_token="<unk>", fuse_unk=True)
 STRIPPING = {"id": 300, "content": "word", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
 UNBOUNDED = {
     "a normalizer that drops": definition(normalizer={"type": "Strip", "strip_left": True, "strip_right": True}),
-    "a normalizer that shortens": definition(
-        normalizer={"type": "Replace", "pattern": {"Regex": " +"}, "content": " "},
-    ),
     "a pre-tokenizer that drops": definition({"type": "WhitespaceSplit"}),
-    "a split that drops": definition(split("Removed", " +")),
     "one unknown token for many letters": definition(pre_tokenizer=None, model=UNKNOWN),
     "letters without a token": definition(model=bpe(LETTERS[5:], [])),
     "an added token that takes white space": definition(added_tokens=[{**STRIPPING, "special": False}]),

@@ -7,10 +7,10 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
+from media_parts import encoded
 from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
@@ -20,12 +20,6 @@ from renderers.media.policy import Deadline, TimedBytes
 from renderers.media.video_decoding import decode_video
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
-
-
-def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 def jpeg_of_scans(image: Image.Image, more: int) -> bytes:

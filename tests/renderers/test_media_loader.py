@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import images
 import numpy as np
 import pytest
-from hostile_server import Exchange, HostileServer, answer, serving
+from hostile_server import Exchange, HostileServer, answer
+from media_parts import data_url
 from PIL import Image
 
 import renderers.media.reference
@@ -42,10 +42,6 @@ Counter = Callable[[], int]
 
 def png(seed: int, side: int = 48) -> bytes:
     return images.png(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
-
-
-def data_url(data: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
 def user(*media: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -127,12 +123,6 @@ def test_a_source_under_a_wrong_digest_is_refused(fresh: TemplateRenderer) -> No
     with pytest.raises(MediaError):
         fresh.render(user(forged))
     assert items(fresh.render(user(png(28))))[0].source.data == png(28)
-
-
-@pytest.fixture
-def server() -> Iterator[HostileServer]:
-    with serving() as running:
-        yield running
 
 
 def one_after_the_other(*bodies: bytes) -> Callable[[Exchange], None]:

@@ -123,12 +123,9 @@ def test_no_server_and_no_name_are_fetch_errors(monkeypatch: pytest.MonkeyPatch)
     ("body", "named"),
     [
         (b"<!DOCTYPE html><html><body>Not found</body></html>", "text/html"),
-        (b"\n <html>", "text/html"),
         (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "image/svg"),
-        (b"<svg onload='x()'/>", "image/svg"),
         (b'{"error": "expired"}', "application/json"),
         (gzip.compress(PNG), "application/gzip"),
-        (b"PK\x03\x04 archive", "application/zip"),
         (b"%PDF-1.7", "application/pdf"),
     ],
 )

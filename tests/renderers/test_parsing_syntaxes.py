@@ -71,12 +71,6 @@ def test_a_truncated_completion_keeps_the_incomplete_call_and_invents_none(name:
         ),
         (
             "qwen3.5",
-            "<tool_call><function=look><parameter=q>\nx\n</function></tool_call>\n"
-            "<tool_call><function=look><parameter=q>\ny\n</parameter></function></tool_call>",
-            [(MALFORMED_STRUCTURE, {"q": "x"}), (OK, {"q": "y"})],
-        ),
-        (
-            "qwen3.5",
             "<tool_call><function=look><parameter=q>\nx\n</function>"
             "<function=look><parameter=q>\ny\n</parameter></function></tool_call>",
             [(MALFORMED_STRUCTURE, {"q": "x"}), (OK, {"q": "y"})],
@@ -254,40 +248,13 @@ def test_a_call_behind_many_whose_values_have_lost_their_ends_is_read(name: str,
     [
         (
             "qwen3.5",
-            "<tool_call>\n<function=look>\n<parameter=q>\n{}\n</parameter>\n</function>\n</tool_call>\n",
-            "",
-            "",
-            OK,
-        ),
-        (
-            "qwen3.5",
             "<function=look>\n<parameter=q>\n{}\n</parameter>\n</function>\n",
             "<tool_call>",
             "</tool_call>",
             OK,
         ),
-        (
-            "qwen3.5",
-            "<function=look>\n<parameter=q>\n{}\n</parameter>\n</function>\n",
-            "",
-            "",
-            NONCANONICAL,
-        ),
         ("glm-4.5", "<tool_call>look<arg_key>q</arg_key><arg_value>{}</arg_value></tool_call>\n", "", "", OK),
-        (
-            "minimax-m2",
-            '<invoke name="look"><parameter name="q">{}</parameter></invoke>\n',
-            "<minimax:tool_call>",
-            "</minimax:tool_call>",
-            OK,
-        ),
-        (
-            "minimax-m2",
-            '<invoke name="look"><parameter name="q">{}</parameter></invoke>\n',
-            "",
-            "",
-            NONCANONICAL,
-        ),
+        ("minimax-m2", '<invoke name="look"><parameter name="q">{}</parameter></invoke>\n', "", "", NONCANONICAL),
     ],
 )
 @pytest.mark.parametrize("text", ['[INFO] disk 3.5" full', '{{"', '[{"a": "'])

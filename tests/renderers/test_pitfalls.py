@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaded import renderer_of
 from spelling import ids_of
+from test_bridge import bridged
 
 from renderers import (
-    BridgeRefusal,
-    RenderedTokens,
     TemplateRenderer,
 )
 
@@ -30,11 +29,6 @@ FLAG_TOOL = {
         "parameters": {"type": "object", "properties": {"flag": {"type": "boolean"}}, "required": ["flag"]},
     },
 }
-
-
-def bridged(outcome: RenderedTokens | BridgeRefusal) -> RenderedTokens:
-    assert isinstance(outcome, RenderedTokens), outcome
-    return outcome
 
 
 def ask(renderer: TemplateRenderer, messages: list[dict[str, Any]] = QUESTION, **options: Any) -> list[int]:

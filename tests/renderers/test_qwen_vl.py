@@ -10,15 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from processor_outputs import noise, source
 from qwen_vl_reference import (
     BACKENDS,
     CONFIGS,
     QWEN3_VL,
     check_equal,
-    noise,
     processor,
     reference_processor,
-    source,
     theirs_of,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize

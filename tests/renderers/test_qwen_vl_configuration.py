@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qwen_vl_reference import BACKENDS, QWEN3_VL, noise, processor, source
+from processor_outputs import noise, source
+from qwen_vl_reference import BACKENDS, QWEN3_VL, processor
 from transformers import AutoImageProcessor
 
 from renderers.errors import LoadError
@@ -19,7 +20,6 @@ CHANGES: list[dict[str, Any]] = [
     {"temporal_patch_size": 1},
     {"merge_size": 1},
     {"size": {"shortest_edge": 65537, "longest_edge": 16777216}},
-    {"size": {"shortest_edge": 65536, "longest_edge": 16777217}},
     {"min_pixels": 1},
     {"max_pixels": 10**6},
     {"resample": 2},
@@ -58,18 +58,13 @@ def test_the_backend_is_the_one_that_transformers_loads(tmp_path: Path, kind: st
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"patch_size": None}, "patch_size"),
         ({"patch_size": "many"}, "many"),
         ({"image_mean": 0.5}, "image_mean is 0.5"),
-        ({"size": {"shortest_edge": 1}}, "longest_edge"),
         ({"size": None}, "shortest_edge"),
         ({"do_normalize": False}, "do_normalize"),
-        ({"do_rescale": False}, "do_rescale"),
         ({"do_resize": False}, "do_resize"),
         ({"resample": 1}, "resample is 1"),
-        ({"resample": 0}, "resample is 0"),
         ({"image_std": [0.5, 0, 0.5]}, "may be 0"),
-        ({"image_mean": [0.5]}, "three"),
         ({"patch_size": 0}, "patch_size is 0"),
     ],
 )

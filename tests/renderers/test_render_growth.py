@@ -13,13 +13,9 @@ from loaded import renderer_of
 
 TEMPLATES = [
     "trl/qwen3",
-    "trl/qwen2_5",
     "trl/llama3_1",
-    "trl/gemma3",
-    "trl/glm4moe",
     "trl/gptoss",
     "trl/deepseekv3",
-    "trl/lfm2",
 ]
 
 

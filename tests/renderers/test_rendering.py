@@ -124,9 +124,3 @@ def test_sampled_tokens_start_directly_behind_the_generation_prompt(renderer: Te
         first - len(prompt.token_ids) + len(renderer.render([question])),
         len(rendered),
     )
-
-
-def test_an_empty_conversation_has_no_tokens(renderer: TemplateRenderer) -> None:
-    rendered = renderer.render([])
-    assert rendered.token_ids == []
-    assert rendered.spans == ()

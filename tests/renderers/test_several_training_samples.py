@@ -11,8 +11,9 @@ import pytest
 from corpus import CONVERSATIONS, answer, call, says, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import renderer_of
 from spelling import ids_of
-from training_conversations import QUESTION, renderer_of
+from training_conversations import QUESTION
 
 from renderers import TemplateRenderer
 from renderers.errors import MessageError, RendererError, TemplateError

@@ -168,11 +168,6 @@ def test_a_template_is_chosen_by_its_name_for_conversations_of_every_kind(tmp_pa
         load_renderer(directory, chat_template="tool_users")
 
 
-def test_an_error_lists_the_templates_when_there_is_no_default(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="other, rag"):
-        load_renderer(model_with({"rag": RAG, "other": CHATML}, tmp_path))
-
-
 def test_without_a_default_template_conversations_need_tools_as_in_transformers(tmp_path: Path) -> None:
     named = {"tool_use": HERMES, "rag": RAG}
     renderer = load_renderer(model_with(named, tmp_path))

@@ -39,11 +39,6 @@ TEXT_TEMPLATES: dict[str, str] = {
     "chatml": """{% for message in messages %}
         {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
     {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
-    "llama": """{{- '<|begin_of_text|>' }}
-{%- for m in messages %}
-{%- set content = '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' %}
-{{- content }}
-{%- endfor %}""",
     "macro": """{%- macro turn(m, n=0) %}[{{ n }}:{{ m.role | upper }}] {{ m.content }};{% endmacro %}
 {%- for m in messages %}{{ turn(m, n=loop.index0) }}
 {% endfor %}""",
@@ -56,16 +51,12 @@ TEXT_TEMPLATES: dict[str, str] = {
 {% for m in messages %}{% call wrap(m.role) %}{{ m.content }}{% endcall %}{% endfor %}""",
     "filter block": "{% for m in messages %}{% filter upper %}{{ m.role }} {{ m.content }}{% endfilter %}{% endfor %}",
     "join": "{{ messages | map(attribute='content') | join(' | ') }}{{ messages | join('-', attribute='role') }}",
-    "join on a literal": "{{ '\\n'.join(['a', messages[0].content]) }}",
     "replace filter": """{% for m in messages %}{{ '<|im_start|>{c}\\n' | replace('{c}', m.content) }}
 {{- m.content | replace('\\n', '<br>') | replace('a', m.role, 1) }}{% endfor %}""",
     "indent": """{% for m in messages %}{{ m.content | indent }}|{{ m.content | indent(2, true) }}|
 {{- m.content | indent('> ', first=true, blank=true) }}{% endfor %}""",
     "case": """{% for m in messages %}{{ m.content | upper }}{{ m.content | lower }}{{ m.content | title }}
 {{- m.content | capitalize }}{{ m.content.swapcase() }}{{ m.content.title() }}{% endfor %}""",
-    "default": "{% for m in messages %}{{ m.name | default('-') }}{{ m.content | default('x', true) }}{% endfor %}",
-    "selectattr": """{% for m in messages | selectattr('role', 'equalto', 'user') %}{{ m.content }};{% endfor %}
-{%- for m in messages | rejectattr('role', 'in', ['user']) | list %}{{ m.content }}{% endfor %}""",
     "namespace": """{% set ns = namespace(n=0, seen='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}
 {%- set ns.seen = ns.seen ~ m.content %}{{ ns.n }}{% endfor %}{{ ns.seen }}""",
     "neighbours": """{% for m in messages %}{% if loop.previtem is defined %}{{ loop.previtem.content }}<{% endif %}
@@ -73,10 +64,8 @@ TEXT_TEMPLATES: dict[str, str] = {
     "reversed": """{% for m in messages[::-1] %}{{ m.content }}{{ m.content[::-1] }}{% endfor %}
 {%- for m in messages | reverse %}{{ m.content | reverse }}{% endfor %}""",
     "sliced": "{% for m in messages[1:] %}{{ m.content[1:-1] }}{{ m.content[:3] }}{{ m.content[-1:] }}{% endfor %}",
-    "filtered loop": "{% for m in messages if m.role != 'system' %}{{ loop.index }}{{ m.content }}{% endfor %}",
     "continue and break": """{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}
 {{- m.role }}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}end""",
-    "else of a loop": "{% for m in messages if m.role == 'tool' %}{{ m.content }}{% else %}none{% endfor %}",
     "tilde": "{% for m in messages %}{{ '<' ~ m.role ~ 1 ~ none ~ m.content ~ '>' ~ [m.content] }}{% endfor %}",
     "generation": """{% for m in messages %}{% if m.role == 'assistant' %}
 {% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}""",
@@ -97,8 +86,6 @@ TEXT_TEMPLATES: dict[str, str] = {
 {{- m.content | striptags }}{{ m.content | safe }}{{ (m.content ~ 'x') | batch(2) | list }}{% endfor %}""",
     "lookups that fail": "{{ messages[0].content['x'] is defined }}{{ messages[0].no }}{{ messages[0]['no'] is none }}",
     "arithmetic": "{% for m in messages %}{{ m.content * 2 }}{{ 2 * m.content }}{{ loop.index0 % 2 }}{% endfor %}",
-    "tests": "{% for m in messages %}{{ m.content is string }}{{ 'a' in m.content }}{{ m.content == '' }}{% endfor %}",
-    "zero matches": "{{ messages[0].content.removeprefix('H').removesuffix('i') }}{{ messages[0].content.find('i') }}",
 }
 
 
@@ -250,13 +237,11 @@ def test_json_traces_exactly_the_inside_of_a_string(text: str, ensure_ascii: boo
         "{{ messages[0].nothing.at_all }}",
         "{{ messages[9].content }}",
         "{{ 'a' + 1 }}",
-        "{{ messages[0].content.nothing() }}",
         "{{ object() | tojson }}",
         "{{ messages.append(1) }}",
         "{{ messages[0].update(x=1) }}",
         "{{ ', '.join([1]) }}",
         "{{ '{}'.format() }}",
-        "{{ '%s %s' % 'x' }}",
     ],
 )
 def test_a_template_that_fails_where_transformers_fails_raises_a_template_error(source: str) -> None:
@@ -270,23 +255,18 @@ def test_a_template_that_fails_where_transformers_fails_raises_a_template_error(
     "source",
     [
         "{{ messages[0].content._spans }}",
-        "{{ messages[0].content['_spans'] }}",
         "{{ messages[0].content | attr('_spans') }}",
+        "{{ messages[0].content.of('<|im_end|>', 1) }}",
         "{{ messages[0]._index }}",
         "{{ messages[0].content.__class__ }}",
-        "{{ ''.__class__.__mro__ }}",
         "{{ '{0.__class__}'.format(messages[0].content) }}",
         "{{ '{0._spans}'.format(messages[0].content) }}",
         "{{ messages[0].content.format.__self__ }}",
-        "{{ messages.__len__ }}",
         "{{ dict.__class__ }}",
-        "{{ namespace.__init__ }}",
         "{{ raise_exception.__globals__ }}",
-        "{{ strftime_now.__closure__ }}",
         "{{ cycler.__init__.__globals__ }}",
         "{{ namespace(_x=1) }}",
         "{% set ns = namespace() %}{% set ns._x = 1 %}",
-        "{{ ''.join.__self__ }}",
         "{{ self.__dict__ }}",
     ],
 )

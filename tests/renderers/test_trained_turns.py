@@ -145,8 +145,6 @@ def test_an_answer_to_a_result_is_trained_without_the_token_that_its_prompt_ends
     ("template", "thinking", "name", "dropped"),
     [
         ("own/deepseek-v3.1", "True", "thought", "reasoning"),
-        ("own/deepseek-v3.1", "True", "thought in the content", "reasoning"),
-        ("own/deepseek-v3.1", "True", "thought on a result", "reasoning"),
         ("trl/qwen3_instruct_2507", "default", "second answer", "reasoning"),
         ("trl/llama3_1", "default", "call with thought and content", "content"),
         ("trl/qwen2_5_vl", "default", "call", "tool_calls"),

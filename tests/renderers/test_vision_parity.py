@@ -103,10 +103,7 @@ def video(frames: np.ndarray, fps: float = 4.0) -> dict[str, Any]:
 
 CONVERSATIONS: dict[str, Messages] = {
     "one image": [user(image(noise(300, 200)), text("What is it?"))],
-    "adjacent images": [user(image(noise(64, 64)), image(noise(200, 31)), image(noise(64, 64)))],
     "the same image twice": [user(image(noise(90, 90)), text("and\n"), image(noise(90, 90)))],
-    "an image only": [user(image(noise(33, 77)))],
-    "no image at all": [{"role": "user", "content": "Hello."}],
     "images of several turns": [
         {"role": "system", "content": "Look closely."},
         user(image(noise(100, 60)), text("One?")),
