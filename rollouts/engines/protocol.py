@@ -39,7 +39,7 @@ class SamplingParams:
     """Sampling options. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.
 
     Numbers may be numpy scalars. Raises `InvalidRequestError`, which names the field, for a value of another
-    type or range. The engine limits `n`, `max_tokens` and `top_logprobs` (`EngineLimits`).
+    type or range. An engine takes `n` to 1,024, `max_tokens` to 2**20 and `top_logprobs` to 1,024.
 
     With a `seed`, a completion depends on (weights, prompt, seed, index) alone, not on other requests.
     `extra` holds sampling options under the engine's own names (`min_p`, `repetition_penalty`...); an engine

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.errors import ContextLengthError, InvalidRequestError, short_repr
-from rollouts.values import Bounded, whole_field
+
+#: Upper bounds of a request to an engine. Its prompt has a bound of its own: the context of the model.
+MAX_SAMPLES: Final = 1024
+MAX_TOKENS: Final = 2**20
+MAX_TOP_LOGPROBS: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits(Bounded):
-    """Upper bounds, checked before anything is reserved for a request: for `n`, `max_tokens` and `top_logprobs` of
-    `SamplingParams`, the last one also for `GenerateRequest.prompt_top_logprobs`."""
-
-    n: int = whole_field(1024)
-    max_tokens: int = whole_field(2**20)
-    top_logprobs: int = whole_field(1024, least=0)
-
-    def check(self, request: GenerateRequest) -> None:
-        """Raise `InvalidRequestError`, naming the field, for a request that exceeds a bound."""
-        sampling = request.sampling
-        for name, value, limited in (
-            ("n", sampling.n, "n"),
-            ("max_tokens", sampling.max_tokens, "max_tokens"),
-            ("top_logprobs", sampling.top_logprobs, "top_logprobs"),
-            ("prompt_top_logprobs", request.prompt_top_logprobs, "top_logprobs"),
-        ):
-            if value > (limit := getattr(self, limited)):
-                raise InvalidRequestError(
-                    request.request_id,
-                    f"{name} is {short_repr(value)} and this engine takes at most {limit}. Send a smaller "
-                    f"one; in a program engines take request_limits=EngineLimits({limited}=...)",
-                )
+def check_limits(request: GenerateRequest) -> None:
+    """Raise `InvalidRequestError`, naming the field, for a request that exceeds a bound."""
+    sampling = request.sampling
+    for name, value, limit in (
+        ("n", sampling.n, MAX_SAMPLES),
+        ("max_tokens", sampling.max_tokens, MAX_TOKENS),
+        ("top_logprobs", sampling.top_logprobs, MAX_TOP_LOGPROBS),
+        ("prompt_top_logprobs", request.prompt_top_logprobs, MAX_TOP_LOGPROBS),
+    ):
+        if value > limit:
+            reason = f"{name} is {short_repr(value)} and an engine takes at most {limit}. Send a smaller one"
+            raise InvalidRequestError(request.request_id, reason)
 
 
 def check_streamable(request: GenerateRequest) -> None:

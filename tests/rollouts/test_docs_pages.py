@@ -17,7 +17,6 @@ from evaluation.compared_runs import write_run
 from renderers import MediaPolicy, MediaStore, load_renderer
 from renderers.base import load_tokenizer
 from rollouts.engines import ChatEndpoint
-from rollouts.engines.request_limits import EngineLimits
 from rollouts.engines.vllm import HttpLimits
 from rollouts.environments import ToolEnvironment
 from rollouts.observability import METRICS
@@ -290,11 +289,9 @@ def test_a_page_on_a_concept(page, is_as_stated):
 
 # The limits that docs/security.md states are those of the code.
 
-CLASSES = (
-    *(MediaPolicy, DecodeLimits, HttpLimits, EngineLimits, GatewayLimits, MediaStore, ToolEnvironment, ChatEndpoint),
-)
+CLASSES = (*(MediaPolicy, DecodeLimits, HttpLimits, GatewayLimits, MediaStore, ToolEnvironment, ChatEndpoint),)
 #: Classes all of whose numbers are limits.
-COMPLETE = (MediaPolicy, DecodeLimits, EngineLimits, GatewayLimits)
+COMPLETE = (MediaPolicy, DecodeLimits, GatewayLimits)
 ROW = re.compile(r"^\| `(\w+)\.(\w+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 

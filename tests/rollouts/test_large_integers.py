@@ -22,9 +22,9 @@ from rollouts import (
     Turn,
     WeightSpan,
 )
-from rollouts.engines.request_limits import EngineLimits
+from rollouts.engines.request_limits import check_limits
 from rollouts.engines.result_checks import check_result
-from rollouts.errors import ArgumentError, InvalidRequestError, MalformedResultError, TrajectoryError
+from rollouts.errors import InvalidRequestError, MalformedResultError, TrajectoryError
 from transport import DecodeLimits, decode, encode
 
 LARGE = 10**5000
@@ -51,8 +51,8 @@ def result_of(**fields: Any) -> None:
     check_result(request, GenerateResult(request.request_id, [Completion(**completion | fields)]))
 
 
-def check_limits(**sampling: int) -> None:
-    EngineLimits().check(GenerateRequest([1], SamplingParams(**sampling)))
+def limited(**sampling: int) -> None:
+    check_limits(GenerateRequest([1], SamplingParams(**sampling)))
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,11 @@ def check_limits(**sampling: int) -> None:
         (lambda: with_placeholder(0, LARGE), TrajectoryError),
         (lambda: with_placeholder(0, -LARGE), TrajectoryError),
         (lambda: with_placeholder(0, 2, ((LARGE, 1),)), TrajectoryError),
-        (lambda: check_limits(max_tokens=LARGE), InvalidRequestError),
-        (lambda: check_limits(n=LARGE), InvalidRequestError),
+        (lambda: limited(max_tokens=LARGE), InvalidRequestError),
+        (lambda: limited(n=LARGE), InvalidRequestError),
         (lambda: SamplingParams(n=-LARGE), InvalidRequestError),
         (lambda: SamplingParams(temperature=LARGE), InvalidRequestError),
         (lambda: GenerateRequest([LARGE], SamplingParams()), InvalidRequestError),
-        (lambda: EngineLimits(n=-LARGE), ArgumentError),
         (lambda: result_of(index=LARGE), MalformedResultError),
         (lambda: result_of(finish_reason=LARGE), MalformedResultError),
         (lambda: result_of(stop_token_id=[LARGE]), MalformedResultError),

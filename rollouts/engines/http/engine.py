@@ -29,7 +29,7 @@ from rollouts.engines.protocol import (
     TokenListener,
     check_adapter_name,
 )
-from rollouts.engines.request_limits import EngineLimits, check_streamable
+from rollouts.engines.request_limits import check_limits, check_streamable
 from rollouts.engines.result_checks import check_result
 from rollouts.errors import (
     CapabilityError,
@@ -65,10 +65,8 @@ class ServerEngine(Engine, Generic[C]):
         *,
         api_key: str | None,
         limits: HttpLimits | None,
-        request_limits: EngineLimits | None,
     ) -> None:
         self._connection = ServerConnection(base_url, api_key=api_key, limits=limits, on_lost=self._forget_server)
-        self._request_limits = request_limits or EngineLimits()
         self._capabilities: CapabilityCache[C] = CapabilityCache(self._probe, self._process, self._forget_server)
         self._requests = RunningRequests()
         self._weight_version = "default"  # vLLM's and SGLang's label of the weights that they were started with
@@ -240,7 +238,7 @@ class ServerEngine(Engine, Generic[C]):
         """Sample `n` completions, and tell `listen` of their tokens as they are sampled."""
         adapter = request.adapter
         with error_context(self._connection, request.request_id), self._using(adapter):
-            self._request_limits.check(request)
+            check_limits(request)
             await self._check(request)
             if adapter is not None and adapter not in self._base_versions:
                 await self._require_adapter(request.request_id, adapter)

@@ -36,7 +36,7 @@ from rollouts.engines.protocol import (
     check_update_arguments,
     check_version,
 )
-from rollouts.engines.request_limits import EngineLimits, check_prompt, check_streamable
+from rollouts.engines.request_limits import check_limits, check_prompt, check_streamable
 from rollouts.errors import InvalidRequestError, UnsupportedModelError
 from rollouts.values import check_integer
 
@@ -69,12 +69,11 @@ class LocalEngine(Engine):
     The engine belongs to the event loop on which it is used first; after that is closed, another one may
     follow.
 
-    `max_batch_rows` bounds how many completions are sampled at once, `request_limits` the size of one
-    request. `lock` is held while the model runs and while its weights change, for a model that something else
-    uses as well: `LocalEngine(trainer.model, lock=trainer.lock)`. `is_wanted` is asked after each token: True
-    lets others have the lock before the next one, where they do not change the weights. Raises
-    `UnsupportedModelError` for a model whose hidden states or output layer are not accessible (see
-    `token_logprobs`).
+    `max_batch_rows` bounds how many completions are sampled at once. `lock` is held while the model runs and
+    while its weights change, for a model that something else uses as well:
+    `LocalEngine(trainer.model, lock=trainer.lock)`. `is_wanted` is asked after each token: True lets others
+    have the lock before the next one, where they do not change the weights. Raises `UnsupportedModelError`
+    for a model whose hidden states or output layer are not accessible (see `token_logprobs`).
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class LocalEngine(Engine):
         *,
         weight_version: str = "0",
         max_batch_rows: int = 512,
-        request_limits: EngineLimits | None = None,
         lock: AbstractContextManager[Any] | None = None,
         is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -100,7 +98,6 @@ class LocalEngine(Engine):
         except UnsupportedModelError as error:
             cure = "To sample from another model, serve it with vLLM and use VLLMEngine"
             raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
-        self._request_limits = request_limits or EngineLimits()
         # By adapter, which may change the vision tower, version of the weights, and mm_hash.
         # Features of images that are kept on the device of the model.
         self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(256 * 2**20)
@@ -278,7 +275,7 @@ class LocalEngine(Engine):
         self, request: GenerateRequest, listen: TokenListener | None, observe: PromptObserver | None = None
     ) -> GenerateResult:
         self._enter(request.request_id)
-        self._request_limits.check(request)
+        check_limits(request)
         self._check(request)
         adapter = self._adapters.find(request.request_id, request.adapter)
         result = await self._sampled(RunningRequest(request, _on_loop(listen), adapter, observe=observe), listen)

@@ -21,7 +21,6 @@ from rollouts.engines.protocol import (
     SendTensors,
     TokenListener,
 )
-from rollouts.engines.request_limits import EngineLimits
 from rollouts.engines.sglang.capabilities import SGLangCapabilities, probe, server_info
 from rollouts.engines.sglang.control import SGLangControl
 from rollouts.engines.sglang.generate import Generation, Parts, request_body
@@ -70,11 +69,10 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         *,
         api_key: str | None = None,
         limits: HttpLimits | None = None,
-        request_limits: EngineLimits | None = None,
         jpeg_as_file: bool = False,
         routed_experts: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits)
+        super().__init__(base_url, api_key=api_key, limits=limits)
         self._jpeg_as_file = jpeg_as_file
         self._experts = routed_experts
         self._held = False  # whether new requests wait for an update of the weights

@@ -15,7 +15,6 @@ from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.engine import ServerEngine
 from rollouts.engines.http.responses import response_error
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, TokenListener
-from rollouts.engines.request_limits import EngineLimits
 from rollouts.engines.vllm.capabilities import ServerCapabilities, probe
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.generate import Chunks, Generation, request_body
@@ -51,9 +50,9 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
     are those of the trainer. vLLM's Rust frontend decodes JPEG in another way and always gets PNG.
 
     A completion that a pause of the server cuts off is continued from its tokens once the server runs again.
-    Cancelling a call aborts its request on the server. `request_limits` bounds what one request may ask for.
-    What was computed with other weights is kept out of the prefix cache by a salt of the model and the weight
-    version, which is the same for all turns of a session.
+    Cancelling a call aborts its request on the server. What was computed with other weights is kept out of
+    the prefix cache by a salt of the model and the weight version, which is the same for all turns of a
+    session.
 
     A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded; the
     version of its tokens is the name of the adapter.
@@ -69,12 +68,11 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         api_key: str | None = None,
         media: MediaMode = "auto",
         limits: HttpLimits | None = None,
-        request_limits: EngineLimits | None = None,
         jpeg_as_file: bool = False,
     ) -> None:
         # Before the base class has a connection, the loss of which clears this cache.
         self._media_cache = ServerMediaCache()
-        super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits)
+        super().__init__(base_url, api_key=api_key, limits=limits)
         self._model = model
         self._media: MediaMode = media
         self._jpeg_as_file = jpeg_as_file
