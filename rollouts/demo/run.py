@@ -268,7 +268,7 @@ class Demo:
             loss=learned.loss,
             max_mismatch=mismatch.max_abs,
             mean_mismatch=mismatch.mean_abs,
-            kl=mismatch.kl,
+            kl=mismatch.statistics.k3,
             seconds=time.perf_counter() - started,
             stale_mismatch=learned.mismatch_after.max_abs if learned.mismatch_after.tokens else None,
         )

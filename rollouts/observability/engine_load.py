@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from rollouts.engines.http.metrics import Metrics
 from rollouts.errors import RolloutsError, describe_exception
-from rollouts.values import check_positive
 
 log = logging.getLogger("rollouts.observability")
 
@@ -69,15 +68,13 @@ class EngineMonitor:
             metrics = RunMetrics(sources=[monitor])
 
     Inside the block a task reads the metrics of a server of vLLM or SGLang, or of those of an `EngineFleet`,
-    every `seconds` (`engine.control.metrics`). While they cannot be read, their keys are absent and
+    every five seconds (`engine.control.metrics`). While they cannot be read, their keys are absent and
     `engine_read_errors` counts. The counts of media that were sent and omitted (`engine.media_cache_counts`)
-    are read at each call. An engine that offers neither has no metrics. Raises `ArgumentError` for `seconds`
-    that are not above 0.
+    are read at each call. An engine that offers neither has no metrics.
     """
 
-    def __init__(self, engine: object, *, seconds: float = 5.0) -> None:
+    def __init__(self, engine: object) -> None:
         self._engine = engine
-        self._seconds = check_positive("seconds", seconds, "pass a number of seconds above 0")
         self._of_server: dict[str, float] = {}
         self._errors = 0
         self._task: asyncio.Task[None] | None = None
@@ -117,7 +114,7 @@ class EngineMonitor:
     async def _read_repeatedly(self) -> None:
         while True:
             await self.read()
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(5.0)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._read_repeatedly(), name="engine-monitor")

@@ -41,40 +41,30 @@ def user(text, images=()):
 
 
 class FaultyEngine(Engine):
-    """An engine that changes each request before it samples, and each completion after."""
+    """An engine that changes each request before it samples."""
 
-    def __init__(self, engine, request, completion):
-        self.engine, self.change_request, self.change_completion = engine, request, completion
+    def __init__(self, engine, change):
+        self.engine, self.change = engine, change
         self.expecting_request = engine.expecting_request
 
     async def generate(self, request, listen=None):
-        result = await self.engine.generate(self.change_request(request))
-        return replace(result, completions=[self.change_completion(request, each) for each in result.completions])
+        return await self.engine.generate(self.change(request))
 
     async def close(self):
         await self.engine.close()
-
-
-def same_request(request):
-    return request
-
-
-def same_completion(request, completion):
-    return completion
 
 
 def sampled(
     model,
     renderer,
     *,
-    request=same_request,
-    completion=same_completion,
+    request=lambda request: request,
     seeds=range(18),
     environment=ImagesInSomeEpisodes,
     **options,
 ):
-    """The samples of one episode a seed, sampled by `model` with the fault in requests or completions."""
-    engine = FaultyEngine(LocalEngine(model), request, completion)
+    """The samples of one episode a seed, sampled by `model` with the fault in requests."""
+    engine = FaultyEngine(LocalEngine(model), request)
 
     async def run():
         specs = [EpisodeSpec(seed, sampling_seed=seed, episode_id=f"e{seed}") for seed in seeds]

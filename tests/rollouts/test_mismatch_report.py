@@ -55,13 +55,13 @@ def test_figures_are_over_trained_tokens_only_and_name_the_worst_sample():
     assert report.mean_abs == pytest.approx(0.5)
     assert report.statistics.k1 == pytest.approx((0.5 + 0.0 - 1.0) / 3)
     k3 = [math.exp(-0.5) - 1 + 0.5, 0.0, math.exp(1.0) - 1 - 1.0]
-    assert report.kl == pytest.approx(sum(k3) / 3)
+    assert report.statistics.k3 == pytest.approx(sum(k3) / 3)
     assert [(group.label, group.statistics.max_abs) for group in report.by_sample] == [("a", 0.5), ("b", 1.0)]
 
 
 def test_a_log_probability_that_is_not_a_number_counts_as_infinite_and_passes_no_threshold():
     report = compared([sample([0, 1, 1], [-1.0, -1.0], name="a")], [[math.nan, -1.0]])
-    assert report.max_abs == report.mean_abs == report.kl == math.inf
+    assert report.max_abs == report.mean_abs == report.statistics.k3 == math.inf
     assert report.outliers[0].sample == "a"
     assert report.outliers[0].difference == math.inf
     with pytest.raises(RolloutsError, match="max_abs inf is above"):

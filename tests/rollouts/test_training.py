@@ -190,7 +190,7 @@ def test_sampler_and_trainer_agree_on_multi_turn_image_episodes_that_crossed_the
     report = trained(model, samples)
     assert report.tokens == sum(len(node.logprobs) for t in episodes for node in t.nodes)
     assert report.max_abs < 1e-5
-    assert report.kl < 1e-9
+    assert report.statistics.k3 < 1e-9
 
 
 @pytest.mark.slow

@@ -142,11 +142,6 @@ class MismatchReport:
         return self.statistics.mean_abs
 
     @property
-    def kl(self) -> float:
-        """The k3 estimate of KL(sampler || trainer), see `DifferenceStatistics`."""
-        return self.statistics.k3
-
-    @property
     def by_turn(self) -> tuple[MismatchGroup, ...]:
         """Labels "turn 0", "turn 1"...: the runs of trained tokens of each sample, in order."""
         turn = self.compared.turn

@@ -1,9 +1,6 @@
 """The page in a real Chromium: list, views, keys, links, both themes, a telephone's width."""
 
-import json
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -377,41 +374,24 @@ def test_axe_finds_nothing_serious(small_page, open_page, scheme):
     assert "button-name" in [name for name, _ in serious_violations(opened)]
 
 
-def test_500_episodes_of_30_000_tokens_open_and_scroll(large_page, open_page, record_property):
+def test_500_episodes_of_30_000_tokens_open_and_scroll(large_page, open_page):
     opened = open_page(large_page)
-    paint = opened.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     assert opened.texts("#count")[0].startswith("500 of 500 episodes")
     assert opened.evaluate("document.querySelectorAll('tbody tr').length") < 120
     opened.show("#e=499&v=tokens")
-    frames = opened.evaluate(SCROLL)
-    tokens = opened.evaluate("document.querySelectorAll('.t').length")
-    figures = {
-        "page MB": round(large_page.stat().st_size / 1e6, 1),
-        "first paint ms": round(paint),
-        "frames a second": round(frames["rate"], 1),
-        "longest frame ms": round(frames["longest"]),
-        "tokens in the document": tokens,
-    }
-    for name, value in figures.items():
-        record_property(name, value)
-    if path := os.environ.get("MMROLLOUTS_VIEWER_FIGURES"):
-        Path(path).write_text(json.dumps(figures))
-    assert tokens < 6000  # of 30,000
+    opened.evaluate(SCROLL)
+    assert opened.evaluate("document.querySelectorAll('.t').length") < 6000  # of 30,000
     opened.check_quiet()
 
 
 # Scrolls by 250 pixels a frame for 3 seconds.
 SCROLL = """() => new Promise((resolve) => {
   const view = document.getElementById("view");
-  const times = [];
   const step = (now) => {
-    times.push(now);
     view.scrollTop += 250;
-    if (now - times[0] < 3000) requestAnimationFrame(step);
-    else {
-      const gaps = times.slice(1).map((time, index) => time - times[index]);
-      resolve({ rate: gaps.length / (now - times[0]) * 1000, longest: Math.max(...gaps) });
-    }
+    if (now < end) requestAnimationFrame(step);
+    else resolve();
   };
+  const end = performance.now() + 3000;
   requestAnimationFrame(step);
 })"""
