@@ -1,4 +1,4 @@
-"""Overhead of the gateway per chat request, beyond the call of the engine, for histories of 1 to 80 turns.
+"""Overhead of the gateway per request, beyond the call of the engine, for histories of 1 to 80 turns in its dialects.
 
     python benchmarks/gateway.py
     python benchmarks/gateway.py --quick
@@ -78,19 +78,42 @@ def serve(app):
     return server, server.servers[0].sockets[0].getsockname()[1]
 
 
-def play(client, engine, path, rows):
+SYSTEM = "You watch a board."
+#: The path of a dialect, the body of a conversation, and what a client keeps of an answer.
+DIALECTS = {
+    "chat": (
+        "chat/completions",
+        lambda talk: {"messages": [{"role": "system", "content": SYSTEM}, *talk]},
+        lambda answer: [answer["choices"][0]["message"]],
+    ),
+    "messages": (
+        "messages",
+        lambda talk: {"system": SYSTEM, "messages": talk},
+        lambda answer: [{"role": "assistant", "content": answer["content"]}],
+    ),
+    "responses": (
+        "responses",
+        lambda talk: {"instructions": SYSTEM, "input": talk},
+        lambda answer: answer["output"],
+    ),
+}
+
+
+def play(client, engine, session, dialect, rows):
     """One conversation of 80 turns. Adds its figures, in seconds, to the rows of the measured turns."""
-    messages = [{"role": "system", "content": "You watch a board."}]
+    path, body_of, kept_of = DIALECTS[dialect]
+    path = f"/sessions/{session}/v1/{path}"
+    talk = []
     for turn in range(1, max(TURNS) + 1):
-        messages.append({"role": "user", "content": f"{turn}. {QUESTION}"})
-        body = {"messages": messages}
+        talk.append({"role": "user", "content": f"{turn}. {QUESTION}"})
+        body = body_of(talk)
         engine.seconds = 0.0
         answer, seconds, cpu_seconds = client.post(path, body)
         if turn in TURNS:
             _, fixed, fixed_cpu = client.post("/fixed", body)
             rows[turn].append((seconds - engine.seconds, fixed, cpu_seconds - fixed_cpu))
-        messages.append(answer["choices"][0]["message"])
-    return messages
+        talk += kept_of(answer)
+    return talk
 
 
 def render_seconds(renderer, messages, turns, number):
@@ -111,21 +134,27 @@ def main(arguments=None):
         gateway = Gateway(engine, renderer)
         server, port = serve(Starlette(routes=[*gateway.routes(), Route("/fixed", fixed_answer, methods=["POST"])]))
         client = Client(port)
-        play(client, engine, "/sessions/first/v1/chat/completions", {turns: [] for turns in TURNS})  # fills caches
-        rows = {turns: [] for turns in TURNS}
+        rows = {dialect: {turns: [] for turns in TURNS} for dialect in DIALECTS}
+        for dialect in DIALECTS:  # fills caches
+            play(client, engine, f"first-{dialect}", dialect, {turns: [] for turns in TURNS})
+        # In turn, so that what else the machine does meets all dialects.
         for number in range(conversations):
-            messages = play(client, engine, f"/sessions/{number}/v1/chat/completions", rows)
+            for dialect in reversed(DIALECTS):
+                talk = play(client, engine, f"{number}-{dialect}", dialect, rows[dialect])
         tokens = {turns: len(engine.requests[turns - 1 - max(TURNS)].prompt_ids) for turns in TURNS}
         server.should_exit = True
-    print("turns  tokens  overhead ms    p90  fixed answer ms  gateway ms  processor ms  render ms")
-    for turns in TURNS:
-        overhead, fixed, cpu = (1000 * np.median(column) for column in zip(*rows[turns], strict=True))
-        p90 = 1000 * np.percentile([row[0] for row in rows[turns]], 90)
-        render = 1000 * np.median([render_seconds(renderer, messages, turns, number) for number in range(5)])
-        print(
-            f"{turns:5}  {tokens[turns]:6}  {overhead:11.2f}  {p90:5.2f}  {fixed:15.2f}  {overhead - fixed:10.2f}  "
-            f"{cpu:12.2f}  {render:9.2f}"
-        )
+    print("dialect    turns  tokens  overhead ms    p90  fixed answer ms  gateway ms  processor ms  render ms")
+    for dialect, by_turns in rows.items():
+        for turns, figures in by_turns.items():
+            overhead, fixed, cpu = (1000 * np.median(column) for column in zip(*figures, strict=True))
+            p90 = 1000 * np.percentile([row[0] for row in figures], 90)
+            render = 1000 * np.median(
+                [render_seconds(renderer, talk, turns, f"{dialect} {number}") for number in range(5)]
+            )
+            print(
+                f"{dialect:9}  {turns:5}  {tokens[turns]:6}  {overhead:11.2f}  {p90:5.2f}  {fixed:15.2f}  "
+                f"{overhead - fixed:10.2f}  {cpu:12.2f}  {render:9.2f}"
+            )
     return rows
 
 

@@ -1,1 +1,1 @@
-"""`rollouts serve` is the gateway in front of an engine, as an ASGI application (extra `serve`)."""
+"""`rollouts serve`: the gateway in front of an engine, as an ASGI application (extra `serve`)."""

@@ -13,11 +13,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollouts.serve.errors import RequestError, error_response
 
-_NO_KEY = "this server needs its API key: send the header Authorization: Bearer KEY (api_key of an OpenAI client)"
+_NO_KEY = (
+    "this server needs its API key: send the header Authorization: Bearer KEY or x-api-key: KEY (api_key of a client)"
+)
 
 
 class ApiKeyMiddleware:
-    """Refuses requests without `Authorization: Bearer KEY` with status 401.
+    """Refuses requests without `Authorization: Bearer KEY` or `x-api-key: KEY` with status 401.
 
     `/health` needs no key: a load balancer asks for it.
     """
@@ -28,10 +30,10 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
-            received = Headers(scope=scope).get("authorization", "").encode("latin-1")
-            # In constant time: the duration would tell how much of a guessed key is right.
+            headers = Headers(scope=scope)
+            received = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").encode("latin-1")
             if not hmac.compare_digest(received, self._expected):
-                response = error_response(RequestError(401, _NO_KEY, code="invalid_api_key"))
+                response = error_response(RequestError(401, _NO_KEY, code="invalid_api_key"), scope["path"])
                 response.headers["WWW-Authenticate"] = "Bearer"
                 await response(scope, receive, send)
                 return
@@ -54,14 +56,13 @@ class BrowserMiddleware:
             headers = Headers(scope=scope)
             host, origin = headers.get("host", ""), headers.get("origin")
             reason = None
-            # A page can let a name of its own lead to this address (DNS rebinding), and reach it as its own
-            # origin.
             if not self._is_known(_split(f"//{host}").hostname):
                 reason = f"the Host header {host[:100]!r} is no name of this server; use its address"
             elif origin is not None and _split(origin).netloc != host:
                 reason = f"requests of web pages of {origin[:100]!r} are not answered"
             if reason is not None:
-                await error_response(RequestError(403, reason, code="foreign_origin"))(scope, receive, send)
+                response = error_response(RequestError(403, reason, code="foreign_origin"), scope["path"])
+                await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -90,9 +91,8 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "")
-        # Python refuses to read numbers of thousands of digits; 20 exceed any limit.
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            response = error_response(self._too_large)
+            response = error_response(self._too_large, scope["path"])
             response.headers["connection"] = "close"  # the body is not read
             await response(scope, receive, send)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -81,10 +81,20 @@ def _validated(data: bytes, kind: type[Body]) -> Body:
         raise invalid_body(error) from error
 
 
-def invalid_body(error: ValidationError) -> RequestError:
-    """The first error that pydantic found, with its place and value."""
+def invalid_body(error: ValidationError, place: str = "", typed: Collection[str] = ()) -> RequestError:
+    """The first error that pydantic found in the value at a place of the body, with its place and value.
+
+    `typed` are the fields whose value, or whose elements, are of several types: pydantic has the type behind them.
+    """
     first = validation_errors(error)[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
+    loc: tuple[Any, ...] = first["loc"]
+    parts = [
+        part
+        for at, part in enumerate(loc)
+        if at < 2 or isinstance(part, int) or (loc[at - 2] not in typed and loc[at - 1] not in typed)
+    ]
+    place += "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    place = place.removeprefix(".")
     if first["type"] == "extra_forbidden":
         return unknown_field(place)
     value = "missing" if first["type"] == "missing" else short_repr(first["input"])
@@ -153,9 +163,10 @@ async def streamed_response(
     return StreamingResponse(all_events(), media_type="text/event-stream", headers=headers)
 
 
-def event(content: Mapping[str, Any]) -> bytes:
+def event(content: Mapping[str, Any], name: str | None = None) -> bytes:
     """One event of a streamed response."""
-    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+    data = f"data: {json.dumps(content, separators=(',', ':'))}\n\n"
+    return (data if name is None else f"event: {name}\n{data}").encode()
 
 
 END_OF_STREAM: Final = b"data: [DONE]\n\n"

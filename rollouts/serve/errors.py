@@ -1,4 +1,4 @@
-"""Errors of a server and their responses, in the form of OpenAI's API."""
+"""Errors of a server and their responses, in the forms of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -150,10 +150,32 @@ def error_fields(error: RequestError) -> dict[str, Any]:
     return {"error": fields}
 
 
-def error_response(error: RequestError) -> JSONResponse:
-    """The response of an error."""
+#: Anthropic's code of a request for a conversation that the server holds.
+NO_THREADS: Final = "thread_unsupported_request"
+#: Anthropic's name of an error by its HTTP status; `api_error` for any other one.
+_MESSAGES_TYPES: Final = {
+    **dict.fromkeys((400, 408, 409, 410, 413, 415), "invalid_request_error"),
+    401: "authentication_error",
+    403: "permission_error",
+    **dict.fromkeys((404, 405), "not_found_error"),
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def messages_error_fields(error: RequestError) -> dict[str, Any]:
+    """`{"type": "error", "error": {...}}`, as clients of Anthropic's API read it, with its names of types."""
+    fields = {**error_fields(error)["error"], "type": _MESSAGES_TYPES.get(error.status, "api_error")}
+    if error.code == NO_THREADS:
+        fields["details"] = {"error_code": NO_THREADS}
+    return {"type": "error", "error": fields}
+
+
+def error_response(error: RequestError, path: str) -> JSONResponse:
+    """The response of an error, in the form of the API to which the path belongs."""
     headers = {"Retry-After": "1"} if error.status == 503 else None
-    return JSONResponse(error_fields(error), error.status, headers)
+    fields = messages_error_fields(error) if "/v1/messages" in path else error_fields(error)
+    return JSONResponse(fields, error.status, headers)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
@@ -162,22 +184,22 @@ async def on_error(request: Request, error: Exception) -> Response:
     if refusal.status >= 500:
         trace = error if refusal.status == 500 else None
         log.error("%s %s: HTTP %d: %s", request.method, request.url.path, refusal.status, error, exc_info=trace)
-    return error_response(refusal)
+    return error_response(refusal, request.url.path)
 
 
 #: The exceptions that `on_error` answers.
 ANSWERED: Final = (RolloutsError, RendererError, ClientDisconnect)
 
-Handler = Callable[[Any, Request], Awaitable[Response]]
+Handler = Callable[..., Awaitable[Response]]
 
 
 def answering_errors(handler: Handler) -> Handler:
     """A handler that answers its errors itself, for routes in an application that has no `on_error`."""
 
     @wraps(handler)
-    async def answering(owner: Any, request: Request) -> Response:
+    async def answering(owner: Any, request: Request, **options: Any) -> Response:
         try:
-            return await handler(owner, request)
+            return await handler(owner, request, **options)
         except ANSWERED as error:
             return await on_error(request, error)
 
@@ -197,12 +219,14 @@ async def on_unrouted(request: Request, error: Exception) -> Response:
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
         methods = sorted({method for route in routes for method in route.methods or ()})
         message = f"{_quoted(request)}: this path takes {' and '.join(methods)}"
-        response = error_response(RequestError(error.status_code, message, code="method_not_supported"))
+        response = error_response(
+            RequestError(error.status_code, message, code="method_not_supported"), request.url.path
+        )
         response.headers["Allow"] = ", ".join(methods)
     else:
-        known = "POST /v1/chat/completions and GET /v1/models"
-        message = f"{_quoted(request)}: there is no such route. The routes of OpenAI's API are {known}"
-        response = error_response(RequestError(error.status_code, message, code="unknown_url"))
+        known = "POST /v1/chat/completions, /v1/responses and /v1/messages, and GET /v1/models"
+        message = f"{_quoted(request)}: there is no such route. The routes of agents are {known}"
+        response = error_response(RequestError(error.status_code, message, code="unknown_url"), request.url.path)
     return response
 
 

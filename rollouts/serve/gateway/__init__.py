@@ -1,1 +1,1 @@
-"""The gateway answers OpenAI's chat completions with any `Engine`, and records sessions as trajectories."""
+"""APIs of OpenAI and Anthropic in front of any `Engine`; each session of an agent is recorded as a trajectory."""

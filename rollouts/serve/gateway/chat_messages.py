@@ -6,14 +6,13 @@ of content that OpenAI's API does not have, is an error that names its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from renderers.messages import MEDIA_PART_TYPES, ROLES, media_value, unknown_part_reason
-from renderers.parsing.json_text import no_object_reason
-from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
 from rollouts.serve.errors import invalid_message, unsupported_field
+from rollouts.serve.gateway.request_checks import media_part
 
 #: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for
 #: others.
@@ -31,22 +30,6 @@ _PART_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "audio_url": frozenset({"audio_url"}),
     "audio": frozenset({"audio", "base64"}),
 }
-
-
-def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[UnprintedField], start: int) -> None:
-    """Refuse messages of which the template prints nothing. Raises `RequestError`.
-
-    `unprinted` counts from message `start` of the request, and `messages` begin there. Content beside tool
-    calls that are printed may be missing: the model may have written it, and the client could not change
-    that.
-    """
-    for index, field, reason in unprinted:
-        message = messages[index]
-        if field.startswith("content") and message["role"] == "assistant" and message.get("tool_calls"):
-            continue
-        place = f"messages[{start + index}].{field}"
-        template = "`rollouts serve` prints chat_template.jinja of its --model"
-        raise invalid_message(f"{place} of the role {message['role']}: {reason} ({template})", place)
 
 
 def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
@@ -89,48 +72,6 @@ def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
     return message
 
 
-def check_tool_results(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Check that each message of the role tool answers a call of an earlier message. Raises `RequestError`.
-
-    OpenAI refuses more: results that do not follow the message with their call, and calls without a result.
-    Templates render those. A result without an id is taken as vLLM takes it, and so is any id after a call
-    that has none.
-    """
-    known_ids: set[str] = set()
-    has_calls = has_calls_without_id = False
-    for index, message in enumerate(messages):
-        for call in message.get("tool_calls") or ():
-            has_calls = True
-            has_calls_without_id |= "id" not in call
-            known_ids.add(call.get("id", ""))
-        if message["role"] == "tool":
-            sent = message.get("tool_call_id") or None
-            if not has_calls:
-                raise invalid_message(
-                    f"messages[{index}] has the role tool, and no assistant message before it has tool_calls; send the "
-                    "assistant message with the call before its result",
-                    f"messages[{index}].role",
-                )
-            if sent is not None and sent not in known_ids and not has_calls_without_id:
-                raise invalid_message(
-                    f"messages[{index}].tool_call_id {short_repr(sent)} is the id of no call in the tool_calls of the "
-                    "messages before it; send the id of the call that the result answers",
-                    f"messages[{index}].tool_call_id",
-                )
-
-
-def check_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `RequestError` for arguments of a call that are not the text of a JSON object.
-
-    Only templates that join texts print them; a template that prints JSON would print a quoted string.
-    """
-    for index, message in enumerate(messages):
-        for position, call in enumerate(message.get("tool_calls") or ()):
-            if reason := no_object_reason(call["function"]["arguments"]):
-                place = f"messages[{index}].tool_calls[{position}].function.arguments"
-                raise invalid_message(f"{place}: {reason}", place)
-
-
 def _check_keys(raw: Mapping[str, Any], place: str) -> None:
     for key, value in raw.items():
         if key in _KEYS or key in _WITHOUT_EFFECT or not value:
@@ -159,22 +100,7 @@ def _media_part(part: Mapping[str, Any], modality: str, place: str, allow_urls: 
         known = {"data", "format"} if key == "input_audio" else {"url", "detail"}
         if isinstance(value, dict) and (unknown := value.keys() - known):
             raise unsupported_field(f"{place} has an unknown key {short_repr(min(unknown, key=str))}", place)
-    url = media_value(part)
-    if not isinstance(url, str):
-        raise invalid_message(f"{place} has no {modality}; send a data URL, data:{modality}/...;base64,...", place)
-    scheme = url[:8].lstrip().lower()
-    if scheme.startswith("data:"):
-        return {"type": modality, modality: url}
-    # Anything else that is no URL would be read as a path of this machine.
-    if not scheme.startswith(("http:", "https:")):
-        raise invalid_message(f"{place} is neither a data URL nor an http(s) URL: {short_repr(url)}", place)
-    if not allow_urls:
-        raise unsupported_field(
-            f"{place} has a URL, and this server fetches none; send the {modality} as a data URL, "
-            f"data:{modality}/...;base64,...",
-            place,
-        )
-    return {"type": modality, modality: url}
+    return media_part(media_value(part), modality, place, allow_urls=allow_urls)
 
 
 def _tool_calls(calls: Any, role: str, place: str) -> list[dict[str, Any]]:

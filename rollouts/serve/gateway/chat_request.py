@@ -7,14 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rollouts.engines.protocol import SamplingParams
 from rollouts.errors import short_repr
-from rollouts.serve.bodies import invalid_body, json_object, unknown_field
+from rollouts.serve.bodies import json_object, unknown_field
 from rollouts.serve.errors import invalid_field, unsupported_field
-from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
+from rollouts.serve.gateway.chat_messages import read_message
+from rollouts.serve.gateway.dialect import Place, TurnRequest
 from rollouts.serve.gateway.history import History
+from rollouts.serve.gateway.request_checks import (
+    RequestBody,
+    StopString,
+    check_count,
+    check_tools,
+    validated,
+)
 
 #: Fields that say something to OpenAI and nothing about the completion.
 _WITHOUT_EFFECT: Final = frozenset(
@@ -104,54 +112,34 @@ class _Tool(BaseModel):
     function: _Function
 
 
-# The text before the end of a stop string is searched with each token.
-_StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-
-
-class _ChatBody(BaseModel):
-    """The fields that are read. Messages are read by `read_message`, sampling options by `SamplingParams`."""
+class _ChatBody(RequestBody):
+    """The fields that are read. Messages are read by `read_message`."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    # A bound on the length also refuses half of a surrogate pair, which no response could hold.
-    model: Annotated[str, Field(max_length=1024)] | None = None
     messages: list[Any] = Field(min_length=1)
-    tools: list[_Tool] = []
-    stop: Annotated[list[_StopString], Field(max_length=64), BeforeValidator(_as_list)] = []
-    stop_token_ids: list[Any] = []
+    tools: list[_Tool] = Field([])
+    stop: Annotated[list[StopString], BeforeValidator(_as_list)] = Field([], max_length=64)
+    stop_token_ids: list[Any] = Field([])
     max_completion_tokens: Any = None
     max_tokens: Any = None
     n: Any = None
     seed: Any = None
-    temperature: Any = None
     top_k: Any = None
-    top_p: Any = None
     logprobs: bool = False
     # OpenAI's limit, and vLLM's default.
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     return_token_ids: bool = False
-    stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
 
 
-#: Deepest nesting of the schemas of tools. Templates walk through them recursively.
-_MAX_TOOL_DEPTH: Final = 64
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(TurnRequest):
+    """A checked request of chat completions."""
 
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A checked request. `stop` are stop strings; `calls_tools` is False for `tool_choice` "none"."""
-
-    model: str | None
-    history: History
-    tools: list[dict[str, Any]] | None
-    sampling: SamplingParams
-    stop: tuple[str, ...]
-    calls_tools: bool
     logprobs: bool
     top_logprobs: int
     return_token_ids: bool
-    stream: bool
     include_usage: bool
 
 
@@ -168,22 +156,25 @@ def read_chat_request(
     Raises `RequestError`; `InvalidRequestError` for sampling options out of range.
     """
     fields = {name: value for name, value in json_object(body).items() if value is not None}
-    try:
-        read = _ChatBody.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_body(error) from None
+    read = validated(_ChatBody, fields)
     _check_fields(read.model_extra or {})
     if read.stream_options.continuous_usage_stats:
         reason = "the number of tokens is in the last chunk alone; send false, and include_usage"
         raise unsupported_field(f"stream_options.continuous_usage_stats true: {reason}", "stream_options")
     if read.top_logprobs and not read.logprobs:
         raise invalid_field("top_logprobs are alternatives in logprobs; send logprobs true, too", "top_logprobs")
+    messages = fields["messages"]
+    lists = [message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls")]
+    check_count((messages, fields.get("tools"), *lists), max_parts, "messages")
     calls_tools = fields.get("tool_choice", "auto") == "auto"
     # Without the tools in the prompt the model does not know of them.
-    tools = (_tools(fields.get("tools", [])) or None) if calls_tools else None
+    tools = (fields.get("tools") or None) if calls_tools else None
+    check_tools(tools or [])
+    read_messages = [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
     return ChatRequest(
         model=read.model,
-        history=History(_messages(fields, allow_urls, max_parts), tools),
+        history=History(read_messages, tools),
+        place=lambda index: Place(f"messages[{index}]", f"messages[{index}].content"),
         tools=tools,
         sampling=_sampling(fields, defaults, max_choices),
         stop=tuple(read.stop),
@@ -208,37 +199,6 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             allowed = " or ".join(map(json.dumps, constraint.allowed))
             cure = f"send {allowed}, or leave it out" if allowed else "leave it out"
             raise unsupported_field(f"{name} {short_repr(value)}: {constraint.reason}; {cure}", name)
-
-
-def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> list[dict[str, Any]]:
-    messages = fields["messages"]
-    lists = [message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls")]
-    count = len(messages) + sum(len(each) for each in (*lists, fields.get("tools")) if isinstance(each, list))
-    if count > max_parts:
-        raise invalid_field(
-            f"the request has {count} messages, parts of contents, tool calls and tools; this server takes at most "
-            f"{max_parts}; shorten the conversation",
-            "messages",
-        )
-    read = [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
-    check_tool_results(read)
-    return read
-
-
-def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for index, tool in enumerate(tools):
-        if _deeper_than(tool, _MAX_TOOL_DEPTH):
-            raise invalid_field(f"tools[{index}] is nested deeper than {_MAX_TOOL_DEPTH} levels", f"tools[{index}]")
-    try:
-        json.dumps(tools, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise invalid_field("tools hold half of a surrogate pair", "tools") from None
-    return tools
-
-
-def _deeper_than(value: Any, depth: int) -> bool:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth < 0 or any(_deeper_than(child, depth - 1) for child in children)
 
 
 def _sampling(fields: Mapping[str, Any], defaults: SamplingParams, max_choices: int) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Chat completions of a session: the prompt that continues it, the sampled turns, and the message of each."""
+"""Completions of a session: the prompt that continues it, the sampled turns, and the message of each."""
 
 from __future__ import annotations
 
@@ -7,69 +7,41 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from renderers.errors import MediaError, MessageError
 from renderers.parsing.format import Format
+from renderers.tokens.decoding import TokenDecoder
+from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
     GenerateRequest,
     TokenListener,
-    TopLogprobs,
 )
 from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
 from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
 from rollouts.episodes.turns import Prompt, SampledTurn
 from rollouts.serve.errors import RequestError, invalid_message, unsupported_field
-from rollouts.serve.gateway.chat_messages import check_arguments, check_is_printed
-from rollouts.serve.gateway.chat_request import ChatRequest
+from rollouts.serve.gateway.dialect import Choice, TokenTexts, TurnCompletion, TurnRequest
+from rollouts.serve.gateway.request_checks import check_arguments, check_is_printed
 from rollouts.serve.gateway.session import Match, Session
 from rollouts.serve.gateway.session_store import SessionStore
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One completion as the client receives it. `turn` is the index of its turn in the trajectory."""
-
-    index: int
-    turn: int
-    message: dict[str, Any]
-    finish_reason: str
-    token_ids: list[int]
-    logprobs: np.ndarray
-    top_logprobs: TopLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class ChatCompletion:
-    """The completions of one request. `id` is random, `created` in seconds since the epoch."""
-
-    id: str
-    created: int
-    model: str
-    session_id: str
-    prompt_ids: list[int]
-    choices: list[Choice]
-
 
 #: Makes a listener for the tokens of a prompt.
 ListenerFactory = Callable[[Prompt], TokenListener]
 
 
-async def complete_chat(
+async def complete_turn(
     session: Session,
-    chat: ChatRequest,
+    request: TurnRequest,
     store: SessionStore,
     *,
-    model: str,
     adapter: str | None,
     request_seconds: float,
-    make_listener: ListenerFactory | None = None,
-) -> ChatCompletion:
+    make_listener: ListenerFactory | None,
+) -> TurnCompletion:
     """Sample the completions of a request and record them as turns of the session.
 
     `adapter` names the LoRA adapter of the engine to sample with. `make_listener` is called with the prompt;
@@ -77,7 +49,7 @@ async def complete_chat(
     engine, and records nothing. Raises `RequestError`, and what renderer and engine raise.
     """
     recorder = session.recorder
-    sampling = chat.sampling
+    sampling = request.sampling
     if sampling.stop_token_ids:
         sampling = replace(
             sampling, stop_token_ids=tuple(dict.fromkeys((*recorder.stop_token_ids, *sampling.stop_token_ids)))
@@ -85,49 +57,42 @@ async def complete_chat(
     request_id = f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}"
     try:
         async with asyncio.timeout(request_seconds):
-            prompt, match = await _prompt(session, chat)
-            request = replace(recorder.request(prompt, sampling, sampling.seed, request_id), adapter=adapter)
+            prompt, match = await prompt_of(session, request)
+            generate = replace(recorder.request(prompt, sampling, sampling.seed, request_id), adapter=adapter)
             began = time.perf_counter()
             listen = None if make_listener is None else make_listener(prompt)
-            completions = await _sampled(session, chat, request, listen)
+            completions = await _sampled(session, request.stop, generate, listen)
     except TimeoutError:
         message = f"no completion within {request_seconds:g} s; nothing of it is recorded. Send a smaller max_tokens"
         raise RequestError(504, message, code="timeout") from None
     seconds = time.perf_counter() - began
     choices = []
     for index, (completion, stop) in enumerate(completions):
-        choices.append(await _record(session, chat, store, prompt, match, completion, stop, index, seconds))
-    return ChatCompletion(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=model,
-        session_id=session.id,
-        prompt_ids=prompt.rendered.token_ids,
-        choices=choices,
-    )
+        choices.append(await _record(session, request, store, prompt, match, completion, stop, index, seconds))
+    return TurnCompletion(prompt.rendered.token_ids, choices)
 
 
 async def _sampled(
-    session: Session, chat: ChatRequest, request: GenerateRequest, listen: TokenListener | None
+    session: Session, stop: Sequence[str], request: GenerateRequest, listen: TokenListener | None
 ) -> list[tuple[Completion, str | None]]:
     """The completions of a request, each with the stop string that ends it."""
     recorder = session.recorder
-    if not chat.stop:
+    if not stop:
         completions = await generate_completions(recorder.engine, request, recorder.vocab_size, listen)
         return [(completion, None) for completion in completions]
     decode = decoder(recorder.renderer.renderer)
     engine = recorder.engine
-    early_stop = EarlyStop(engine.abort, request, chat.stop, decode, listen)
+    early_stop = EarlyStop(engine.abort, request, stop, decode, listen)
     completions = await generated(engine, request, recorder.vocab_size, early_stop)
     await early_stop.close()
-    cut = [cut_at_stop(completion, chat.stop, decode) for completion in completions]
+    cut = [cut_at_stop(completion, stop, decode) for completion in completions]
     check_uninterrupted(request, [completion for completion, _ in cut])
     return cut
 
 
-async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | None]:
+async def prompt_of(session: Session, request: TurnRequest) -> tuple[Prompt, Match | None]:
     """The prompt of a request, and the turn that it continues; None where the conversation is rendered in full."""
-    history = chat.history
+    history = request.history
     match = session.find(history)
     if match is not None and any(message["role"] == "assistant" for message in history.messages[match.num_messages :]):
         match = None  # a message that the model did not write follows the turn
@@ -137,30 +102,29 @@ async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | 
         if match is None:
             format = getattr(session.recorder.renderer.renderer, "format", None)
             if isinstance(format, Format) and format.arguments == "object":  # other renderers read what clients send
-                check_arguments(messages)
-            prompt = await session.recorder.first_prompt(messages, chat.tools, "messages")
+                check_arguments(request)
+            prompt = await session.recorder.first_prompt(messages, request.tools, "messages")
         else:
             prompt = await session.recorder.next_prompt(await session.sampled_turn(match.turn), messages, "messages")
     except (MediaError, MessageError) as error:
-        raise _placed(error, start) from error
+        raise _placed(request, error, start) from error
     first = len(prompt.conversation) - len(prompt.messages)  # 0 for a conversation that was rendered in full
-    check_is_printed(prompt.messages, prompt.rendered.unprinted, first)
+    check_is_printed(request, prompt.messages, prompt.rendered.unprinted, first)
     return prompt, match
 
 
-def _placed(error: MediaError | MessageError, start: int) -> RequestError:
+def _placed(request: TurnRequest, error: MediaError | MessageError, start: int) -> RequestError:
     """The error of a message of the request. `error` counts messages from message `start`."""
     if error.message_index is None:
         return invalid_message(str(error), "messages")
-    place = f"messages[{start + error.message_index}]"
-    if error.part_index is not None:
-        place += f".content[{error.part_index}]"
-    return invalid_message(f"{place}: {error.reason}", place)
+    place = request.place(start + error.message_index)
+    where = place.message if error.part_index is None else place.part(error.part_index)
+    return invalid_message(f"{where}: {error.reason}", where)
 
 
 async def _record(
     session: Session,
-    chat: ChatRequest,
+    request: TurnRequest,
     store: SessionStore,
     prompt: Prompt,
     match: Match | None,
@@ -171,21 +135,21 @@ async def _record(
 ) -> Choice:
     """Add a completion to the trajectory, and make the message that the client receives."""
     turn = await session.recorder.record(prompt, completion, agent="", engine_seconds=seconds)
-    message = _client_message(turn, calls_tools=chat.calls_tools)
+    message = _client_message(turn, calls_tools=request.calls_tools)
     variants: Sequence[dict[str, Any]] = ()
     if stop is not None:
         # Some agents write the stop string back, which was sampled.
         variants = (message, {**message, "content": text_before(message["content"], stop) + stop})
         message = _without_stop(message, stop)
-    digests = session.add(turn, chat.history, match, choice=index, message=message, variants=variants)
+    digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
     call_ids = [call["id"] for call in message.get("tool_calls") or ()]
     store.recorded(session, digests, call_ids)
-    is_cut = completion.finish_reason is FinishReason.LENGTH
     return Choice(
         index=index,
         turn=turn.index,
         message=message,
-        finish_reason="length" if is_cut else "tool_calls" if message.get("tool_calls") else "stop",
+        is_cut=completion.finish_reason is FinishReason.LENGTH,
+        stop=stop,
         token_ids=list(turn.completion_ids),
         logprobs=completion.logprobs,
         top_logprobs=completion.top_logprobs,
@@ -200,8 +164,23 @@ def decoder(renderer: Any) -> Decode:
     return decode
 
 
+def token_texts_of(tokenizer: Any) -> TokenTexts | None:
+    """What tells the texts of tokens; None without a tokenizer that decodes.
+
+    The bytes of the tokens of a completion, joined, are its text in UTF-8, also where a character has several
+    tokens.
+    """
+    if isinstance(tokenizer, TemplateTokenizer):
+        decoder = TokenDecoder(tokenizer)
+        return lambda ids: [(data.decode(errors="replace"), data) for data in decoder.bytes_of(ids)]
+    decode: Callable[[Sequence[int]], str] | None = getattr(tokenizer, "decode", None)
+    if decode is None:
+        return None
+    return lambda ids: [(text, None if "\ufffd" in text else text.encode()) for text in (decode([i]) for i in ids)]
+
+
 def _client_message(turn: SampledTurn, *, calls_tools: bool) -> dict[str, Any]:
-    """The parsed completion in OpenAI's form. Ids of tool calls are unique, whatever the model wrote.
+    """The parsed completion in the form of chat completions. Ids of tool calls are unique, whatever the model wrote.
 
     Unless the request `calls_tools`, they are text.
     """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
@@ -21,11 +22,15 @@ from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import EngineError, is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected
-from rollouts.serve.errors import RequestError, answering_errors, invalid_field, unsupported_field
-from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request
-from rollouts.serve.gateway.completion_objects import completion_events, completion_object, token_texts_of
-from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat, decoder
+from rollouts.serve.errors import RequestError, answering_errors, invalid_field
+from rollouts.serve.gateway.chat_answers import CHAT
+from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, decoder, prompt_of, token_texts_of
+from rollouts.serve.gateway.dialect import Dialect, Head, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
+from rollouts.serve.gateway.messages_answers import MESSAGES
+from rollouts.serve.gateway.request_checks import check_tool_results
+from rollouts.serve.gateway.responses_answers import RESPONSES, ResponsesWriter
+from rollouts.serve.gateway.responses_request import ResponsesRequest
 from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import (
     OnSessionEnd,
@@ -35,16 +40,19 @@ from rollouts.serve.gateway.session_store import (
     snapshot,
     trajectory_object,
 )
-from rollouts.serve.gateway.text_stream import TextStream
+from rollouts.serve.gateway.turn_stream import TurnStream
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import real_number
 
 _SESSION_HEADER: Final = "X-Session-ID"
+_DIALECTS: Final = (CHAT, MESSAGES, RESPONSES)
 _FORMATS: Final = ("records", "json")
 
 
 class Gateway:
-    """Chat completions in front of an engine and a renderer; each session is recorded as a trajectory.
+    """Agents' APIs in front of an engine and a renderer; each session is recorded as a trajectory.
+
+    They are chat completions and Responses of OpenAI, and Messages of Anthropic.
 
     A request's messages are matched to the recorded conversations of its session. The request continues the
     longest one that it begins with: tokens of the history are those that the engine has seen and sampled, and
@@ -99,13 +107,22 @@ class Gateway:
         )
         post = partial(Route, methods=["POST"], middleware=[bound])
         return [
-            post("/v1/chat/completions", self._chat),
+            *(
+                post(f"{base}/v1/{dialect.path}", partial(self._turn, dialect=dialect))
+                for base in ("", session)
+                for dialect in _DIALECTS
+            ),
+            *(post(f"{base}/v1/messages/count_tokens", self._count_tokens) for base in ("", session)),
+            *(
+                Route(f"{base}/v1/responses/{{response_id}}", handler, methods=[method])
+                for base in ("", session)
+                for method, handler in (("GET", self._get_response), ("DELETE", self._delete_response))
+            ),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/sessions", self._list_sessions, methods=["GET"]),
             post("/sessions", self._begin_session),
             Route(session, self._get_session, methods=["GET"]),
             Route(session, self._delete_session, methods=["DELETE"]),
-            post(f"{session}/v1/chat/completions", self._chat),
             Route(f"{session}/v1/models", self._models, methods=["GET"]),
             Route(f"{session}/trajectory", self._trajectory, methods=["GET"]),
             post(f"{session}/reward", self._reward),
@@ -143,60 +160,89 @@ class Gateway:
     # Completions.
 
     @answering_errors
-    async def _chat(self, request: Request) -> Response:
-        session_id = _session_id(request)
-        chat = await read_body(
-            request,
-            partial(
-                read_chat_request,
-                defaults=self._sampling,
-                allow_urls=self._allow_media_urls,
-                max_choices=self._limits.max_choices,
-                max_parts=self._limits.max_parts,
-            ),
-        )
-        model, adapter = await self._checked_model(chat)
-        session = self._sessions.for_request(session_id, chat.history)
+    async def _turn(self, request: Request, dialect: Dialect) -> Response:
+        session_id, turn = await self._read(request, dialect)
+        if turn.stop:
+            decoder(self._pool.renderer)
+        model, adapter = await self._checked_model(turn.model)
+        session = self._sessions.for_request(session_id, turn.history)
         headers = {_SESSION_HEADER: session.id}
-        complete = partial(self._complete, session, chat, model, adapter)
-        parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
-        if chat.stream and parses and self._engine.streams:  # the text is sent while it is sampled
-            stream = TextStream(
-                complete, chat, session.recorder.renderer.renderer, self._token_texts, model, session.id
-            )
+        head = Head(uuid.uuid4().hex, int(time.time()), model, session.id)
+        writer = dialect.writer(turn, head, self._token_texts)
+        complete = partial(self._complete, session, turn, head, adapter)
+        if turn.stream:
+            parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
+            is_live = parses and self._engine.streams  # the text is sent while it is sampled
+            stream = TurnStream(complete, turn, writer, session.recorder.renderer.renderer if is_live else None)
             return await streamed_response(request, stream.events(), headers)
         completion = await unless_disconnected(request, complete(None))
-        if chat.stream:
-            events = completion_events(completion, chat, self._token_texts)
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        return JSONResponse(completion_object(completion, chat, self._token_texts), headers=headers)
+        return JSONResponse(writer.whole(completion), headers=headers)
+
+    @answering_errors
+    async def _count_tokens(self, request: Request) -> Response:
+        """The tokens of the prompt that a request would have now. Begins no session."""
+        session_id, turn = await self._read(request, MESSAGES)
+        session = self._sessions.find(session_id, turn.history) or self._sessions.begin(None)
+        with self._sessions.request(session):
+            prompt, _ = await prompt_of(session, turn)
+        return JSONResponse({"input_tokens": len(prompt.rendered)})
+
+    @answering_errors
+    async def _get_response(self, request: Request) -> Response:
+        session, stored = self._sessions.response(request.path_params["response_id"])
+        return JSONResponse(stored.response, headers={_SESSION_HEADER: session.id})
+
+    @answering_errors
+    async def _delete_response(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        self._sessions.delete_response(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def _read(self, request: Request, dialect: Dialect) -> tuple[str | None, TurnRequest]:
+        """The session that a request names, and the request. Raises `RequestError`."""
+        session_id = _session_id(request)
+        read = partial(
+            dialect.read,
+            defaults=self._sampling,
+            allow_urls=self._allow_media_urls,
+            max_choices=self._limits.max_choices,
+            max_parts=self._limits.max_parts,
+        )
+        turn = await read_body(request, read)
+        if isinstance(turn, ResponsesRequest) and turn.previous_response_id is not None:
+            session, stored = self._sessions.response(turn.previous_response_id, "previous_response_id")
+            if session_id not in (None, session.id):
+                reason = f"previous_response_id is of the session {session.id!r}, not of {session_id!r}"
+                raise invalid_field(reason, "previous_response_id")
+            session_id, turn = session.id, turn.after(stored.messages)
+        check_tool_results(turn)
+        return session_id, turn
 
     async def _complete(
         self,
         session: Session,
-        chat: ChatRequest,
-        model: str,
+        turn: TurnRequest,
+        head: Head,
         adapter: str | None,
         make_listener: ListenerFactory | None,
-    ) -> ChatCompletion:
+    ) -> TurnCompletion:
         with self._sessions.request(session):
-            return await complete_chat(
+            completion = await complete_turn(
                 session,
-                chat,
+                turn,
                 self._sessions,
-                model=model,
                 adapter=adapter,
                 request_seconds=self._limits.request_seconds,
                 make_listener=make_listener,
             )
+            if isinstance(turn, ResponsesRequest) and turn.store:
+                response = ResponsesWriter(turn, head, None).whole(completion)
+                message = completion.choices[0].message
+                self._sessions.keep_response(session, response, turn.history, message, turn.num_instructions)
+        return completion
 
-    async def _checked_model(self, chat: ChatRequest) -> tuple[str, str | None]:
+    async def _checked_model(self, name: str | None) -> tuple[str, str | None]:
         """The name of the model that the client receives, and the adapter to sample with."""
-        if chat.logprobs and self._token_texts is None:
-            raise unsupported_field("this renderer has no tokenizer for logprobs; use return_token_ids", "logprobs")
-        if chat.stop:
-            decoder(self._pool.renderer)
-        name = chat.model
         if name is None or name == self._model:
             return self._model or "model", None
         # Asked again about a name that the engine did not have before: adapters are loaded while it serves.
@@ -217,9 +263,14 @@ class Gateway:
     @answering_errors
     async def _models(self, request: Request) -> Response:
         base = self._model or "model"
-        entry = {"id": base, "object": "model", "created": 0, "owned_by": "mmrollouts"}
-        adapters = [{**entry, "id": name, "parent": base} for name in await self._adapters()]
-        return JSONResponse({"object": "list", "data": [entry, *adapters]})
+        names = (base, *await self._adapters())
+        # The fields of OpenAI's API, and those of Anthropic's.
+        entry = {"object": "model", "created": 0, "owned_by": "mmrollouts", "parent": base}
+        entry |= {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+        models = [{**entry, "id": name, "display_name": name} for name in names]
+        models[0].pop("parent")
+        page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return JSONResponse({"object": "list", "data": models, **page})
 
     # Sessions.
 
@@ -275,7 +326,6 @@ class Gateway:
         form = request.query_params.get("format", _FORMATS[0])
         if form not in _FORMATS:
             raise invalid_field(f"format is {form[:80]!r}; it is one of {', '.join(_FORMATS)}", "format")
-        # A request of the session may add turns while a thread writes it.
         trajectory = snapshot(session.trajectory)
         if form == "json":
             return await asyncio.to_thread(lambda: JSONResponse(trajectory_object(trajectory)))
@@ -290,7 +340,6 @@ class Gateway:
 
     async def _fields(self, request: Request, types: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a request about a session. A body may be left out. Raises `RequestError`."""
-        # A body that is sent in chunks has no length.
         if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
             return {}
         body = await read_object(request)
@@ -298,7 +347,6 @@ class Gateway:
         for name, value in fields.items():
             if name not in types:
                 raise invalid_field(f"unknown field {name[:80]!r}; it is one of {', '.join(types)}", name[:80])
-            # True is an int in Python, and no number in JSON.
             if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
                 raise invalid_field(f"{name} has a value of another type: {value!r:.80}", name)
             if name != "session_id" and kept_bytes(value) > self._limits.max_field_bytes:

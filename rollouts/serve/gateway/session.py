@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import ChainMap, OrderedDict
+from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -20,6 +20,8 @@ _KEPT_PROMPTS: Final = 8
 _TOKEN_BYTES: Final = 40
 #: Of a place in the list of ids of a kept prompt.
 _PLACE_BYTES: Final = 8
+#: Of a digest of a conversation, with its place in a set.
+_DIGEST_BYTES: Final = 100
 #: Of a session without turns, and of a turn without tokens and messages.
 _SESSION_BYTES: Final = 3000
 _TURN_BYTES: Final = 2500
@@ -54,6 +56,13 @@ class Match(NamedTuple):
     num_messages: int
 
 
+class StoredResponse(NamedTuple):
+    """A response of the Responses API, and the messages that the next request may leave out, its own the last."""
+
+    response: dict[str, Any]
+    messages: Sequence[Mapping[str, Any]]
+
+
 class Session:
     """Made on the event loop that serves it. `is_anonymous`: its client named no session.
 
@@ -72,8 +81,12 @@ class Session:
         self.nbytes = 0
         self.on_count = on_count
         self.turns: dict[bytes, list[RecordedTurn]] = {}  # by the digest of the conversation that ends with the turn
+        self.responses: dict[str, StoredResponse] = {}
+        self._stored_messages: dict[bytes, Mapping[str, Any]] = {}  # by the digest of the conversation that they end
         self._internal_ids: dict[str, str] = {}  # of tool calls: from the id that clients have to the model's
         self._prompts: OrderedDict[int, SampledTurn] = OrderedDict()
+        self.fork_reasons: Counter[str] = Counter()
+        self._known: set[bytes] = set()  # the digests of all conversations that requests had, and of their beginnings
         self._counted_nodes = 0
         self._counted_sources: set[str] = set()
         self._counted_prompts = 0  # the bytes of the kept prompts
@@ -164,7 +177,8 @@ class Session:
             sampled=None if is_bridged else prompt.sampled,
             placeholder_token_ids=prompt.rendered.placeholder_token_ids,
         )
-        # Clients get ids of this gateway: a model may write one id twice.
+        if self.trajectory.forks > self.fork_reasons.total():
+            self.fork_reasons[self._fork_reason(history, match, is_bridged, choice)] += 1
         for sent, own in zip(message.get("tool_calls") or (), turn.message.get("tool_calls") or (), strict=False):
             self._internal_ids[sent["id"]] = own["id"]
         digests = list(dict.fromkeys(extended_digest(history.digests[-1], one) for one in (message, *variants)))
@@ -174,8 +188,47 @@ class Session:
             self.count(kept_bytes(prompt.messages if is_bridged else prompt.conversation[start:]))
             self.count(0 if is_bridged else kept_bytes(recorded.tools))
         self._count_turn(turn, recorded)
+        known = len(self._known)
+        self._known.update(history.digests, digests)
+        self.count(_DIGEST_BYTES * (len(self._known) - known))
         self._keep(turn)
         return digests
+
+    def _fork_reason(self, history: History, match: Match | None, is_bridged: bool, choice: int) -> str:
+        """Why the turn of a request does not extend the turn before it; `match` and `is_bridged` as in `add`."""
+        if choice > 0:
+            return "another choice"
+        if is_bridged:
+            return "an earlier turn is continued"
+        if history.digests[0] not in self._known:
+            return "other tools"
+        continued = 0 if match is None else match.num_messages
+        if any(history.digests[end] in self.turns for end in history.turn_ends if end > continued):
+            return "other reasoning or ids of calls"
+        pairs = zip(history.digests[1:], history.messages, strict=True)
+        role = next((message["role"] for digest, message in pairs if digest not in self._known), None)
+        if role is None:
+            return "a repeated request"
+        return "the bridge was refused" if match is not None else f"another {role} message"
+
+    def keep_response(self, response: dict[str, Any], history: History, message: Mapping[str, Any], first: int) -> None:
+        """Keep a response, and the conversation that it ends from message `first` on.
+
+        Equal messages of several requests are kept once. `message` is what the client receives.
+        """
+        messages = []
+        for digest, sent in zip(history.digests[1:], history.messages, strict=True):
+            kept = self._stored_messages.setdefault(digest, sent)
+            if kept is sent or kept != sent:
+                self.count(kept_bytes(sent))
+                kept = sent
+            messages.append(kept)
+        self.responses[response["id"]] = StoredResponse(response, [*messages[first:], message])
+        self.count(kept_bytes(response, message) + _PLACE_BYTES * len(messages))
+
+    def forget_response(self, response_id: str) -> None:
+        response, messages = self.responses.pop(response_id)
+        self.count(-kept_bytes(response, messages[-1]) - _PLACE_BYTES * len(messages))
 
     def record_reward(self, reward: float, info: Mapping[str, Any], turn: int | None) -> None:
         """Set the reward and the info of a turn, None for the last. Raises as `Trajectory.record_reward`."""

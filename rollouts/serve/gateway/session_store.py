@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from rollouts.serve.errors import (
 )
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.limits import GatewayLimits
-from rollouts.serve.gateway.session import Session
+from rollouts.serve.gateway.session import Session, StoredResponse
 from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.token_node import TokenNode
@@ -77,6 +77,7 @@ def session_object(session: Session, now: float) -> dict[str, Any]:
         "turns": trajectory.num_turns,
         "branches": len(trajectory.leaves()),
         "forks": trajectory.forks,
+        "fork_reasons": dict(session.fork_reasons),
         "reward": trajectory.reward,
         "ended": trajectory.finished,
         "delivered": session.is_delivered,
@@ -109,6 +110,7 @@ class SessionStore:
         # From the digest of a conversation to the sessions that recorded it, the last one last.
         self._anonymous: dict[bytes, dict[str, Session]] = {}
         self._anonymous_calls: dict[str, str] = {}  # from the id of a tool call to the session that made it
+        self._responses: dict[str, Session] = {}  # of the Responses API, by id
         self._nbytes = 0
 
     def __len__(self) -> int:
@@ -123,7 +125,7 @@ class SessionStore:
         """Raises `RequestError` for one that is gone or unknown."""
         session = self._find(session_id)
         if session is None:
-            message = f"there is no session {session_id!r}; a chat completion with this id begins it"
+            message = f"there is no session {session_id!r}; a request for a completion with this id begins it"
             raise RequestError(404, message, code="session_not_found")
         return session
 
@@ -136,19 +138,22 @@ class SessionStore:
         if session_id in self._gone:
             raise session_gone(session_id, self._gone[session_id])
 
+    def find(self, session_id: str | None, history: History) -> Session | None:
+        """The session with the id; without one, that which recorded the conversation that the history continues."""
+        if session_id is not None:
+            return self._find(session_id)
+        self._evict_idle()
+        return self._continued(history)
+
     def for_request(self, session_id: str | None, history: History) -> Session:
-        """The session of a chat request, which begins one if there is none yet.
+        """The session of a request for a completion, which begins one if there is none yet.
 
         Without an id it is the session that recorded the conversation that the request continues; a request that
         continues none begins a session. So each conversation of a client that knows only a base URL is a session.
 
         Raises `RequestError`.
         """
-        if session_id is not None:
-            session = self._find(session_id)
-        else:
-            self._evict_idle()
-            session = self._continued(history)
+        session = self.find(session_id, history)
         if session is None:
             return self.begin(session_id)
         if session.trajectory.finished:
@@ -238,6 +243,29 @@ class SessionStore:
                 recorded[session.id] = session
             self._anonymous_calls.update(dict.fromkeys(call_ids, session.id))
 
+    def keep_response(
+        self, session: Session, response: dict[str, Any], history: History, message: Mapping[str, Any], first: int
+    ) -> None:
+        """As `Session.keep_response`; the response is found until it is deleted, or its session is gone."""
+        if session.id in self._sessions:
+            session.keep_response(response, history, message, first)
+            self._responses[response["id"]] = session
+
+    def response(self, response_id: str, param: str | None = None) -> tuple[Session, StoredResponse]:
+        """A response and its session. Raises `RequestError`; `param` is the field of a request that names it."""
+        session = self._responses.get(response_id)
+        if session is None:
+            message = f"there is no response {short_repr(response_id)}: its request had store false, or it is deleted"
+            code = "response_not_found" if param is None else "previous_response_not_found"
+            raise RequestError(404 if param is None else 400, message, param, code=code)
+        return session, session.responses[response_id]
+
+    def delete_response(self, response_id: str) -> None:
+        """Raises `RequestError`."""
+        session, _ = self.response(response_id)
+        session.forget_response(response_id)
+        del self._responses[response_id]
+
     def _touch(self, session: Session) -> None:
         session.last_used = time.monotonic()
         self._sessions.move_to_end(session.id)
@@ -299,7 +327,6 @@ class SessionStore:
         before = time.monotonic() - self._limits.idle_seconds
         while self._sessions:
             session = next(iter(self._sessions.values()))
-            # The others were used later: they are in the order of their use.
             if session.last_used > before:
                 return
             if session.in_flight:
@@ -324,6 +351,8 @@ class SessionStore:
             return False
         self._nbytes -= session.nbytes
         session.on_count = lambda nbytes: None  # a request of it may still run
+        for response_id in session.responses:
+            del self._responses[response_id]
         return True
 
     def _remove(self, session: Session, reason: str) -> None:

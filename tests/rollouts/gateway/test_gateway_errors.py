@@ -107,6 +107,11 @@ WRONG = [
     (message_with("a"), "messages[0].content[0]", "not an object"),
     (message_with({"type": "input_audio"}), "messages[0].content[0]", "has no audio"),
     (message_with({"type": "input_audio", "input_audio": {"data": "AA==", "rate": 8}}), None, "unknown key 'rate'"),
+    (
+        message_with({"type": "file", "file": {"file_id": "f"}}),
+        "messages[0].content[0].type",
+        "files are not supported",
+    ),
     (message_with({"type": "mood"}), "messages[0].content[0].type", "unknown part type 'mood'"),
     (message_with({"type": ["text"]}), "messages[0].content[0].type", "['text']"),
     (message_with({"type": "text"}), "messages[0].content[0].text", "not text"),

@@ -1,0 +1,110 @@
+"""Sends the text of a completion while it is sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any
+
+from renderers.parsing.response import ContentDelta, ReasoningDelta
+from rollouts.engines.protocol import TokenDelta, TokenListener
+from rollouts.engines.stop_strings import sendable_length
+from rollouts.episodes.turns import Prompt
+from rollouts.serve.errors import ANSWERED, request_error
+from rollouts.serve.gateway.completions import ListenerFactory
+from rollouts.serve.gateway.dialect import Event, TurnCompletion, TurnRequest, Writer
+
+_KEYS = {ReasoningDelta: "reasoning_content", ContentDelta: "content"}
+
+
+class TurnStream:
+    """The events of one request. Reasoning and content are sent as they are sampled, tool calls when they are complete.
+
+    `complete` samples and records the completion, with a listener for its tokens. Without a `renderer`, which
+    parses them, all is sent when the completion is finished.
+    """
+
+    def __init__(
+        self,
+        complete: Callable[[ListenerFactory | None], Coroutine[Any, Any, TurnCompletion]],
+        request: TurnRequest,
+        writer: Writer,
+        renderer: Any,
+    ) -> None:
+        self._complete = complete
+        self._request = request
+        self._writer = writer
+        self._renderer = renderer
+        self._sent: dict[int, dict[str, str]] = {}
+        self._parsers: dict[int, Any] = {}
+        self._held: dict[int, ReasoningDelta | ContentDelta] = {}  # text with which a stop string may begin
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._has_begun = False
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The events. An error before the first one is raised; a later one is the last event."""
+        listener = None if self._renderer is None else self._listener
+        completing = asyncio.ensure_future(self._complete(listener))
+        completing.add_done_callback(lambda _: self._events.put_nowait(None))
+        try:
+            while (sent := await self._events.get()) is not None:
+                yield self._writer.encoded(sent)
+            completion = await completing
+            self._begin(completion.prompt_ids)
+            self._put(self._writer.rest(completion, self._sent))
+            while not self._events.empty():
+                if (last := self._events.get_nowait()) is not None:
+                    yield self._writer.encoded(last)
+            yield self._writer.last
+        except ANSWERED as error:
+            if not self._has_begun:
+                raise
+            yield self._writer.encoded(self._writer.failed(request_error(error)))
+        finally:
+            completing.cancel()
+            await asyncio.gather(completing, return_exceptions=True)
+
+    def _listener(self, prompt: Prompt) -> TokenListener:
+        prompt_ids = prompt.rendered.token_ids
+
+        def listen(delta: TokenDelta) -> None:
+            index = delta.index
+            if index not in self._parsers:
+                self._parsers[index] = self._renderer.response_parser(tools=prompt.tools, prompt_ids=prompt_ids)
+            for piece in self._parsers[index].feed(delta.token_ids.tolist()):
+                if isinstance(piece, ReasoningDelta | ContentDelta) and piece.text:
+                    self._begin(prompt_ids)
+                    self._send_or_hold(index, piece)
+
+        return listen
+
+    def _send_or_hold(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
+        held = self._held.pop(index, None)
+        if held is not None and type(held) is type(piece):
+            piece = replace(piece, text=held.text + piece.text)
+        elif held is not None:
+            self._send(index, held)
+        begun = self._sent.get(index, {}).get(_KEYS[type(piece)])
+        length = sendable_length(piece.text, self._request.stop, is_beginning=not begun)
+        if length < len(piece.text):
+            self._held[index] = replace(piece, text=piece.text[length:])
+        if length:
+            self._send(index, replace(piece, text=piece.text[:length]))
+
+    def _begin(self, prompt_ids: list[int]) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._put(self._writer.begin(prompt_ids))
+
+    def _send(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
+        if index not in self._sent:
+            self._sent[index] = {}
+            self._put(self._writer.begin_choice(index))
+        key, sent = _KEYS[type(piece)], self._sent[index]
+        sent[key] = sent.get(key, "") + piece.text
+        self._put(self._writer.text(index, key, piece.text))
+
+    def _put(self, events: Iterable[Event]) -> None:
+        for each in events:
+            self._events.put_nowait(each)

@@ -1,0 +1,235 @@
+"""A client that sends back what it got continues the sampled tokens, in each dialect and across them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from agents_of_dialects import (
+    BODIES,
+    DIALECTS,
+    PATHS,
+    Answer,
+    Result,
+    User,
+    answer_of,
+    streamed_answer_of,
+)
+from gateway_server import IMAGE, OTHER_IMAGE, SteppedEngine, plain_tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from transformers import AutoModelForImageTextToText
+
+from renderers import load_renderer
+from rollouts import SamplingParams
+from rollouts.engines.local import LocalEngine
+from rollouts.serve.gateway.routes import Gateway
+from rollouts.testing import ScriptedEngine
+from rollouts.training import TrainingBatch, mismatch_report, samples_from_trajectory, token_logprobs
+
+SYSTEM = "You look."
+TEXTS = st.text(alphabet='ab é🙂\n."\\', min_size=1, max_size=12).filter(str.strip)
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(["row", "a b", "é"]), st.integers(-9, 9) | st.booleans() | TEXTS, max_size=3
+)
+PARTS = st.lists(TEXTS | st.sampled_from([IMAGE, OTHER_IMAGE]), min_size=1, max_size=3)
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> str:
+    """What the model samples: thinking, text and calls, each or none of them."""
+    thinking = draw(st.none() | TEXTS)
+    calls = draw(st.lists(ARGUMENTS, max_size=3))
+    text = draw(TEXTS if not calls else st.just("") | TEXTS)
+    blocks = [json.dumps({"name": "look", "arguments": arguments}, ensure_ascii=False) for arguments in calls]
+    thought = "" if thinking is None else f"<think>\n{thinking}\n</think>\n\n"
+    return thought + text + "".join(f"\n<tool_call>\n{block}\n</tool_call>" for block in blocks)
+
+
+@st.composite
+def plays(draw: st.DrawFn) -> Any:
+    """The completions of a conversation, and for each turn its dialect, whether it streams, and what follows it."""
+    script = draw(st.lists(completions(), min_size=2, max_size=4))
+    dialect = draw(st.none() | st.sampled_from(DIALECTS))
+    turns = [
+        (
+            draw(st.sampled_from(DIALECTS)) if dialect is None else dialect,
+            draw(st.booleans()),
+            draw(PARTS),
+            draw(st.booleans()),
+        )
+        for _ in script
+    ]
+    return script, turns
+
+
+def play(renderer: Any, script: Any, turns: Any, *, is_live: bool = False, engine: Any = None) -> tuple[Any, Any]:
+    """The trajectory of a conversation in one session, and the session's figures."""
+    engine = engine or (SteppedEngine(script, renderer) if is_live else ScriptedEngine(script, renderer=renderer))
+
+    async def talk() -> Any:
+        gateway = Gateway(engine, renderer, sampling=SamplingParams(max_tokens=400, temperature=0.0))
+        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            conversation: list[Any] = [User(["Which?", IMAGE])]
+            for dialect, stream, parts, is_error in turns:
+                body = {**BODIES[dialect](SYSTEM, conversation), "stream": stream}
+                response = await client.post(f"/sessions/s/v1/{PATHS[dialect]}", json=body)
+                assert response.status_code == 200, response.text
+                received = streamed_answer_of(dialect, response.text) if stream else response.json()
+                answer = answer_of(dialect, received)
+                new = [Result(call.id, parts, is_error) for call in answer.calls] or [User(parts)]
+                conversation += [answer, *new]
+            figures = (await client.get("/sessions/s")).json()
+        trajectory = gateway.trajectory("s")
+        await gateway.close()
+        return trajectory, figures
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(plays(), st.booleans())
+def test_a_client_that_sends_back_what_it_got_never_forks_in_any_dialect_or_mix_of_them(renderer, drawn, is_live):
+    script, turns = drawn
+    trajectory, figures = play(renderer, script, turns, is_live=is_live)
+    assert (figures["branches"], figures["forks"], figures["fork_reasons"]) == (1, 0, {})
+    chat, _ = play(renderer, script, [("chat", False, *others) for _, _, *others in turns])
+    assert plain_tree(trajectory) == plain_tree(chat)
+
+
+CALL = '\n<tool_call>\n{"name": "look", "arguments": {"row": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_thinking_and_parallel_calls_are_continued_in_each_dialect(renderer, dialect, stream, is_live):
+    script = [f"<think>\nhm\n</think>\n\nI look.{CALL}{CALL}", f"Again.{CALL}", "Red."]
+    turns = [(dialect, stream, ["red", OTHER_IMAGE], False)] * 3
+    trajectory, figures = play(renderer, script, turns, is_live=is_live)
+    assert (figures["turns"], figures["branches"], figures["forks"]) == (3, 1, 0)
+    roles = [message["role"] for message in trajectory.to_messages(trajectory.leaves()[0])]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
+
+
+def test_the_dialects_mix_in_one_session(renderer):
+    script = [f"<think>\nhm\n</think>\n\nI look.{CALL}{CALL}", f"{CALL}", "Red."]
+    trajectories = [
+        play(renderer, script, [(dialect, False, ["red"], False) for dialect in order])[0]
+        for order in (("chat",) * 3, ("messages", "responses", "chat"), ("responses", "chat", "messages"))
+    ]
+    assert [plain_tree(one) for one in trajectories[1:]] == [plain_tree(trajectories[0])] * 2
+
+
+@pytest.mark.slow
+def test_what_a_model_samples_in_three_dialects_has_its_log_probabilities(tiny_model_dir):
+    model = AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    renderer, engine = load_renderer(tiny_model_dir), LocalEngine(model)
+    images = [IMAGE, OTHER_IMAGE, IMAGE]
+    turns = [(dialect, True, ["And?", image], False) for dialect, image in zip(DIALECTS, images, strict=True)]
+    trajectory, figures = play(renderer, [], turns, engine=engine)
+    assert (figures["turns"], figures["branches"]) == (3, 1)
+    samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
+    batch = TrainingBatch.from_samples(samples, pad_id=0)
+    with torch.no_grad():
+        report = mismatch_report(batch, token_logprobs(model, batch))
+    assert report.tokens == sum(len(trajectory.nodes[turn.node]) for turn in trajectory.turns)
+    assert report.max_abs < 1e-5
+
+
+def changed(answer: Answer, **changes: Any) -> Answer:
+    """An answer that a client has changed, in a form that it did not receive."""
+    return answer._replace(dialect="changed", **changes)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        (lambda system, talk: (system, talk), {}),
+        (lambda system, talk: (system, [talk[0], changed(talk[1], thinking=""), *talk[2:]]), {}),
+        (lambda system, talk: (f"{system} Today.", talk), {"another system message": 1}),
+        (lambda system, talk: (system, [User(["Summary."]), User(["Go on."])]), {"another user message": 1}),
+        (
+            lambda system, talk: (system, [talk[0], changed(talk[1], text="No."), *talk[2:]]),
+            {"another assistant message": 1},
+        ),
+        (
+            lambda system, talk: (system, [talk[0], changed(talk[1], thinking="Else."), *talk[2:]]),
+            {"other reasoning or ids of calls": 1},
+        ),
+        (lambda system, talk: (system, talk[:1]), {"a repeated request": 1}),
+    ],
+)
+async def test_what_a_client_changed_is_the_named_reason_of_a_fork(renderer, dialect, change, reasons):
+    engine = ScriptedEngine(["<think>\nhm\n</think>\n\nRed.", "Blue."], renderer=renderer)
+    gateway = Gateway(engine, renderer)
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        path = f"/sessions/s/v1/{PATHS[dialect]}"
+        talk: list[Any] = [User(["Which?"])]
+        response = await client.post(path, json=BODIES[dialect](SYSTEM, talk))
+        talk += [answer_of(dialect, response.json()), User(["And now?"])]
+        second = await client.post(path, json=BODIES[dialect](*change(SYSTEM, talk)))
+        assert second.status_code == 200
+        figures = (await client.get("/sessions/s")).json()
+    await gateway.close()
+    assert (figures["fork_reasons"], figures["forks"]) == (reasons, sum(reasons.values()))
+
+
+IN_PIECES: dict[str, Any] = {
+    "chat": {"role": "assistant", "content": [{"type": "text", "text": "Re"}, {"type": "text", "text": "d."}]},
+    "messages": [
+        {"type": "text", "text": "Re"},
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "d."},
+    ],
+    "responses": [
+        {"role": "assistant", "content": "Re"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "h"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "m"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "d."}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_answer_that_is_sent_back_in_pieces_is_continued(renderer, dialect):
+    engine = ScriptedEngine(["<think>\nhm\n</think>\n\nRed.", "Blue."], renderer=renderer)
+    gateway = Gateway(engine, renderer)
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        path = f"/sessions/s/v1/{PATHS[dialect]}"
+        talk: list[Any] = [User(["Which?"])]
+        await client.post(path, json=BODIES[dialect](SYSTEM, talk))
+        talk += [Answer(dialect, IN_PIECES[dialect], "", "", []), User(["And now?"])]
+        assert (await client.post(path, json=BODIES[dialect](SYSTEM, talk))).status_code == 200
+        figures = (await client.get("/sessions/s")).json()
+    await gateway.close()
+    assert (figures["turns"], figures["forks"]) == (2, 0)
+
+
+async def test_other_tools_an_earlier_turn_and_another_choice_are_reasons_of_forks(renderer):
+    gateway = Gateway(ScriptedEngine(lambda request: "Red.", renderer=renderer), renderer)
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        url = "/sessions/s/v1/chat/completions"
+        talk = [User(["Which?"])]
+        body = BODIES["chat"](SYSTEM, talk)
+        first = await client.post(url, json=body)
+        talk += [answer_of("chat", first.json()), User(["And now?"])]
+        for again in (0, 1):
+            await client.post(url, json=BODIES["chat"](SYSTEM, [*talk[:2], User([f"Which {again}?"])]))
+        await client.post(url, json={**body, "tools": []})
+        await client.post(url, json={**body, "tools": [], "n": 2})
+        figures = (await client.get("/sessions/s")).json()
+    await gateway.close()
+    expected = {"an earlier turn is continued": 1, "other tools": 1, "a repeated request": 1, "another choice": 1}
+    assert (figures["fork_reasons"], figures["forks"]) == (expected, 4)
