@@ -12,11 +12,20 @@ from transformers import DynamicCache
 from renderers import MediaItem
 from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward, qwen3_vl
-from rollouts.models.architecture import Architecture, architecture
+from rollouts.models.architecture import EXTEND, Architecture, architecture
 from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
-from rollouts.models.packing_support import packing_of
+from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
+from rollouts.models.prefix_tree import (
+    distinct_tokens,
+    filled_rows,
+    prefix_order,
+    row_cost,
+    rows_cost,
+    tree_rows,
+    tree_runs,
+)
 from rollouts.models.qwen3_vl import VisionFeatures
 
 EncodeImages = Callable[[Sequence[MediaItem]], list[VisionFeatures]]
@@ -55,10 +64,42 @@ class ForwardPass:
         check_placeholders(self.architecture, rows)
         check_token_ids(self.architecture, rows)
         with_media = any(sequence.media for sequence in rows.sequences)
-        explicit_masks = rows.packed and packing_of(self.architecture, with_media=with_media) == "masks"
-        if self._is_qwen3_vl and not explicit_masks:
+        in_trees = rows.tree is not None
+        explicit_masks = rows.packed and (in_trees or packing_of(self.architecture, with_media=with_media) == "masks")
+        if self._is_qwen3_vl and not in_trees and not explicit_masks:
             return qwen3_vl.hidden_states(self.model, rows, self.encode(qwen3_vl.distinct_items(rows)))[0]
         return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
+
+    def shared_rows(
+        self, sequences: Sequence[TokenRow], usual: tuple[int, int], *, pad_id: int, max_row_tokens: int
+    ) -> PlacedRows | None:
+        """Sequences in rows of prefix trees; None where these would cost no less than rows of `usual` shape (B, T).
+
+        Where the model cannot compute trees (`shares_prefixes`), only a sequence that begins another one is
+        not computed itself: that needs no mask.
+        """
+        modalities = {item.modality for sequence in sequences for item, _ in sequence.media}
+        by_types = bool(modalities) and attends_by_types(self.architecture)
+        known = prefix_order(sequences, joins_items=by_types)
+        # Phi-4 projects a sound in another way where an image is in the sequence, also behind it.
+        if not known.shared.any() or (self.architecture.search == EXTEND and {"audio", "image"} <= modalities):
+            return None
+        config, size = self.architecture.text_config, self.head.weight.shape[1]
+        if getattr(config, "attn_temperature_tuning", False):  # Llama 4 counts for it along the row
+            max_row_tokens = min(max_row_tokens, int(config.floor_scale) - 1)
+            if known.lengths.max() > max_row_tokens:
+                return None
+        runs = tree_runs(known, known.shared > 0, size, max_row_tokens)
+        sizes = distinct_tokens(known, runs)
+        filled = filled_rows(sizes, size, max_row_tokens)
+        if not rows_cost(filled, sizes, size) < usual[0] * row_cost(np.array(usual[1]), size):
+            return None
+        if packed := shares_prefixes(self.architecture, with_media=bool(modalities)):
+            rows = [[runs[number] for number in row] for row in filled]
+        else:
+            begins = np.append(False, known.shared[1:] == known.lengths[:-1])
+            rows = [[run] for run in tree_runs(known, begins, size, max_row_tokens)]
+        return tree_rows(sequences, known, rows, pad_id=pad_id, packed=packed)
 
     def prefill(self, rows: PlacedRows, cache: Any, encode: EncodeImages) -> Prefill:
         """Run prompts, one a row, padded on the left, and fill the cache; `encode` gives the features of Qwen3-VL."""

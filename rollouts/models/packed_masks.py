@@ -1,10 +1,11 @@
-"""Attention masks of packed rows: those that the model makes for each sequence, as diagonal blocks."""
+"""Attention masks of packed rows: those that the model makes for each sequence, at the columns of its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
@@ -20,13 +21,23 @@ def packed_masks(architecture: Architecture, rows: PlacedRows, token_types: torc
     has them. A padding token attends to itself. Raises `UnsupportedModelError` where the model makes no such
     masks.
     """
+    types = token_types.cpu().numpy()
     whole: dict[str, torch.Tensor] = {}
-    for sequence, (row, column) in zip(rows.sequences, rows.starts.tolist(), strict=True):
-        columns = slice(column, column + len(sequence))
-        for kind, block in _blocks(architecture, token_types[row : row + 1, columns]).items():
+    made: list[tuple[np.ndarray, Mapping[str, torch.Tensor]]] = []
+    # The longest sequences first: what a token sees depends on the types up to it, so that a sequence whose
+    # types begin a longer one takes its block from that of the longer one.
+    for path in sorted(rows.paths, key=lambda path: -len(path.columns)):
+        own, length = types[path.row, path.columns], len(path.columns)
+        blocks = next((blocks for known, blocks in made if np.array_equal(known[:length], own)), None)
+        if blocks is None:
+            blocks = _blocks(architecture, torch.from_numpy(own)[None].to(token_types.device))
+            made.append((own, blocks))
+        columns = torch.from_numpy(path.columns).to(token_types.device)
+        for kind, block in blocks.items():
             if kind not in whole:
                 whole[kind] = _empty(block, rows.input_ids.shape)
-            whole[kind][row, 0, columns, columns] = block
+            of_row, new = whole[kind][path.row, 0], columns[path.shared :]
+            of_row[new[:, None], columns] = block[path.shared : length, :length]
     return whole[""] if whole.keys() == {""} else whole
 
 

@@ -1,4 +1,4 @@
-"""How a model keeps the sequences of a packed row apart, found with a probe of two sequences."""
+"""How a model keeps the sequences of a row apart, packed or in a tree, found with probes of a few tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import Architecture, forward_parameters, same_random_numbers, token_type_argument
 from rollouts.models.forward import forward_inputs, run_base
+from rollouts.models.output_head import relative_difference, tolerance
 from rollouts.models.packed_masks import packed_masks
-from rollouts.models.placed_rows import TokenRow, placed_rows
+from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.positions import row_positions
+from rollouts.models.prefix_tree import PrefixOrder, tree_rows
 
 #: How the sequences of a packed row are kept apart: by positions that begin again and no attention mask; by
 #: masks with a block for each sequence.
@@ -22,6 +24,7 @@ Packing = Literal["positions", "masks"]
 _PACKINGS: tuple[Packing, ...] = ("positions", "masks")
 
 _known: WeakKeyDictionary[torch.nn.Module, dict[tuple[str, bool], Packing | None]] = WeakKeyDictionary()
+_sharing: WeakKeyDictionary[torch.nn.Module, dict[tuple[str, bool], bool]] = WeakKeyDictionary()
 
 
 _LENGTH = 6
@@ -37,26 +40,90 @@ def packing_of(architecture: Architecture, *, with_media: bool) -> Packing | Non
     Layers with a recurrent state are not separated by either. At first use, for each implementation of
     attention, the model runs on two sequences of six tokens of which the first differs.
     """
-    results = _known.setdefault(architecture.model, {})
+    results, key = _known.setdefault(architecture.model, {}), _case(architecture, with_media)
+    if key not in results:
+        ways = (way for way in _PACKINGS if _separates(architecture, way, key[1]))
+        results[key] = next(ways, None)
+    return results[key]
+
+
+def shares_prefixes(architecture: Architecture, *, with_media: bool) -> bool:
+    """Whether hidden states of a tree of two branches in one row, with masks, are those of the branches alone.
+
+    At first use, for each implementation of attention, the model runs on branches of twelve tokens that share
+    six. Models with layers that take no such mask (a recurrent state, FlashAttention, FlexAttention) do not.
+    """
+    results, key = _sharing.setdefault(architecture.model, {}), _case(architecture, with_media)
+    if key not in results:
+        results[key] = _computes_trees(architecture, key[1])
+    return results[key]
+
+
+def _case(architecture: Architecture, with_media: bool) -> tuple[str, bool]:
+    """The implementation of attention, and whether token types change what a token sees."""
     attention = str(getattr(architecture.text_config, "_attn_implementation", None))
+    return attention, with_media and attends_by_types(architecture)
+
+
+def attends_by_types(architecture: Architecture) -> bool:
+    """Whether images may be attended in both directions, so that one changes another one that touches it.
+
+    Raises `UnsupportedModelError` as `token_type_argument` does.
+    """
     # With M-RoPE the token types only matter for positions, which are given.
-    types = token_type_argument(architecture, architecture.base, with_media=with_media)
-    with_types = with_media and not architecture.mrope and types is not None
-    if (attention, with_types) not in results:
-        ways = (way for way in _PACKINGS if _separates(architecture, way, with_types))
-        results[attention, with_types] = next(ways, None)
-    return results[attention, with_types]
+    types = token_type_argument(architecture, architecture.base, with_media=True)
+    return not architecture.mrope and types is not None
+
+
+def _computes_trees(architecture: Architecture, with_types: bool) -> bool:
+    if "position_ids" not in forward_parameters(architecture.base):
+        return False
+    begin, first, second, other = _texts(architecture, 4)
+    types = _TYPES if with_types else ([0] * _LENGTH,) * 3
+    branch = np.concatenate([begin, second])
+    try:
+        one, two = (
+            _tree_states(architecture, np.concatenate([begin, sibling]), branch, [*types[0], *of_sibling, *types[1]])
+            for sibling, of_sibling in ((first, types[0]), (other, types[2]))
+        )
+        alone = placed_rows([TokenRow(branch)], pad_id=0, layout="packed")
+        expected = _states(architecture, alone, [*types[0], *types[1]], masks=with_types)
+    except UnsupportedModelError:
+        return False
+    changed = (one[_LENGTH : 2 * _LENGTH] - two[_LENGTH : 2 * _LENGTH]).abs().max()
+    of_branch = torch.cat([one[:_LENGTH], one[2 * _LENGTH :]])
+    kept = (of_branch - torch.cat([two[:_LENGTH], two[2 * _LENGTH :]])).abs().max()
+    return bool(kept <= 1e-3 * changed) and relative_difference(expected, of_branch) <= tolerance(expected.dtype)
+
+
+def _tree_states(architecture: Architecture, one: np.ndarray, other: np.ndarray, types: list[int]) -> torch.Tensor:
+    """Hidden states (18, H) of six tokens and of both branches behind them."""
+    known = PrefixOrder(np.arange(2), np.array([len(one), len(other)]), np.array([0, _LENGTH]))
+    rows = tree_rows([TokenRow(one), TokenRow(other)], known, [[range(2)]], pad_id=0, packed=True)
+    return _states(architecture, rows, types, masks=True)
+
+
+def _texts(architecture: Architecture, count: int) -> list[np.ndarray]:
+    """Different sequences of six text tokens."""
+    usual = [token for token in range((count + 1) * _LENGTH) if token not in architecture.placeholder_ids]
+    return [np.array(usual[part * 4 : part * 4 + _LENGTH]) for part in range(count)]
 
 
 def _separates(architecture: Architecture, packing: Packing, with_types: bool) -> bool:
     if "position_ids" not in forward_parameters(architecture.base):
         return False
-    usual = [token for token in range(3 * _LENGTH) if token not in architecture.placeholder_ids]
-    first, second, other = (np.array(usual[part * 4 : part * 4 + _LENGTH]) for part in range(3))
+    first, second, other = _texts(architecture, 3)
     types = _TYPES if with_types else ([0] * _LENGTH,) * 3
     try:
-        one = _states(architecture, packing, first, second, [*types[0], *types[1]])
-        two = _states(architecture, packing, other, second, [*types[2], *types[1]])
+        one, two = (
+            _states(
+                architecture,
+                placed_rows([TokenRow(before), TokenRow(second)], pad_id=0, layout="packed"),
+                [*of_first, *types[1]],
+                masks=packing == "masks",
+            )
+            for before, of_first in ((first, types[0]), (other, types[2]))
+        )
     except UnsupportedModelError:  # it takes no such masks, or makes none
         return False
     changed, kept = ((one[part] - two[part]).abs().max() for part in (slice(_LENGTH), slice(_LENGTH, None)))
@@ -65,16 +132,13 @@ def _separates(architecture: Architecture, packing: Packing, with_types: bool) -
     return bool(kept <= 1e-3 * changed)
 
 
-def _states(
-    architecture: Architecture, packing: Packing, first: np.ndarray, second: np.ndarray, types: list[int]
-) -> torch.Tensor:
-    """Hidden states (12, H) of two sequences in one row; with equal random numbers for dropout."""
-    rows = placed_rows([TokenRow(first), TokenRow(second)], pad_id=0, layout="packed")
+def _states(architecture: Architecture, rows: PlacedRows, types: list[int], *, masks: bool) -> torch.Tensor:
+    """Hidden states (T, H) of one packed row; with equal random numbers for dropout."""
     inputs = forward_inputs(architecture, rows, architecture.base, row_positions(architecture, rows)[0])
     given = torch.tensor([types], device=architecture.model.device)
     if (name := token_type_argument(architecture, architecture.base)) is not None:
         inputs[name] = given
-    if packing == "masks":
+    if masks:
         inputs["attention_mask"] = packed_masks(architecture, rows, given)
     with torch.no_grad(), same_random_numbers(architecture):
         return run_base(architecture, architecture.base, inputs, rows=rows)[0].float()

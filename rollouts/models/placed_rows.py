@@ -61,6 +61,18 @@ class RowItem(NamedTuple):
     placeholder: PlaceholderRange
 
 
+class Path(NamedTuple):
+    """A whole sequence in rows: its row, and int64 (n,) the column of each of its tokens.
+
+    The first `shared` of its tokens stand in the row for other sequences too, and are placed with one of them.
+    """
+
+    sequence: TokenRow
+    row: int
+    columns: np.ndarray
+    shared: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedRows:
     """N sequences in B rows and T columns.
@@ -69,6 +81,9 @@ class PlacedRows:
     padding; `sequence_ids` int32 (B, T), the index in `sequences`, -1 on padding; `starts` int64 (N, 2), row
     and column of the first token of each sequence. `packed`: a row may hold several sequences, which do not
     attend to each other.
+
+    In rows of prefix trees (`tree_rows`), `sequences` are the parts of whole sequences that stand in no other:
+    `tree` has the whole ones, and `position_ids` count from their first tokens.
     """
 
     sequences: tuple[TokenRow, ...]
@@ -77,6 +92,15 @@ class PlacedRows:
     sequence_ids: np.ndarray
     starts: np.ndarray
     packed: bool
+    tree: tuple[Path, ...] | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The whole sequences."""
+        return self.tree or tuple(
+            Path(sequence, row, np.arange(column, column + len(sequence)))
+            for sequence, (row, column) in zip(self.sequences, self.starts.tolist(), strict=True)
+        )
 
     @property
     def attention_mask(self) -> np.ndarray:

@@ -13,7 +13,7 @@ import torch
 from renderers import MediaItem, PlaceholderRange
 from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
-from rollouts.errors import SampleError
+from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import PlacedRows, TokenRow
 
@@ -22,24 +22,31 @@ _SECONDS = "video_second_per_grid"
 
 
 def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndarray, np.ndarray]:
-    """Position ids of rows, and int64 (N,) the position of the token that would follow each sequence.
+    """Position ids of rows, and int64 (N,) the position of the token that would follow each whole sequence.
 
     The position ids are int64 (B, T), counted from each sequence's first token, 0 on padding. For a model
     with M-RoPE they are (3, B, T), time, row and column; for packed rows (4, B, T) with the text positions
     first, from which transformers derives where a sequence begins.
     """
-    lengths = np.array([len(sequence) for sequence in rows.sequences], dtype=np.int64)
+    paths = rows.paths
+    lengths = np.array([len(path.sequence) for path in paths], dtype=np.int64)
     if not architecture.mrope:
         return rows.position_ids, lengths
     positions: np.ndarray = np.repeat(rows.position_ids[None], 3, axis=0)
     following: np.ndarray = lengths
-    for index, (sequence, (row, column)) in enumerate(zip(rows.sequences, rows.starts, strict=True)):
-        if sequence.media:
-            own, next_position = media_positions(architecture, sequence)
+    of_paths = {}
+    for index, path in enumerate(paths):
+        if path.sequence.media:
+            own, next_position = media_positions(architecture, path.sequence)
             if own.dtype != positions.dtype:  # fractions: a video of Qwen3-Omni
                 positions, following = positions.astype(own.dtype), following.astype(own.dtype)
             following[index] = next_position
-            positions[:, row, column : column + len(sequence)] = own
+            positions[:, path.row, path.columns[path.shared :]] = own[:, path.shared :]
+            of_paths[index] = own
+    for index, own in of_paths.items():
+        if paths[index].shared and (positions[:, paths[index].row, paths[index].columns] != own).any():
+            reason = "the positions of tokens depend on media behind them, so that no prefix can be shared"
+            raise UnsupportedModelError(architecture.model_type, reason)
     return (np.concatenate([rows.position_ids[None], positions]) if rows.packed else positions), following
 
 

@@ -59,7 +59,7 @@ def sequence_logprobs(
     precision one float32 (P, H), in which their gradient is summed. Raises `ArgumentError` for other targets,
     and for values out of range.
     """
-    _check_targets(hidden, weight, targets)
+    check_targets(hidden, weight, targets)
     head = _Head(
         check_positive("scale", scale),
         None if softcap is None else check_positive("softcap", softcap),
@@ -277,7 +277,8 @@ def _part(values: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
     return None if values is None else values[rows]
 
 
-def _check_targets(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
+def check_targets(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
+    """Raise `ArgumentError` unless `targets` are ids of rows of `weight`, (P,) or (P, K) for the P of `hidden`."""
     is_wrong = targets.dim() not in (1, 2) or targets.shape[:1] != hidden.shape[:1]
     if is_wrong or targets.is_floating_point() or targets.dtype == torch.bool:
         rule = f"pass integers ({len(hidden)},), one token id for each position, or ({len(hidden)}, K) for K"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.packing_support import packing_of
-from rollouts.models.placed_rows import TokenRow, placed_rows
-from rollouts.models.sounds_by_range import length_heard_otherwise
+from rollouts.models.prefix_tree import MAX_ROW_TOKENS
 from rollouts.training.batch import TrainingBatch, check_trained
 from rollouts.training.model_inputs import batch_rows, batch_sequences
-from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
+from rollouts.training.position_logprobs import position_logprobs
+from rollouts.training.sequence_logprobs import SequenceLogprobs
+from rollouts.values import check_integer
 
 
-def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
+def token_logprobs(
+    model: Any, batch: TrainingBatch, *, share_prefixes: bool = True, max_row_tokens: int = MAX_ROW_TOKENS
+) -> torch.Tensor:
     """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
 
     Any model of transformers with an output layer of its own, through its own forward. Media are placed by
@@ -34,10 +37,17 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     `UnsupportedModelError`, which says what was tried, for a model whose hidden states or output layer are
     not accessible.
     """
-    return token_logprobs_and_entropy(model, batch).logprobs
+    return _scored(model, batch, batch.input_ids, 1.0, share_prefixes, max_row_tokens).logprobs
 
 
-def candidate_logprobs(model: Any, batch: TrainingBatch, candidates: torch.Tensor) -> torch.Tensor:
+def candidate_logprobs(
+    model: Any,
+    batch: TrainingBatch,
+    candidates: torch.Tensor,
+    *,
+    share_prefixes: bool = True,
+    max_row_tokens: int = MAX_ROW_TOKENS,
+) -> torch.Tensor:
     """`token_logprobs` of K other tokens in the place of each: float32 (B, T, K), 0 outside of `loss_mask`.
 
         ids = torch.cat([batch.input_ids[..., None], batch.column("teacher_top_ids")], -1)
@@ -51,74 +61,60 @@ def candidate_logprobs(model: Any, batch: TrainingBatch, candidates: torch.Tenso
     if not isinstance(candidates, torch.Tensor) or candidates.dim() != 3 or tuple(candidates.shape[:2]) != shape:
         given = tuple(candidates.shape) if isinstance(candidates, torch.Tensor) else candidates
         raise ArgumentError("candidates", given, f"pass integers {(*shape, 'K')}, such as a teacher's likeliest tokens")
-    return _scored(model, batch, candidates, 1.0).logprobs
+    return _scored(model, batch, candidates, 1.0, share_prefixes, max_row_tokens).logprobs
 
 
-def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature: float = 1.0) -> SequenceLogprobs:
+def token_logprobs_and_entropy(
+    model: Any,
+    batch: TrainingBatch,
+    *,
+    temperature: float = 1.0,
+    share_prefixes: bool = True,
+    max_row_tokens: int = MAX_ROW_TOKENS,
+) -> SequenceLogprobs:
     """`token_logprobs`, and the entropy of the distribution that each token is drawn from: both float32 (B,
     T), in nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the
     same errors.
     """
-    return _scored(model, batch, batch.input_ids, temperature)
+    return _scored(model, batch, batch.input_ids, temperature, share_prefixes, max_row_tokens)
 
 
-def _scored(model: Any, batch: TrainingBatch, targets: torch.Tensor, temperature: float) -> SequenceLogprobs:
+def _scored(
+    model: Any,
+    batch: TrainingBatch,
+    targets: torch.Tensor,
+    temperature: float,
+    share_prefixes: bool,
+    max_row_tokens: int,
+) -> SequenceLogprobs:
     """For targets (B, T) or (B, T, K): their log-probabilities, in the same shape, and the entropy (B, T)."""
+    check_integer("max_row_tokens", max_row_tokens)
     trained = batch.loss_mask.cpu()
     check_trained(trained, batch.position_ids.cpu(), batch.sequence_ids, batch.samples)
     forward = ForwardPass(model)
     if not batch.lengths.any():
         empty = torch.zeros(targets.shape, dtype=torch.float32, device=forward.model.device)
         return SequenceLogprobs(empty, empty.new_zeros(batch.loss_mask.shape))
-    sequences = batch_sequences(batch)
-    number, position = batch.sequence_ids.cpu()[trained].long(), batch.position_ids.cpu()[trained]
-    parts: list[TokenRow] = []
-    for index, sequence in enumerate(sequences):
-        in_part = (number == index) & (position < length_heard_otherwise(forward.architecture.search, sequence.media))
-        if bool(in_part.any()):
-            number[in_part] = len(sequences) + len(parts)
-            parts.append(sequence.part(0, int(position[in_part].max()) + 1))
-    with_media = any(sample.media for sample in batch.samples)
-    if batch.layout == "packed" and not parts and packing_of(forward.architecture, with_media=with_media):
-        hidden = forward.hidden_states(batch_rows(batch))
-        row, column = trained.nonzero(as_tuple=True)
-    else:
-        distinct, row_of = _distinct([*sequences, *parts])
-        hidden = forward.hidden_states(placed_rows(distinct, pad_id=batch.pad_id))
-        row, column = torch.tensor(row_of)[number], position
+    sample = batch.sequence_ids.cpu()[trained].numpy().astype(np.int64)
     # A token is predicted at the position before it; the first token of a sample is never trained.
-    states = hidden[row.to(hidden.device), column.to(hidden.device) - 1]
-    mask = batch.loss_mask.to(hidden.device)
-    head = forward.head
-    scored = sequence_logprobs(
-        states,
-        head.weight,
-        targets.to(hidden.device)[mask],
-        bias=head.bias,
-        low_rank=head.low_rank,
-        softcap=head.softcap,
-        scale=head.scale,
+    position = batch.position_ids.cpu()[trained].numpy() - 1
+    with_media = any(each.media for each in batch.samples)
+    is_packed = batch.layout == "packed" and packing_of(forward.architecture, with_media=with_media)
+    scored = position_logprobs(
+        forward,
+        batch_sequences(batch),
+        (sample, position),
+        targets[batch.loss_mask.to(targets.device)],
+        pad_id=batch.pad_id,
+        packed=(lambda: batch_rows(batch)) if is_packed else None,
         temperature=temperature,
+        max_row_tokens=max_row_tokens if share_prefixes else 0,
     )
-    logprobs = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
+    device = scored.logprobs.device
+    mask = batch.loss_mask.to(device)
+    logprobs = torch.zeros(targets.shape, dtype=torch.float32, device=device)
     where = mask if targets.dim() == 2 else mask[..., None].expand_as(logprobs)
-    nothing = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
+    nothing = torch.zeros(mask.shape, dtype=torch.float32, device=device)
     return SequenceLogprobs(
         logprobs.masked_scatter(where, scored.logprobs), nothing.masked_scatter(mask, scored.entropy)
     )
-
-
-def _distinct(sequences: Sequence[TokenRow]) -> tuple[list[TokenRow], list[int]]:
-    """The sequences that differ in ids or images, and for every sequence the index of the one that it equals."""
-    index_of: dict[tuple[bytes, tuple[str, ...]], int] = {}
-    distinct: list[TokenRow] = []
-    row_of = []
-    for sequence in sequences:
-        # The key includes offsets: with a sampled placeholder token beside an image, equal ids have two
-        # placements.
-        images = tuple(f"{item.mm_hash}@{placeholder.offset}" for item, placeholder in sequence.media)
-        index = index_of.setdefault((sequence.token_ids.tobytes(), images), len(distinct))
-        if index == len(distinct):
-            distinct.append(sequence)
-        row_of.append(index)
-    return distinct, row_of

@@ -30,12 +30,10 @@ from rollouts.models.lora_modules import (
     peft_package,
     replacements_by,
 )
-from rollouts.models.placed_rows import placed_rows
-from rollouts.models.sounds_by_range import length_heard_otherwise
 from rollouts.training.checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
 from rollouts.training.datums import Datum, check_data, datum_from_sample, passes
 from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
-from rollouts.training.sequence_logprobs import sequence_logprobs
+from rollouts.training.position_logprobs import position_logprobs
 from rollouts.values import Bounded, check_choice, check_integer, number_field
 
 __all__ = ["AdamParams", "Datum", "LoraOptions", "LossResult", "Trainer", "datum_from_sample"]
@@ -120,6 +118,7 @@ class Trainer:
     - `tokens_per_pass` and `patches_per_pass`: the largest number of tokens, padding included, and of patches
       and frames in one forward pass. They bound the memory; the sum over the passes is that of one large
       pass.
+    - `share_prefixes`: rows that begin with the same tokens and media share these in a pass.
     - `directory`: that of the base model.
     - `lock`: held by every call that uses the model. An engine that samples from the same model shares it:
       `LocalEngine(trainer.model, lock=trainer.lock)`.
@@ -129,10 +128,17 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Any, directory: str | Path, *, tokens_per_pass: int = 8192, patches_per_pass: int = 32768
+        self,
+        model: Any,
+        directory: str | Path,
+        *,
+        tokens_per_pass: int = 8192,
+        patches_per_pass: int = 32768,
+        share_prefixes: bool = True,
     ) -> None:
         self._tokens_per_pass = check_integer("tokens_per_pass", tokens_per_pass)
         self._patches_per_pass = check_integer("patches_per_pass", patches_per_pass)
+        self._share_prefixes = share_prefixes
         self.directory = Path(directory)
         self._forward = ForwardPass(model)
         self.model = self._forward.model.eval().requires_grad_(False)
@@ -388,37 +394,26 @@ class Trainer:
         self, data: Sequence[Datum], loss: NamedLoss, options: Mapping[str, float]
     ) -> tuple[torch.Tensor, Outcome]:
         """The log-probabilities of all targets of some rows, one row after another, and the loss."""
-        device, architecture = self.model.device, self._forward.architecture
-        lengths = [length_heard_otherwise(architecture.search, datum.media) for datum in data]
-        parts = [index for index, length in enumerate(lengths) if length]
-        # Phi-4 sampled these tokens with other features of a sound than the whole row has: rows of their own.
-        beginnings = [data[index].part(0, lengths[index]) for index in parts]
-        placed = placed_rows([*data, *beginnings], pad_id=architecture.neutral_id)
-        hidden = self._forward.hidden_states(placed)
-        row, column = np.nonzero(placed.attention_mask[: len(data)])
-        for number, index in enumerate(parts, len(data)):
-            row[(row == index) & (column < lengths[index])] = number
-        states = hidden[torch.from_numpy(row).to(hidden.device), torch.from_numpy(column).to(hidden.device)]
-        head = self._forward.head
+        device = self.model.device
+        rows = np.repeat(np.arange(len(data)), [len(datum) for datum in data])
+        places = np.concatenate([np.arange(len(datum)) for datum in data])
         targets = np.concatenate([datum.target_ids for datum in data])
         if loss.has_candidates:
             candidates = np.concatenate([datum.inputs["teacher_top_ids"] for datum in data])
             targets = np.concatenate([targets[:, None], candidates], axis=1)
-        values = sequence_logprobs(
-            states,
-            head.weight,
-            torch.from_numpy(targets.astype(np.int64)).to(device),
-            bias=head.bias,
-            low_rank=head.low_rank,
-            softcap=head.softcap,
-            scale=head.scale,
+        values = position_logprobs(
+            self._forward,
+            data,
+            (rows, places),
+            torch.from_numpy(targets.astype(np.int64)),
+            pad_id=self._forward.architecture.neutral_id,
+            max_row_tokens=self._tokens_per_pass if self._share_prefixes else 0,
         ).logprobs
         of_rows = [(datum.target_ids.shape, loss.inputs_of(datum.inputs)) for datum in data]
         inputs = {
             name: np.concatenate([one.get(name, np.ones(shape)) for shape, one in of_rows])
             for name in dict.fromkeys(name for _, one in of_rows for name in one)
         }
-        rows = np.repeat(np.arange(len(data)), [len(datum) for datum in data])
         tensors = {name: torch.from_numpy(array.astype(np.float32)).to(device)[None] for name, array in inputs.items()}
         if loss.has_candidates:
             values, tensors["candidate_logprobs"] = values[:, 0], values[None, :, 1:]
