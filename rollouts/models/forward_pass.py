@@ -17,15 +17,7 @@ from rollouts.models.output_head import OutputHead, check_equal_states, output_h
 from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
-from rollouts.models.prefix_tree import (
-    distinct_tokens,
-    filled_rows,
-    prefix_order,
-    row_cost,
-    rows_cost,
-    tree_rows,
-    tree_runs,
-)
+from rollouts.models.prefix_tree import Tree, filled_rows, prefix_trees, row_cost, rows_cost, tree_rows
 from rollouts.models.qwen3_vl import VisionFeatures
 
 EncodeImages = Callable[[Sequence[MediaItem]], list[VisionFeatures]]
@@ -70,36 +62,49 @@ class ForwardPass:
             return qwen3_vl.hidden_states(self.model, rows, self.encode(qwen3_vl.distinct_items(rows)))[0]
         return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
 
+    def trees(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> list[Tree]:
+        """Sequences divided into prefix trees for rows of at most `max_row_tokens` tokens; see `prefix_trees`.
+
+        Where the model cannot compute trees (`shares_prefixes`), each sequence of a tree begins the next one.
+        """
+        max_row_tokens = self._row_limit(sequences, max_row_tokens)
+        with_media = any(sequence.media for sequence in sequences)
+        joins_items = with_media and attends_by_types(self.architecture)
+        size = self.head.weight.shape[1]
+        trees = prefix_trees(sequences, size, max_row_tokens, joins_items=joins_items)
+        if len(trees) == len(sequences) or shares_prefixes(self.architecture, with_media=with_media):
+            return trees
+        return prefix_trees(sequences, size, max_row_tokens, joins_items=joins_items, only_beginnings=True)
+
+    def _row_limit(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> int:
+        """The largest number of tokens in a row of several sequences; 0 where none of them may share a row."""
+        # Phi-4 projects a sound in another way where an image is in the sequence, also behind it.
+        modalities = {item.modality for sequence in sequences for item, _ in sequence.media}
+        if self.architecture.search == EXTEND and {"audio", "image"} <= modalities:
+            return 0
+        # Llama 4 scales scores by the place in the row, from this number of tokens on.
+        scale = getattr(self.architecture.text_config, "floor_scale", None)
+        if scale is None:
+            return max_row_tokens
+        return 0 if max(map(len, sequences)) >= scale else min(max_row_tokens, int(scale) - 1)
+
     def shared_rows(
         self, sequences: Sequence[TokenRow], usual: tuple[int, int], *, pad_id: int, max_row_tokens: int
     ) -> PlacedRows | None:
-        """Sequences in rows of prefix trees; None where these would cost no less than rows of `usual` shape (B, T).
+        """Sequences in rows of prefix trees.
 
-        Where the model cannot compute trees (`shares_prefixes`), only a sequence that begins another one is
-        not computed itself: that needs no mask.
+        None where they share nothing, and where these rows cost no less than rows of `usual` shape (B, T).
         """
-        modalities = {item.modality for sequence in sequences for item, _ in sequence.media}
-        by_types = bool(modalities) and attends_by_types(self.architecture)
-        known = prefix_order(sequences, joins_items=by_types)
-        # Phi-4 projects a sound in another way where an image is in the sequence, also behind it.
-        if not known.shared.any() or (self.architecture.search == EXTEND and {"audio", "image"} <= modalities):
+        trees = self.trees(sequences, max_row_tokens)
+        if len(trees) == len(sequences):
             return None
-        config, size = self.architecture.text_config, self.head.weight.shape[1]
-        if getattr(config, "attn_temperature_tuning", False):  # Llama 4 counts for it along the row
-            max_row_tokens = min(max_row_tokens, int(config.floor_scale) - 1)
-            if known.lengths.max() > max_row_tokens:
-                return None
-        runs = tree_runs(known, known.shared > 0, size, max_row_tokens)
-        sizes = distinct_tokens(known, runs)
-        filled = filled_rows(sizes, size, max_row_tokens)
-        if not rows_cost(filled, sizes, size) < usual[0] * row_cost(np.array(usual[1]), size):
+        with_media = any(sequence.media for sequence in sequences)
+        packed, size = shares_prefixes(self.architecture, with_media=with_media), self.head.weight.shape[1]
+        limit = self._row_limit(sequences, max_row_tokens)
+        rows = filled_rows(trees, size, limit) if packed else [[tree] for tree in trees]
+        if not rows_cost(rows, size) < usual[0] * row_cost(np.array(usual[1]), size):
             return None
-        if packed := shares_prefixes(self.architecture, with_media=bool(modalities)):
-            rows = [[runs[number] for number in row] for row in filled]
-        else:
-            begins = np.append(False, known.shared[1:] == known.lengths[:-1])
-            rows = [[run] for run in tree_runs(known, begins, size, max_row_tokens)]
-        return tree_rows(sequences, known, rows, pad_id=pad_id, packed=packed)
+        return tree_rows(sequences, rows, pad_id=pad_id, packed=packed)
 
     def prefill(self, rows: PlacedRows, cache: Any, encode: EncodeImages) -> Prefill:
         """Run prompts, one a row, padded on the left, and fill the cache; `encode` gives the features of Qwen3-VL."""

@@ -63,8 +63,13 @@ def _blocks(architecture: Architecture, token_types: torch.Tensor) -> Mapping[st
 
 
 def _block(architecture: Architecture, mask: Any, length: int) -> torch.Tensor:
+    """What is added to the scores of one sequence (L, L): 0 where a token sees another, the smallest number elsewhere.
+
+    Of a mask of bools, each layer would make such numbers of its own, and keep them for the backward pass.
+    """
+    model = architecture.model
     if mask is None:  # transformers leaves out a mask that is causal and nothing else
-        return torch.ones((length, length), dtype=torch.bool, device=architecture.model.device).tril()
+        mask = torch.ones((1, 1, length, length), dtype=torch.bool, device=model.device).tril()
     if not isinstance(mask, torch.Tensor) or mask.shape != (1, 1, length, length):
         raise UnsupportedModelError(
             architecture.model_type,
@@ -72,15 +77,18 @@ def _block(architecture: Architecture, mask: Any, length: int) -> torch.Tensor:
             "none can be "
             'made for packed rows. Use layout="padded", or load it with attn_implementation="sdpa" or "eager"',
         )
+    if mask.dtype == torch.bool:
+        numbers = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
+        mask = numbers.masked_fill_(~mask, torch.finfo(model.dtype).min)
     return mask[0, 0]
 
 
 def _empty(block: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A mask (B, 1, T, T) of the type of a block in which each token attends to itself only."""
     rows, columns = shape
-    hidden = False if block.dtype == torch.bool else torch.finfo(block.dtype).min
+    hidden = torch.finfo(block.dtype).min
     mask = torch.full((rows, 1, columns, columns), hidden, dtype=block.dtype, device=block.device)
     diagonal = torch.arange(columns, device=block.device)
     # A row of a softmax in which nothing is visible would be NaN.
-    mask[:, :, diagonal, diagonal] = True if block.dtype == torch.bool else 0.0
+    mask[:, :, diagonal, diagonal] = 0.0
     return mask

@@ -15,7 +15,7 @@ from rollouts.models.output_head import relative_difference, tolerance
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.positions import row_positions
-from rollouts.models.prefix_tree import PrefixOrder, tree_rows
+from rollouts.models.prefix_tree import tree_of, tree_rows
 
 #: How the sequences of a packed row are kept apart: by positions that begin again and no attention mask; by
 #: masks with a block for each sequence.
@@ -98,8 +98,8 @@ def _computes_trees(architecture: Architecture, with_types: bool) -> bool:
 
 def _tree_states(architecture: Architecture, one: np.ndarray, other: np.ndarray, types: list[int]) -> torch.Tensor:
     """Hidden states (18, H) of six tokens and of both branches behind them."""
-    known = PrefixOrder(np.arange(2), np.array([len(one), len(other)]), np.array([0, _LENGTH]))
-    rows = tree_rows([TokenRow(one), TokenRow(other)], known, [[range(2)]], pad_id=0, packed=True)
+    tree = tree_of((0, 1), (0, _LENGTH), (len(one), len(other)))
+    rows = tree_rows([TokenRow(one), TokenRow(other)], [[tree]], pad_id=0, packed=True)
     return _states(architecture, rows, types, masks=True)
 
 

@@ -34,10 +34,20 @@ def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndar
         return rows.position_ids, lengths
     positions: np.ndarray = np.repeat(rows.position_ids[None], 3, axis=0)
     following: np.ndarray = lengths
+    of_begins: dict[object, tuple[np.ndarray, float]] = {}
     of_paths = {}
     for index, path in enumerate(paths):
-        if path.sequence.media:
-            own, next_position = media_positions(architecture, path.sequence)
+        if media := path.sequence.media:
+            # What follows the last item, and the end token of a video with its sound, is text: it counts on.
+            begin = path.sequence.part(0, media[-1][1].end + 1)
+            key = begin.token_ids.tobytes(), *((item.mm_hash, placeholder) for item, placeholder in media)
+            if key not in of_begins:
+                of_begins[key] = media_positions(architecture, begin)
+            own, behind = of_begins[key]
+            rest = len(path.sequence) - len(begin)
+            next_position = behind + rest
+            text = np.broadcast_to(behind + np.arange(rest), (3, rest))
+            own = np.concatenate([own, text.astype(own.dtype)], axis=1)
             if own.dtype != positions.dtype:  # fractions: a video of Qwen3-Omni
                 positions, following = positions.astype(own.dtype), following.astype(own.dtype)
             following[index] = next_position

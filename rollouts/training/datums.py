@@ -13,9 +13,10 @@ from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
+from rollouts.models.prefix_tree import Tree
 from rollouts.training.named_losses import CANDIDATES, NamedLoss, named_loss
 from rollouts.training.samples import TrainingSample, check_column
-from rollouts.training.truncation import tower_rows
+from rollouts.training.truncation import tower_rows, trees_within
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,27 +142,22 @@ def _check_candidates(
         raise SampleError(name, f"teacher_top_ids has {wrong}; the ids of the model are from 0 to {vocabulary - 1}")
 
 
-def passes(data: Sequence[Datum], tokens_per_pass: int, patches_per_pass: int) -> list[list[int]]:
-    """The numbers of the rows of each forward pass: rows of similar lengths, within two budgets.
+def passes(
+    data: Sequence[Datum], trees: Sequence[Tree], tokens_per_pass: int, patches_per_pass: int
+) -> list[list[int]]:
+    """The numbers of the rows of each forward pass: trees of similar sizes, within two budgets.
 
     A pass has at most `tokens_per_pass` tokens with its padding, and `patches_per_pass` patches and frames; a
-    row that is larger than a budget has a pass of its own. Rows of a pass have one number of targets for each
-    token.
+    tree that is larger than a budget has a pass of its own.
     """
     found: list[list[int]] = []
-    patches = 0
-    widths = [datum.target_ids.shape[1:] for datum in data]
-    for number in sorted(range(len(data)), key=lambda number: (widths[number], -len(data[number]))):  # stable
-        own = sum(tower_rows(item) for item, _ in data[number].media)
-        if (
-            found
-            and widths[number] == widths[found[-1][0]]
-            and (len(found[-1]) + 1) * len(data[found[-1][0]]) <= tokens_per_pass
-            and patches + own <= patches_per_pass
-        ):
-            found[-1].append(number)
-            patches += own
+    first, count, patches = 0, 0, 0
+    for tree in sorted(trees_within(trees, data, patches_per_pass), key=lambda tree: -tree.tokens):  # stable
+        own = sum(tower_rows(item) for item, _ in tree.items(data))
+        if found and (count + 1) * first <= tokens_per_pass and patches + own <= patches_per_pass:
+            found[-1].extend(tree.numbers)
+            count, patches = count + 1, patches + own
         else:
-            found.append([number])
-            patches = own
+            found.append(list(tree.numbers))
+            first, count, patches = tree.tokens, 1, own
     return found

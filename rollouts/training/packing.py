@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from rollouts.errors import ArgumentError, SampleError
+from rollouts.models.prefix_tree import Tree, prefix_trees, tree_of
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.bins import Bins
 from rollouts.training.samples import TrainingSample
-from rollouts.training.truncation import Truncation, sample_rows, truncate_sample
+from rollouts.training.truncation import Truncation, sample_rows, tower_rows, trees_within, truncate_sample
 from rollouts.values import check_choice, check_integer, whole_number
 
 TooLong = Literal["error", "drop", "truncate"]
@@ -41,12 +42,15 @@ class PackingPlan:
 
     All ranks have the same number of steps. Steps are micro-steps of one optimizer step: rows of a step have
     similar costs, so the lengths differ from step to step. `filled` is the fraction of the token budget of
-    all rows that has tokens of samples, 0 without rows. `imbalance` is the mean over the steps of the largest
+    all rows that has tokens of samples, 0 without rows; tokens that samples of a row share count once there, and
+    in `distinct_tokens`, but not in `tokens`. `imbalance` is the mean over the steps of the largest
     cost of a rank divided by the mean cost, minus 1. `truncations` and `left_out` have the samples that were
     cut and those that were left out. A plan without rows has no steps for each of its `ranks`.
     """
 
     steps: tuple[tuple[Row, ...], ...]
+    tokens: int
+    distinct_tokens: int
     filled: float
     imbalance: float
     truncations: tuple[Truncation, ...]
@@ -68,11 +72,11 @@ class PackingPlan:
         )
 
     def summary(self) -> str:
-        """Rows, filling and balance, and what was cut or left out."""
+        """Rows, tokens, filling and balance, and what was cut or left out."""
         cut = sum(truncation.lost_last_trained for truncation in self.truncations)
         filling = f", {self.filled:.1%} filled, imbalance {self.imbalance:.1%}" if self.steps else ""
         return (
-            f"{len(self.steps)} steps{filling}; "
+            f"{len(self.steps)} steps{filling}; {self.tokens} tokens, {self.distinct_tokens} of them distinct; "
             f"{len(self.truncations)} samples truncated, {cut} of them without their last trained token; "
             f"{len(self.left_out)} left out"
         )
@@ -87,8 +91,13 @@ def pack_samples(
     too_long: TooLong = "error",
     uniform_modality: bool = False,
     hidden_size: int = 4096,
+    share_prefixes: bool = True,
 ) -> PackingPlan:
     """Pack samples into rows of at most `max_tokens` tokens and `max_patches` patches and frames, for `ranks` ranks.
+
+    Samples that begin with the same tokens and media stay together, and these count once, as `token_logprobs`
+    computes them. Without `share_prefixes` every token of every sample counts: for models without prefix
+    trees, and for rows that another function computes.
 
     Rows are filled by first-fit decreasing. Their number is rounded up to a multiple of `ranks`; the
     additional rows take samples of the rows with the highest cost, and rows that are not full are evened out.
@@ -109,14 +118,24 @@ def pack_samples(
         check_integer(name, value)
     check_choice("too_long", too_long, TooLong)
     kept, truncations, left_out = _fitting_samples(samples, max_tokens, max_patches, too_long)
-    groups = _groups(kept, ranks, uniform_modality)
+
+    def trees_of(own: Sequence[TrainingSample]) -> list[Tree]:
+        return _trees(own, max_tokens, max_patches, ranks, hidden_size, share_prefixes)
+
+    groups = _groups(kept, ranks, uniform_modality, trees_of)
     stand_ins = [stand_in for group in groups for stand_in in group.stand_ins]
     items = [*kept, *stand_ins]
-    tokens = np.array([len(sample.token_ids) for sample in items], dtype=np.int64)
-    patches = np.array([0 if max_patches is None else sample_rows(sample) for sample in items], dtype=np.int64)
+    trees = [tree for group in groups for tree in group.trees]
+    distinct, first_stand_in = sum(tree.tokens for tree in trees), len(trees)
+    trees += [tree_of((number,), (0,), (len(items[number]),)) for number in range(len(kept), len(items))]
+    tokens = np.array([tree.tokens for tree in trees], dtype=np.int64)
+    patches = np.array(
+        [0 if max_patches is None else sum(tower_rows(item) for item, _ in tree.items(items)) for tree in trees],
+        dtype=np.int64,
+    )
     costs = token_cost(tokens, hidden_size)
     bins = Bins(tokens, patches, max_tokens, max_patches, empty=ranks)
-    groups_of_rows = _fill(bins, groups, len(kept), ranks, costs, max_tokens)
+    groups_of_rows = _fill(bins, groups, first_stand_in, ranks, costs, max_tokens)
     row_costs = [float(costs[members].sum()) for members in bins.members]
     # Ranks that wait for each other after every step wait little where the rows of a step have similar costs.
     by_cost = (sorted(rows, key=lambda row: -row_costs[row]) for rows in groups_of_rows)
@@ -125,8 +144,13 @@ def pack_samples(
     cells = max_tokens * ranks * len(steps)
     spread = [max(each) * ranks / sum(each) - 1 for each in ([row_costs[row] for row in step] for step in steps)]
     return PackingPlan(
-        steps=tuple(tuple(tuple(items[item] for item in bins.members[row]) for row in step) for step in steps),
-        filled=float(tokens[: len(kept)].sum() / cells) if steps else 0.0,
+        steps=tuple(
+            tuple(tuple(items[number] for tree in bins.members[row] for number in trees[tree].numbers) for row in step)
+            for step in steps
+        ),
+        tokens=sum(map(len, kept)),
+        distinct_tokens=distinct,
+        filled=distinct / cells if steps else 0.0,
         imbalance=float(np.mean(spread)) if steps else 0.0,
         truncations=tuple(truncations),
         left_out=tuple(left_out),
@@ -136,16 +160,21 @@ def pack_samples(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Numbers of the samples that share the rows of a step, and samples for rows that would lack their modality."""
+    """Trees of the samples that share the rows of a step, and samples for rows that would lack their modality."""
 
-    samples: np.ndarray
+    trees: Sequence[Tree]
     stand_ins: tuple[TrainingSample, ...] = ()
 
 
-def _groups(samples: Sequence[TrainingSample], ranks: int, uniform_modality: bool) -> list[_Group]:
+def _groups(
+    samples: Sequence[TrainingSample],
+    ranks: int,
+    uniform_modality: bool,
+    trees_of: Callable[[Sequence[TrainingSample]], list[Tree]],
+) -> list[_Group]:
     """All samples in one group, or one group for each set of modalities, that of text alone at the end."""
     if not uniform_modality:
-        return [_Group(np.arange(len(samples)))]
+        return [_Group(trees_of(samples))]
     by_modalities: dict[tuple[str, ...], list[int]] = {}
     for number, sample in enumerate(samples):
         # Of a video with its sound both: it runs the towers of both.
@@ -153,25 +182,51 @@ def _groups(samples: Sequence[TrainingSample], ranks: int, uniform_modality: boo
         by_modalities.setdefault(tuple(sorted(modalities)), []).append(number)
     text = by_modalities.pop((), [])
     groups = []
-    for _, numbers in sorted(by_modalities.items()):
-        smallest = min((samples[number] for number in numbers), key=lambda sample: (sample_rows(sample), len(sample)))
-        # No more than these are needed: without them, each sample may have a row of its own.
-        groups.append(_Group(np.array(numbers), (without_training(smallest),) * (-len(numbers) % ranks)))
-    return [*groups, _Group(np.array(text, dtype=np.int64))]
+    for modalities, numbers in [*sorted(by_modalities.items()), ((), text)]:
+        own = [samples[number] for number in numbers]
+        trees = [tree._replace(numbers=tuple(numbers[index] for index in tree.numbers)) for tree in trees_of(own)]
+        # No more than these are needed: without them, each tree may have a row of its own.
+        count = -len(trees) % ranks if modalities else 0
+        smallest = min(own, key=lambda sample: (sample_rows(sample), len(sample)), default=None)
+        groups.append(_Group(trees, (without_training(smallest),) * count if smallest else ()))
+    return groups
+
+
+def _trees(
+    samples: Sequence[TrainingSample],
+    max_tokens: int,
+    max_patches: int | None,
+    ranks: int,
+    hidden_size: int,
+    share_prefixes: bool,
+) -> list[Tree]:
+    """The trees that stay together, by their first samples."""
+    if not share_prefixes:
+        return [tree_of((number,), (0,), (len(sample),)) for number, sample in enumerate(samples)]
+    trees = prefix_trees(samples, hidden_size, max_tokens)
+    # Larger trees than this would leave ranks without work.
+    most = 2 * sum(tree.tokens for tree in trees) // ranks
+    if most < max((tree.tokens for tree in trees), default=0):
+        trees = prefix_trees(samples, hidden_size, most)
+    if max_patches is not None:
+        trees = trees_within(trees, samples, max_patches)
+    return sorted(trees, key=lambda tree: min(tree.numbers))
 
 
 def _fill(
     bins: Bins, groups: Sequence[_Group], stand_in: int, ranks: int, costs: np.ndarray, max_tokens: int
 ) -> list[range]:
-    """Fill the bins with the groups; the rows of each group, whose numbers are multiples of `ranks`.
+    """Fill the bins with the trees of the groups; the rows of each group, whose numbers are multiples of `ranks`.
 
     The last group also takes the room that the groups before it have left. `stand_in` is the number of the
     first stand-in.
     """
     rows = []
+    begin = 0
     for position, group in enumerate(groups):
         first, is_last = len(bins.members), position == len(groups) - 1
-        bins.add(group.samples, 0 if is_last else first)
+        bins.add(np.arange(begin, begin + len(group.trees)), 0 if is_last else first)
+        begin += len(group.trees)
         _round_up(bins, first, ranks, costs, list(range(stand_in, stand_in + len(group.stand_ins))))
         stand_in += len(group.stand_ins)
         rows.append(range(first, len(bins.members)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -77,12 +78,17 @@ def _hidden_states(
     """The hidden states of rows that have all sequences, and these rows."""
     lengths = [len(sequence) for sequence in sequences]
     usual = (1, sum(lengths)) if packed else (len(lengths), max(lengths))
+    failed = None
     if max_row_tokens and len(sequences) > 1:
         try:
             tree = forward.shared_rows(sequences, usual, pad_id=pad_id, max_row_tokens=max_row_tokens)
             if tree is not None:
                 return forward.hidden_states(tree), tree
-        except (ArgumentError, SampleError, UnsupportedModelError):
-            pass  # the usual rows name the sample, or can be computed
+        except (ArgumentError, SampleError, UnsupportedModelError) as error:
+            failed = error  # the usual rows name the sample, or can be computed
     rows = packed() if packed else placed_rows(sequences, pad_id=pad_id)
-    return forward.hidden_states(rows), rows
+    hidden = forward.hidden_states(rows)
+    if failed is not None:
+        reason = f"rows of prefix trees failed, so that each sample was computed by itself: {failed}"
+        warnings.warn(reason, RuntimeWarning, stacklevel=2)
+    return hidden, rows

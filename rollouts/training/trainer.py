@@ -375,7 +375,7 @@ class Trainer:
         logprobs: list[np.ndarray] = [np.empty(0, np.float32)] * len(data)
         outcomes: list[Outcome] = []
         with inserted(trained.replacements):
-            for rows in passes(data, self._tokens_per_pass, self._patches_per_pass):
+            for rows in self._passes(data):
                 values, outcome = self._pass([data[row] for row in rows], named, numbers)
                 if backward:
                     outcome.loss.backward()  # type: ignore[no-untyped-call]
@@ -389,6 +389,16 @@ class Trainer:
             metrics["ratio:mean"] = sum(outcome.ratios for outcome in outcomes) / tokens
             metrics["clipped:mean"] = sum(outcome.clipped for outcome in outcomes) / tokens
         return LossResult(logprobs, metrics)
+
+    def _passes(self, data: Sequence[Datum]) -> Iterator[list[int]]:
+        """The numbers of the rows of each forward pass, all with one number of targets for each token."""
+        widths = [datum.target_ids.shape[1:] for datum in data]
+        for width in sorted(set(widths)):
+            numbers = [number for number, own in enumerate(widths) if own == width]
+            rows = [data[number] for number in numbers]
+            trees = self._forward.trees(rows, self._tokens_per_pass if self._share_prefixes else 0)
+            for found in passes(rows, trees, self._tokens_per_pass, self._patches_per_pass):
+                yield [numbers[index] for index in found]
 
     def _pass(
         self, data: Sequence[Datum], loss: NamedLoss, options: Mapping[str, float]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +12,8 @@ import numpy as np
 
 from renderers import MediaItem
 from rollouts.engines.protocol import WeightSpan
+from rollouts.models.placed_rows import TokenRow
+from rollouts.models.prefix_tree import Tree, tree_of
 from rollouts.training.samples import COLUMNS, TrainingSample
 from rollouts.values import check_integer
 
@@ -54,6 +58,26 @@ def tower_rows(item: MediaItem) -> int:
 def sample_rows(sample: TrainingSample) -> int:
     """The patches and frames of all media of a sample."""
     return sum(tower_rows(item) for item, _ in sample.media)
+
+
+def trees_within(trees: Sequence[Tree], sequences: Sequence[TokenRow], max_patches: int) -> list[Tree]:
+    """Trees divided so that the different media of each have at most `max_patches` patches and frames.
+
+    A sequence with more has a tree of its own.
+    """
+    found = []
+    for tree in trees:
+        begins, patches = [0], 0
+        for place, (number, shared) in enumerate(zip(tree.numbers, tree.shared, strict=True)):
+            sizes = [(at.offset, tower_rows(item)) for item, at in sequences[number].media]
+            patches += sum(size for offset, size in sizes if offset >= shared)
+            if patches > max_patches and place:
+                begins.append(place)
+                patches = sum(size for _, size in sizes)
+        for begin, end in itertools.pairwise([*begins, len(tree.numbers)]):
+            numbers = tree.numbers[begin:end]
+            found.append(tree_of(numbers, tree.shared[begin:end], [len(sequences[number]) for number in numbers]))
+    return found
 
 
 def truncate_sample(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prefix_trees import distinct_tokens
 from training_samples import PAD, image, sample, samples_of, sound
 
 from rollouts.training import pack_samples
@@ -33,6 +34,17 @@ def patches_of(row):
     return sum(int(np.prod(item[f"{item.modality}_grid_thw"])) for each in row for item, _ in each.media)
 
 
+def distinct_patches(row):
+    items = {
+        (each.token_ids[: at.end].tobytes(), *hashes(each, at.end)): item for each in row for item, at in each.media
+    }
+    return sum(int(np.prod(item[f"{item.modality}_grid_thw"])) for item in items.values())
+
+
+def hashes(each, end):
+    return [item.mm_hash for item, at in each.media if at.offset < end]
+
+
 def modalities_of(row):
     return {item.modality for each in row for item, _ in each.media}
 
@@ -42,15 +54,19 @@ def is_stand_in(each):
 
 
 @settings(max_examples=60, deadline=None)
-@given(mixed_samples(), st.integers(1, 4), st.booleans(), st.sampled_from([None, MAX_PATCHES]))
-def test_every_sample_is_in_one_row_and_no_row_exceeds_a_budget(samples, ranks, uniform, max_patches):
-    plan = pack_samples(samples, max_tokens=MAX_TOKENS, max_patches=max_patches, ranks=ranks, uniform_modality=uniform)
+@given(mixed_samples(), st.integers(1, 4), st.booleans(), st.sampled_from([None, MAX_PATCHES]), st.booleans())
+def test_every_sample_is_in_one_row_and_no_row_exceeds_a_budget(samples, ranks, uniform, max_patches, share):
+    """Samples of one length have the same tokens, so that some of them share these, and images."""
+    budgets = {"max_tokens": MAX_TOKENS, "max_patches": max_patches}
+    plan = pack_samples(samples, **budgets, ranks=ranks, uniform_modality=uniform, share_prefixes=share)
     rows = rows_of(plan)
     assert Counter(each.name for row in rows for each in row if not is_stand_in(each)) == Counter(
         s.name for s in samples
     )
-    assert all(sum(map(len, row)) <= MAX_TOKENS for row in rows)
-    assert max_patches is None or all(patches_of(row) <= max_patches for row in rows)
+    assert all((distinct_tokens(row) if share else sum(map(len, row))) <= MAX_TOKENS for row in rows)
+    assert max_patches is None or all(
+        (distinct_patches(row) if share else patches_of(row)) <= max_patches for row in rows
+    )
     assert {len(step) for step in plan.steps} == {ranks}
     assert not plan.truncations
     assert not plan.left_out
@@ -63,6 +79,34 @@ def test_with_uniform_modality_all_ranks_of_a_step_run_the_same_vision_towers(sa
     plan = pack_samples(samples, max_tokens=MAX_TOKENS, ranks=ranks, uniform_modality=True)
     for step in plan.steps:
         assert len({frozenset(modalities_of(row)) for row in step}) == 1
+
+
+def test_a_group_stays_in_one_row_whose_shared_tokens_count_once():
+    """Four groups of eight, of 20 tokens that they share and 5 of their own: each is a tree of 60 tokens."""
+    prompts = samples_of([20] * 4)
+    groups = [
+        [continued(prompt, sample(5, seed=10 + n), f"{index}") for n in range(8)]
+        for index, prompt in enumerate(prompts)
+    ]
+    mixed = [group[n] for n in range(8) for group in groups]
+    plan = pack_samples(mixed, max_tokens=60, ranks=2, hidden_size=4096)
+    assert sorted([each.name for each in row] for row in rows_of(plan)) == [[str(index)] * 8 for index in range(4)]
+    assert (plan.tokens, plan.distinct_tokens, plan.filled) == (800, 240, 1.0)
+    assert "; 800 tokens, 240 of them distinct; " in plan.summary()
+    separate = pack_samples(mixed, max_tokens=60, ranks=2, share_prefixes=False)
+    assert (separate.tokens, separate.distinct_tokens) == (800, 800)
+    assert all(sum(map(len, row)) <= 60 for row in rows_of(separate))
+
+
+def test_one_group_is_divided_among_ranks_that_would_have_no_work():
+    prompt = sample(20)
+    group = [continued(prompt, sample(5, seed=10 + n), str(n)) for n in range(8)]
+    assert [len(row) for row in rows_of(pack_samples(group, max_tokens=100, ranks=8))] == [1] * 8
+
+
+def continued(prompt, completion, name):
+    columns = {each: np.concatenate([getattr(prompt, each), getattr(completion, each)]) for each in COLUMNS}
+    return replace(prompt, **columns, name=name)
 
 
 def test_without_uniform_modality_a_step_may_mix():
