@@ -14,6 +14,7 @@ from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward, qwen3_vl
 from rollouts.models.architecture import EXTEND, Architecture, architecture
 from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
+from rollouts.models.packed_masks import packed_masks
 from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
@@ -56,11 +57,14 @@ class ForwardPass:
         check_placeholders(self.architecture, rows)
         check_token_ids(self.architecture, rows)
         with_media = any(sequence.media for sequence in rows.sequences)
-        in_trees = rows.tree is not None
-        explicit_masks = rows.packed and (in_trees or packing_of(self.architecture, with_media=with_media) == "masks")
-        if self._is_qwen3_vl and not in_trees and not explicit_masks:
-            return qwen3_vl.hidden_states(self.model, rows, self.encode(qwen3_vl.distinct_items(rows)))[0]
-        return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
+        explicit_masks = rows.packed and (
+            rows.tree is not None or packing_of(self.architecture, with_media=with_media) == "masks"
+        )
+        if not self._is_qwen3_vl:
+            return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
+        features, types = self.encode(qwen3_vl.distinct_items(rows)), torch.from_numpy(rows.token_types())
+        masks = packed_masks(self.architecture, rows, types.to(self.model.device)) if explicit_masks else None
+        return qwen3_vl.hidden_states(self.model, rows, features, masks=masks)[0]
 
     def trees(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> list[Tree]:
         """Sequences divided into prefix trees for rows of at most `max_row_tokens` tokens; see `prefix_trees`.

@@ -65,13 +65,15 @@ def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatur
 
 
 def hidden_states(
-    model: Any, rows: PlacedRows, features: Sequence[VisionFeatures], *, cache: Any = None
+    model: Any, rows: PlacedRows, features: Sequence[VisionFeatures], *, cache: Any = None, masks: Any = None
 ) -> tuple[torch.Tensor, np.ndarray]:
-    """The last layer's hidden states (B, T, hidden) of placed rows, and the position after each sequence, int64 (N,).
+    """The last layer's hidden states (B, T, hidden) of rows, and the position after each whole sequence, int64 (N,).
 
-    `features` are those of `distinct_items(rows)`, in order.
+    `features` are those of `distinct_items(rows)`, in order, `masks` those of `packed_masks`, if rows need them.
     """
     device = model.device
+    if not rows.packed:
+        masks = torch.from_numpy(rows.attention_mask).to(device)
     placement = _placement(model, rows)
     embeds = model.model.get_input_embeddings()(torch.from_numpy(rows.input_ids).to(device))
     visual_mask, deepstack = None, None
@@ -84,8 +86,7 @@ def hidden_states(
     language_model = model.model.language_model
     output = language_model(
         inputs_embeds=embeds,
-        # Without a mask transformers separates sequences where the positions begin again.
-        attention_mask=None if rows.packed else torch.from_numpy(rows.attention_mask).to(device),
+        attention_mask=masks,
         position_ids=torch.from_numpy(placement.position_ids).to(device),
         visual_pos_masks=visual_mask,
         deepstack_visual_embeds=deepstack,
@@ -119,11 +120,10 @@ def next_hidden_states(
 def _placement(model: Any, rows: PlacedRows) -> _Placement:
     merge_size = model.config.vision_config.spatial_merge_size
     positions = np.zeros((3, *rows.input_ids.shape), dtype=np.int64)
-    following = np.zeros(len(rows.sequences), dtype=np.int64)
-    for index, (sequence, (row, column)) in enumerate(zip(rows.sequences, rows.starts, strict=True)):
-        count = len(sequence)
-        own, following[index] = mrope_positions(count, sequence.media, merge_size)
-        positions[:, row, column : column + count] = own
+    following = np.zeros(len(rows.paths), dtype=np.int64)
+    for index, path in enumerate(rows.paths):
+        own, following[index] = mrope_positions(len(path.sequence), path.sequence.media, merge_size)
+        positions[:, path.row, path.columns[path.shared :]] = own[:, path.shared :]
     if rows.packed:
         positions = np.concatenate([rows.position_ids[None], positions])
     first_row: dict[str, int] = {}

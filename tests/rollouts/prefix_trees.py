@@ -38,16 +38,24 @@ class Computed(NamedTuple):
         return sum(len(rows.items()) for rows in self.rows)
 
 
-def computed(model: Any, samples: Sequence[TrainingSample], layout: Any = "padded", **options: Any) -> Computed:
-    batch = TrainingBatch.from_samples(samples, pad_id=0, layout=layout)
-    hidden_states, rows = ForwardPass.hidden_states, []
+@contextmanager
+def computed_rows() -> Iterator[list[PlacedRows]]:
+    """The rows that models compute inside."""
+    hidden_states = ForwardPass.hidden_states
+    rows: list[PlacedRows] = []
 
     def noted(self: ForwardPass, given: PlacedRows) -> torch.Tensor:
         rows.append(given)
         return hidden_states(self, given)
 
-    model.zero_grad()
     with mock.patch.object(ForwardPass, "hidden_states", noted):
+        yield rows
+
+
+def computed(model: Any, samples: Sequence[TrainingSample], layout: Any = "padded", **options: Any) -> Computed:
+    batch = TrainingBatch.from_samples(samples, pad_id=0, layout=layout)
+    model.zero_grad()
+    with computed_rows() as rows:
         scored = token_logprobs_and_entropy(model, batch, **options)
     # Another weight for every token, so that the gradient of a shared token is a sum of different ones.
     weights = torch.linspace(-1, 1, scored.logprobs.numel()).view_as(scored.logprobs)

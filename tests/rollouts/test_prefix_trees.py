@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from model_families import MEDIA_FAMILIES, TEXT_MODELS, text_config, with_seed
 from prefix_trees import (
     computed,
+    computed_rows,
     difference,
     distinct_items,
     distinct_tokens,
@@ -23,12 +24,14 @@ from prefix_trees import (
     sample,
     text_group,
 )
+from trainer_checks import SMALL, gradients, random_weights
 from transformers import AutoModelForCausalLM
 
 from renderers import PlaceholderRange
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models import forward, forward_pass
 from rollouts.training import TrainingBatch, candidate_logprobs, token_logprobs
+from rollouts.training.trainer import Trainer
 
 #: Models with layers that carry a state along the row, or whose positions are not given.
 WITHOUT_TREES = ("bloom", "mamba", "qwen3_5")
@@ -334,3 +337,26 @@ def test_an_adapter_has_the_gradients_of_separate_rows(name, tmp_path):
     assert tree.rows[0].tree
     assert all("lora_" in name for name in tree.gradients)
     assert difference(tree, computed(model, samples, share_prefixes=False)) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [8192, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_trainer_shares_the_rows_of_a_group_within_its_passes(tokens, tmp_path):
+    family = loaded_family("qwen3_vl")
+    data = [random_weights(each, seed) for seed, each in enumerate(media_group(family))]
+    found, computed_tokens = [], []
+    for share in (True, False):
+        trainer = Trainer.from_pretrained(family.directory, device="cpu", tokens_per_pass=tokens, share_prefixes=share)
+        trainer.create_model("a", lora=SMALL)
+        with computed_rows() as rows, of_a_wide_model():
+            result = trainer.forward_backward("a", data, "cross_entropy")
+        found.append((result, gradients(trainer, "a", tmp_path / str(share))))
+        computed_tokens.append(sum(int(each.attention_mask.sum()) for each in rows))
+        assert all(each.input_ids.size <= max(tokens, *map(len, data)) for each in rows)
+    (tree, of_tree), (separate, of_separate) = found
+    for one, other in zip(tree.logprobs, separate.logprobs, strict=True):
+        np.testing.assert_allclose(one, other, atol=3e-6, rtol=0)
+    assert tree.metrics["loss:sum"] == pytest.approx(separate.metrics["loss:sum"], abs=1e-4)
+    norm = np.sqrt(sum(np.square(each).sum() for each in of_separate.values()))
+    assert all(np.linalg.norm(of_tree[name] - each) < 1e-5 * norm for name, each in of_separate.items())
+    assert computed_tokens[0] < computed_tokens[1] == sum(map(len, data))
+    assert tokens == 200 or computed_tokens[0] == distinct_tokens(data)
