@@ -67,7 +67,7 @@ class ForwardPass:
         return qwen3_vl.hidden_states(self.model, rows, features, masks=masks)[0]
 
     def trees(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> list[Tree]:
-        """Sequences divided into prefix trees for rows of at most `max_row_tokens` tokens; see `prefix_trees`.
+        """Sequences in prefix trees for rows of at most `max_row_tokens` tokens; see `prefix_trees`.
 
         Where the model cannot compute trees (`shares_prefixes`), each sequence of a tree begins the next one.
         """
@@ -81,7 +81,7 @@ class ForwardPass:
         return prefix_trees(sequences, size, max_row_tokens, joins_items=joins_items, only_beginnings=True)
 
     def _row_limit(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> int:
-        """The largest number of tokens in a row of several sequences; 0 where none of them may share a row."""
+        """The largest number of tokens in a row of several sequences; 0 where none may share a row."""
         # Phi-4 projects a sound in another way where an image is in the sequence, also behind it.
         modalities = {item.modality for sequence in sequences for item, _ in sequence.media}
         if self.architecture.search == EXTEND and {"audio", "image"} <= modalities:

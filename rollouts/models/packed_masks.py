@@ -1,4 +1,4 @@
-"""Attention masks of packed rows: those that the model makes for each sequence, at the columns of its tokens."""
+"""Attention masks of packed rows: those that the model makes for each sequence, at its columns."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _blocks(architecture: Architecture, token_types: torch.Tensor) -> Mapping[st
 
 
 def _block(architecture: Architecture, mask: Any, length: int) -> torch.Tensor:
-    """What is added to the scores of one sequence (L, L): 0 where a token sees another, the smallest number elsewhere.
+    """What is added to the scores of one sequence (L, L): 0 where a token sees another, else the smallest.
 
     Of a mask of bools, each layer would make such numbers of its own, and keep them for the backward pass.
     """

@@ -48,7 +48,7 @@ def packing_of(architecture: Architecture, *, with_media: bool) -> Packing | Non
 
 
 def shares_prefixes(architecture: Architecture, *, with_media: bool) -> bool:
-    """Whether hidden states of a tree of two branches in one row, with masks, are those of the branches alone.
+    """Whether hidden states of two branches in one row, with masks, are those of the branches alone.
 
     At first use, for each implementation of attention, the model runs on branches of twelve tokens that share
     six. Models with layers that take no such mask (a recurrent state, FlashAttention, FlexAttention) do not.
@@ -83,8 +83,8 @@ def _computes_trees(architecture: Architecture, with_types: bool) -> bool:
     branch = np.concatenate([begin, second])
     try:
         one, two = (
-            _tree_states(architecture, np.concatenate([begin, sibling]), branch, [*types[0], *of_sibling, *types[1]])
-            for sibling, of_sibling in ((first, types[0]), (other, types[2]))
+            _tree_states(architecture, np.concatenate([begin, sibling]), branch, [*types[0], *own, *types[1]])
+            for sibling, own in ((first, types[0]), (other, types[2]))
         )
         alone = placed_rows([TokenRow(branch)], pad_id=0, layout="packed")
         expected = _states(architecture, alone, [*types[0], *types[1]], masks=with_types)
@@ -93,14 +93,15 @@ def _computes_trees(architecture: Architecture, with_types: bool) -> bool:
     changed = (one[_LENGTH : 2 * _LENGTH] - two[_LENGTH : 2 * _LENGTH]).abs().max()
     of_branch = torch.cat([one[:_LENGTH], one[2 * _LENGTH :]])
     kept = (of_branch - torch.cat([two[:_LENGTH], two[2 * _LENGTH :]])).abs().max()
-    return bool(kept <= 1e-3 * changed) and relative_difference(expected, of_branch) <= tolerance(expected.dtype)
+    is_alone = bool(kept <= 1e-3 * changed)
+    return is_alone and relative_difference(expected, of_branch) <= tolerance(architecture.model.dtype)
 
 
-def _tree_states(architecture: Architecture, one: np.ndarray, other: np.ndarray, types: list[int]) -> torch.Tensor:
-    """Hidden states (18, H) of six tokens and of both branches behind them."""
-    tree = tree_of((0, 1), (0, _LENGTH), (len(one), len(other)))
-    rows = tree_rows([TokenRow(one), TokenRow(other)], [[tree]], pad_id=0, packed=True)
-    return _states(architecture, rows, types, masks=True)
+def _tree_states(known: Architecture, one: np.ndarray, two: np.ndarray, types: list[int]) -> torch.Tensor:
+    """Hidden states (18, H) of the six tokens that two branches share, and of the six of each behind them."""
+    tree = tree_of((0, 1), (0, _LENGTH), (len(one), len(two)))
+    rows = tree_rows([TokenRow(one), TokenRow(two)], [[tree]], pad_id=0, packed=True)
+    return _states(known, rows, types, masks=True)
 
 
 def _texts(architecture: Architecture, count: int) -> list[np.ndarray]:

@@ -64,7 +64,7 @@ class RowItem(NamedTuple):
 class Path(NamedTuple):
     """A whole sequence in rows: its row, and int64 (n,) the column of each of its tokens.
 
-    The first `shared` of its tokens stand in the row for other sequences too, and are placed with one of them.
+    The first `shared` of its tokens are placed with another sequence, for which they stand too.
     """
 
     sequence: TokenRow
@@ -82,8 +82,8 @@ class PlacedRows:
     and column of the first token of each sequence. `packed`: a row may hold several sequences, which do not
     attend to each other.
 
-    In rows of prefix trees (`tree_rows`), `sequences` are the parts of whole sequences that stand in no other:
-    `tree` has the whole ones, and `position_ids` count from their first tokens.
+    In rows of prefix trees (`tree_rows`), `sequences` are the parts of whole sequences, each of which stands
+    once: `tree` has the whole ones, and `position_ids` count from their first tokens.
     """
 
     sequences: tuple[TokenRow, ...]

@@ -28,8 +28,10 @@ class Tree(NamedTuple):
 
     def items(self, sequences: Sequence[TokenRow]) -> list[PlacedItem]:
         """The different media."""
-        pairs = zip(self.numbers, self.shared, strict=True)
-        return [item for number, shared in pairs for item in sequences[number].media if item[1].offset >= shared]
+        found: list[PlacedItem] = []
+        for number, shared in zip(self.numbers, self.shared, strict=True):
+            found += [each for each in sequences[number].media if each[1].offset >= shared]
+        return found
 
 
 def tree_of(numbers: Sequence[int], shared: Sequence[int], lengths: Sequence[int]) -> Tree:
@@ -97,7 +99,7 @@ def _cut(sequence: TokenRow, common: int, joins_items: bool) -> int:
 
 
 def _runs(lengths: np.ndarray, shared: np.ndarray, hidden_size: int, max_tokens: int) -> list[slice]:
-    """Neighbours divided into runs whose rows cost least: for each end the best begin, one end after another."""
+    """Neighbours divided into runs whose rows cost least: for each end the best begin."""
     new = np.concatenate([[0], np.cumsum(lengths - shared)])
     best = np.zeros(len(new))
     begins = np.zeros(len(new), dtype=np.int64)
@@ -159,7 +161,7 @@ def tree_rows(
 ) -> PlacedRows:
     """The trees of each row, one after another.
 
-    Not `packed`: rows of one tree each, in which every sequence begins the next one, so that they need no mask.
+    Not `packed`: rows of one tree each, in which every sequence begins the next one; they need no mask.
     """
     paths = [Path(sequence, 0, np.empty(0, dtype=np.int64)) for sequence in sequences]
     parts: list[tuple[TokenRow, int, int, int]] = []

@@ -67,9 +67,9 @@ def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatur
 def hidden_states(
     model: Any, rows: PlacedRows, features: Sequence[VisionFeatures], *, cache: Any = None, masks: Any = None
 ) -> tuple[torch.Tensor, np.ndarray]:
-    """The last layer's hidden states (B, T, hidden) of rows, and the position after each whole sequence, int64 (N,).
+    """The last layer's hidden states (B, T, hidden), and the position after each whole sequence, int64 (N,).
 
-    `features` are those of `distinct_items(rows)`, in order, `masks` those of `packed_masks`, if rows need them.
+    `features` are those of `distinct_items(rows)`, in order; `masks`, of `packed_masks`, for packed rows.
     """
     device = model.device
     if not rows.packed:

@@ -42,8 +42,8 @@ class PackingPlan:
 
     All ranks have the same number of steps. Steps are micro-steps of one optimizer step: rows of a step have
     similar costs, so the lengths differ from step to step. `filled` is the fraction of the token budget of
-    all rows that has tokens of samples, 0 without rows; tokens that samples of a row share count once there, and
-    in `distinct_tokens`, but not in `tokens`. `imbalance` is the mean over the steps of the largest
+    all rows that has tokens of samples, 0 without rows; what samples share counts once there, and in
+    `distinct_tokens`, but not in `tokens`. `imbalance` is the mean over the steps of the largest
     cost of a rank divided by the mean cost, minus 1. `truncations` and `left_out` have the samples that were
     cut and those that were left out. A plan without rows has no steps for each of its `ranks`.
     """
@@ -75,8 +75,9 @@ class PackingPlan:
         """Rows, tokens, filling and balance, and what was cut or left out."""
         cut = sum(truncation.lost_last_trained for truncation in self.truncations)
         filling = f", {self.filled:.1%} filled, imbalance {self.imbalance:.1%}" if self.steps else ""
+        tokens = f"{self.tokens} tokens, {self.distinct_tokens} of them distinct"
         return (
-            f"{len(self.steps)} steps{filling}; {self.tokens} tokens, {self.distinct_tokens} of them distinct; "
+            f"{len(self.steps)} steps{filling}; {tokens}; "
             f"{len(self.truncations)} samples truncated, {cut} of them without their last trained token; "
             f"{len(self.left_out)} left out"
         )
@@ -129,10 +130,9 @@ def pack_samples(
     distinct, first_stand_in = sum(tree.tokens for tree in trees), len(trees)
     trees += [tree_of((number,), (0,), (len(items[number]),)) for number in range(len(kept), len(items))]
     tokens = np.array([tree.tokens for tree in trees], dtype=np.int64)
-    patches = np.array(
-        [0 if max_patches is None else sum(tower_rows(item) for item, _ in tree.items(items)) for tree in trees],
-        dtype=np.int64,
-    )
+    patches = np.zeros_like(tokens)
+    if max_patches is not None:
+        patches[:] = [sum(tower_rows(item) for item, _ in tree.items(items)) for tree in trees]
     costs = token_cost(tokens, hidden_size)
     bins = Bins(tokens, patches, max_tokens, max_patches, empty=ranks)
     groups_of_rows = _fill(bins, groups, first_stand_in, ranks, costs, max_tokens)
@@ -142,12 +142,10 @@ def pack_samples(
     in_order = [rows[start : start + ranks] for rows in by_cost for start in range(0, len(rows), ranks)]
     steps = assign_ranks(in_order, row_costs)
     cells = max_tokens * ranks * len(steps)
+    rows = [tuple(items[n] for tree in members for n in trees[tree].numbers) for members in bins.members]
     spread = [max(each) * ranks / sum(each) - 1 for each in ([row_costs[row] for row in step] for step in steps)]
     return PackingPlan(
-        steps=tuple(
-            tuple(tuple(items[number] for tree in bins.members[row] for number in trees[tree].numbers) for row in step)
-            for step in steps
-        ),
+        steps=tuple(tuple(map(rows.__getitem__, step)) for step in steps),
         tokens=sum(map(len, kept)),
         distinct_tokens=distinct,
         filled=distinct / cells if steps else 0.0,
@@ -160,7 +158,7 @@ def pack_samples(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Trees of the samples that share the rows of a step, and samples for rows that would lack their modality."""
+    """Trees of samples that share the rows of a step, and samples for rows that would lack their modality."""
 
     trees: Sequence[Tree]
     stand_ins: tuple[TrainingSample, ...] = ()
@@ -184,7 +182,7 @@ def _groups(
     groups = []
     for modalities, numbers in [*sorted(by_modalities.items()), ((), text)]:
         own = [samples[number] for number in numbers]
-        trees = [tree._replace(numbers=tuple(numbers[index] for index in tree.numbers)) for tree in trees_of(own)]
+        trees = [tree._replace(numbers=tuple(numbers[n] for n in tree.numbers)) for tree in trees_of(own)]
         # No more than these are needed: without them, each tree may have a row of its own.
         count = -len(trees) % ranks if modalities else 0
         smallest = min(own, key=lambda sample: (sample_rows(sample), len(sample)), default=None)
@@ -216,7 +214,7 @@ def _trees(
 def _fill(
     bins: Bins, groups: Sequence[_Group], stand_in: int, ranks: int, costs: np.ndarray, max_tokens: int
 ) -> list[range]:
-    """Fill the bins with the trees of the groups; the rows of each group, whose numbers are multiples of `ranks`.
+    """Fill the bins with the trees of the groups; the rows of each group, a multiple of `ranks`.
 
     The last group also takes the room that the groups before it have left. `stand_in` is the number of the
     first stand-in.

@@ -26,7 +26,7 @@ def position_logprobs(
     temperature: float = 1.0,
     max_row_tokens: int,
 ) -> SequenceLogprobs:
-    """log p(target) after P positions, a sequence and a place in it each, and the entropy there. Differentiable.
+    """log p(target) after P positions, each a place in a sequence, and the entropy there. Differentiable.
 
     `positions` are two int64 (P,), `targets` int64 (P,) or (P, K), as `sequence_logprobs` takes them. Where
     sequences share a beginning they are computed in rows of prefix trees, whose rows have at most
@@ -38,8 +38,10 @@ def position_logprobs(
     # of a row is computed without that image, in a row of its own.
     search, count = forward.architecture.search, len(sequences)
     for index in range(count):
-        if length := length_heard_otherwise(search, sequences[index].media):
-            number = np.where((number == index) & (place < length), len(sequences), number)
+        length = length_heard_otherwise(search, sequences[index].media)
+        is_before = (number == index) & (place < length)
+        if is_before.any():
+            number = np.where(is_before, len(sequences), number)
             sequences = [*sequences, sequences[index].part(0, length)]
     if len(sequences) > count:
         packed = None

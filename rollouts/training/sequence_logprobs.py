@@ -278,7 +278,7 @@ def _part(values: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
 
 
 def check_targets(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
-    """Raise `ArgumentError` unless `targets` are ids of rows of `weight`, (P,) or (P, K) for the P of `hidden`."""
+    """Raise `ArgumentError` unless `targets` are ids below V, (P,) or (P, K)."""
     is_wrong = targets.dim() not in (1, 2) or targets.shape[:1] != hidden.shape[:1]
     if is_wrong or targets.is_floating_point() or targets.dtype == torch.bool:
         rule = f"pass integers ({len(hidden)},), one token id for each position, or ({len(hidden)}, K) for K"

@@ -25,12 +25,15 @@ def token_logprobs(
 
     Any model of transformers with an output layer of its own, through its own forward. Media are placed by
     range, so that a sampled placeholder token is text. The log-probabilities are computed in chunks, on
-    trained positions only. Equal samples of a padded batch share one forward pass (episodes of a group often
-    sample the same completion), and for Qwen3-VL an image that is in many rows passes the vision tower once.
-    A packed batch of a model that cannot keep the sequences of a row apart (layers with a recurrent state) is
-    computed in padded rows, with the same result. Phi-4-multimodal projects the sounds of a prompt with
-    images in another way: what it sampled before the first image of a row is computed without that image, as
-    it was sampled, in a row of its own.
+    trained positions only. A packed batch of a model that cannot keep the sequences of a row apart (layers
+    with a recurrent state) is computed in padded rows, with the same result. Phi-4-multimodal projects the
+    sounds of a prompt with images in another way: what it sampled before the first image of a row is computed
+    without that image, as it was sampled, in a row of its own.
+
+    Samples that begin with the same tokens and media share these in one pass, where that costs less: they
+    are computed in rows of prefix trees, with masks, of at most `max_row_tokens` tokens or one sample. The
+    results are those of separate rows, up to rounding. `share_prefixes=False` turns it off. Where such rows
+    fail, the usual ones are computed, and a `RuntimeWarning` says why.
 
     Raises `SampleError`, which names the row, for media and token ids that the model cannot take,
     `SampleError` for a `loss_mask` that was changed to train padding or the first token of a sample, and
@@ -54,8 +57,8 @@ def candidate_logprobs(
         logprobs = candidate_logprobs(model, batch, ids)  # [..., 0] are those of the sampled tokens
 
     `candidates` integers (B, T, K), of the batch's rows and columns. One forward pass, as for
-    `token_logprobs`, with the same errors, and `ArgumentError` for candidates of another shape or outside of
-    the vocabulary.
+    `token_logprobs`, with the same options and errors, and `ArgumentError` for candidates of another shape or
+    outside of the vocabulary.
     """
     shape = tuple(batch.loss_mask.shape)
     if not isinstance(candidates, torch.Tensor) or candidates.dim() != 3 or tuple(candidates.shape[:2]) != shape:
@@ -74,7 +77,7 @@ def token_logprobs_and_entropy(
 ) -> SequenceLogprobs:
     """`token_logprobs`, and the entropy of the distribution that each token is drawn from: both float32 (B,
     T), in nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the
-    same errors.
+    same options and errors.
     """
     return _scored(model, batch, batch.input_ids, temperature, share_prefixes, max_row_tokens)
 

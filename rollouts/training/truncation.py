@@ -76,7 +76,8 @@ def trees_within(trees: Sequence[Tree], sequences: Sequence[TokenRow], max_patch
                 patches = sum(size for _, size in sizes)
         for begin, end in itertools.pairwise([*begins, len(tree.numbers)]):
             numbers = tree.numbers[begin:end]
-            found.append(tree_of(numbers, tree.shared[begin:end], [len(sequences[number]) for number in numbers]))
+            lengths = [len(sequences[number]) for number in numbers]
+            found.append(tree_of(numbers, tree.shared[begin:end], lengths))
     return found
 
 

@@ -316,12 +316,13 @@ def test_candidates_of_samples_that_share_a_position_are_those_of_each_sample():
 def test_bfloat16_differs_as_much_as_other_layouts_of_separate_rows_do():
     model = copy.deepcopy(text_model("qwen3")).bfloat16()
     samples = text_group()
-    tree, padded, packed = (
-        computed(model, samples, layout, share_prefixes=share).logprobs
+    found = [
+        computed(model, samples, layout, share_prefixes=share)
         for layout, share in (("padded", True), ("padded", False), ("packed", False))
-    )
-    tree, padded, packed = (each[each != 0] for each in (tree, padded, packed))
-    assert (tree - padded).abs().max() <= 2 * (padded - packed).abs().max()
+    ]
+    assert found[0].rows[0].tree
+    tree, padded, packed = (each.logprobs[each.logprobs != 0] for each in found)
+    assert 0 < (tree - padded).abs().max() < 3 * (padded - packed).abs().max()
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
