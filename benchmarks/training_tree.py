@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
+from training_memory import _peak_megabytes
 
 from renderers import MediaItem, MediaSource, PlaceholderRange
 from renderers.media.item import TensorField
@@ -159,9 +159,9 @@ def measure(side: str, of: Any) -> None:
     layout, share = SIDES[side]
     step(of, TrainingBatch.from_samples([sample(np.arange(20), 2)] * 2, pad_id=0, layout=layout), share)
     batch = TrainingBatch.from_samples(samples, pad_id=0, layout=layout)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_megabytes()
     step(of, batch, share)
-    print(json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+    print(json.dumps(_peak_megabytes() - before))
 
 
 def main() -> None:

@@ -18,7 +18,15 @@ from rollouts.models.packed_masks import packed_masks
 from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
-from rollouts.models.prefix_tree import Tree, filled_rows, prefix_trees, row_cost, rows_cost, tree_rows
+from rollouts.models.prefix_tree import (
+    Tree,
+    filled_rows,
+    prefix_trees,
+    row_cost,
+    rows_cost,
+    separate_trees,
+    tree_rows,
+)
 from rollouts.models.qwen3_vl import VisionFeatures
 
 EncodeImages = Callable[[Sequence[MediaItem]], list[VisionFeatures]]
@@ -70,15 +78,18 @@ class ForwardPass:
         """Sequences in prefix trees for rows of at most `max_row_tokens` tokens; see `prefix_trees`.
 
         Where the model cannot compute trees (`shares_prefixes`), each sequence of a tree begins the next one.
+        With `max_row_tokens` 0 each has a tree of its own.
         """
+        if not max_row_tokens:
+            return separate_trees(sequences)
         max_row_tokens = self._row_limit(sequences, max_row_tokens)
         with_media = any(sequence.media for sequence in sequences)
         joins_items = with_media and attends_by_types(self.architecture)
+        # Asked whatever the sequences are: processes that divide a model (FSDP) run its probe together.
+        only_beginnings = not shares_prefixes(self.architecture, with_media=with_media)
         size = self.head.weight.shape[1]
-        trees = prefix_trees(sequences, size, max_row_tokens, joins_items=joins_items)
-        if len(trees) == len(sequences) or shares_prefixes(self.architecture, with_media=with_media):
-            return trees
-        return prefix_trees(sequences, size, max_row_tokens, joins_items=joins_items, only_beginnings=True)
+        options = {"joins_items": joins_items, "only_beginnings": only_beginnings}
+        return prefix_trees(sequences, size, max_row_tokens, **options)
 
     def _row_limit(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> int:
         """The largest number of tokens in a row of several sequences; 0 where none may share a row."""

@@ -80,7 +80,8 @@ def _block(architecture: Architecture, mask: Any, length: int) -> torch.Tensor:
     if mask.dtype == torch.bool:
         numbers = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
         mask = numbers.masked_fill_(~mask, torch.finfo(model.dtype).min)
-    return mask[0, 0]
+    block: torch.Tensor = mask[0, 0]
+    return block
 
 
 def _empty(block: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -40,6 +40,11 @@ def tree_of(numbers: Sequence[int], shared: Sequence[int], lengths: Sequence[int
     return Tree(tuple(numbers), shared, sum(lengths) - sum(shared))
 
 
+def separate_trees(sequences: Sequence[TokenRow]) -> list[Tree]:
+    """Each sequence in a tree of its own."""
+    return [tree_of((number,), (0,), (len(sequence),)) for number, sequence in enumerate(sequences)]
+
+
 def prefix_trees(
     sequences: Sequence[TokenRow],
     hidden_size: int,
@@ -68,7 +73,7 @@ def prefix_trees(
         shared[place] = common
     lengths = np.array([len(keys[number]) for number in order], dtype=np.int64)
     if not shared.any():
-        return [tree_of((number,), (0,), (len(keys[number]),)) for number in order]
+        return separate_trees(sequences)
     if only_beginnings:
         shared[1:][shared[1:] < lengths[:-1]] = 0
     return [

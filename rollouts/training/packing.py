@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.models.prefix_tree import Tree, prefix_trees, tree_of
+from rollouts.models.prefix_tree import Tree, prefix_trees, separate_trees, tree_of
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.bins import Bins
 from rollouts.training.samples import TrainingSample
@@ -180,11 +180,11 @@ def _groups(
         by_modalities.setdefault(tuple(sorted(modalities)), []).append(number)
     text = by_modalities.pop((), [])
     groups = []
-    for modalities, numbers in [*sorted(by_modalities.items()), ((), text)]:
+    for seen, numbers in [*sorted(by_modalities.items()), ((), text)]:
         own = [samples[number] for number in numbers]
         trees = [tree._replace(numbers=tuple(numbers[n] for n in tree.numbers)) for tree in trees_of(own)]
         # No more than these are needed: without them, each tree may have a row of its own.
-        count = -len(trees) % ranks if modalities else 0
+        count = -len(trees) % ranks if seen else 0
         smallest = min(own, key=lambda sample: (sample_rows(sample), len(sample)), default=None)
         groups.append(_Group(trees, (without_training(smallest),) * count if smallest else ()))
     return groups
@@ -200,7 +200,7 @@ def _trees(
 ) -> list[Tree]:
     """The trees that stay together, by their first samples."""
     if not share_prefixes:
-        return [tree_of((number,), (0,), (len(sample),)) for number, sample in enumerate(samples)]
+        return separate_trees(samples)
     trees = prefix_trees(samples, hidden_size, max_tokens)
     # Larger trees than this would leave ranks without work.
     most = 2 * sum(tree.tokens for tree in trees) // ranks

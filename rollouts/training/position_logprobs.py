@@ -52,7 +52,8 @@ def position_logprobs(
     column = np.concatenate([path.columns for path in paths])[begins[number] + place]
     flat, inverse = torch.from_numpy(row * rows.input_ids.shape[1] + column).to(hidden.device), None
     head, targets = forward.head, targets.to(hidden.device)
-    if rows.tree is not None:  # a position and its targets that several sequences share are computed once
+    # A position and its targets that several sequences share are computed once.
+    if rows.tree is not None and len(flat):
         check_targets(flat, head.weight, targets)
         pairs = torch.cat([flat[:, None], targets.reshape(len(flat), -1)], dim=1)
         pairs, inverse = torch.unique(pairs, dim=0, return_inverse=True)
@@ -81,7 +82,7 @@ def _hidden_states(
     lengths = [len(sequence) for sequence in sequences]
     usual = (1, sum(lengths)) if packed else (len(lengths), max(lengths))
     failed = None
-    if max_row_tokens and len(sequences) > 1:
+    if max_row_tokens:
         try:
             tree = forward.shared_rows(sequences, usual, pad_id=pad_id, max_row_tokens=max_row_tokens)
             if tree is not None:

@@ -302,6 +302,16 @@ def test_errors_are_those_of_separate_rows():
     assert "310" in found[0][0]
 
 
+def test_samples_without_tokens_and_without_trained_tokens_are_in_a_tree_as_well():
+    model, samples = text_model("llama"), text_group()
+    untrained = [sample(each.token_ids, trained=len(each)) for each in samples]
+    assert not token_logprobs(model, TrainingBatch.from_samples(untrained, pad_id=0)).any()
+    empty = sample([], trained=0)
+    with_empty = [empty, *samples, untrained[0], empty]
+    separate = computed(model, with_empty, share_prefixes=False)
+    assert difference(computed(model, with_empty), separate) < 1e-5
+
+
 # Targets, precision, adapters.
 
 

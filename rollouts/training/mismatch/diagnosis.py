@@ -327,8 +327,8 @@ def _replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> tuple[
     assert experts is not None
     batch = TrainingBatch.from_samples([sample], pad_id=pad_id)
     forward = ForwardPass(model)  # the first one of a model runs a pass of its own
-    with replayed_experts(forward.architecture, experts[1:]) as comparison:
-        tokens = compare_tokens(batch, token_logprobs(model, batch))
+    with replayed_experts(forward.architecture, experts[1:]) as comparison:  # no probe may run in it
+        tokens = compare_tokens(batch, token_logprobs(model, batch, share_prefixes=False))
     return tokens.trainer.astype(np.float64), comparison
 
 
