@@ -69,11 +69,11 @@ def _measure(side: str, positions: int, hidden_size: int) -> Measured:
     targets = torch.randint(0, VOCABULARY, (positions,))
     loss = {"full": _all_logits, "ours": _tiles}[side]
     gradient_step(loss, hidden[:2], weight[:1000], targets[:2] % 1000)  # loads what torch loads at first use
-    before, started = _peak_megabytes(), time.process_time()
+    before, started = peak_megabytes(), time.process_time()
     gradient_step(loss, hidden, weight, targets)
     seconds = time.process_time() - started
     gradients = 4 * (hidden.numel() + weight.numel()) / 2**20
-    return Measured(_peak_megabytes() - before - gradients, seconds)
+    return Measured(peak_megabytes() - before - gradients, seconds)
 
 
 def gradient_step(loss: Callable[..., object], hidden: object, weight: object, targets: object) -> None:
@@ -96,7 +96,7 @@ def _tiles(hidden, weight, targets):  # type: ignore[no-untyped-def]
     return sequence_logprobs(hidden, weight, targets)
 
 
-def _peak_megabytes() -> float:
+def peak_megabytes() -> float:
     """Of this program alone: `ru_maxrss` of a new process begins with the peak of the process that started it."""
     status = Path("/proc/self/status").read_text("ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024

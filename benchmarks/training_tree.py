@@ -24,7 +24,7 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
-from training_memory import _peak_megabytes
+from training_memory import peak_megabytes
 
 from renderers import MediaItem, MediaSource, PlaceholderRange
 from renderers.media.item import TensorField
@@ -147,7 +147,7 @@ def line(table: Table, name: str, of: Any, samples: list[TrainingSample], sides:
     table.add_row(name, *times, f"{ratio:.2f}", *(f"{float(each):.0e}" for each in differences))
 
 
-def peak_megabytes(side: str, options: argparse.Namespace) -> float:
+def peak_of(side: str, options: argparse.Namespace) -> float:
     command = [sys.executable, __file__, "--side", side, "--hidden", str(options.hidden)]
     run = subprocess.run([*command, "--layers", str(options.layers)], stdout=subprocess.PIPE, check=True)
     return float(json.loads(run.stdout))
@@ -159,9 +159,9 @@ def measure(side: str, of: Any) -> None:
     layout, share = SIDES[side]
     step(of, TrainingBatch.from_samples([sample(np.arange(20), 2)] * 2, pad_id=0, layout=layout), share)
     batch = TrainingBatch.from_samples(samples, pad_id=0, layout=layout)
-    before = _peak_megabytes()
+    before = peak_megabytes()
     step(of, batch, share)
-    print(json.dumps(_peak_megabytes() - before))
+    print(json.dumps(peak_megabytes() - before))
 
 
 def main() -> None:
@@ -189,7 +189,7 @@ def main() -> None:
         tell(f"group of {size}", samples=group(size), sides=["tree", "padded"])
     console = Console(width=150)
     console.print(table)
-    peaks = {side: peak_megabytes(side, options) for side in SIDES}
+    peaks = {side: peak_of(side, options) for side in SIDES}
     console.print("peak memory of a group of 8: " + ", ".join(f"{side} {peak:,.0f} MB" for side, peak in peaks.items()))
 
 
