@@ -119,7 +119,9 @@ class ForwardPass:
         rows = filled_rows(trees, size, limit) if packed else [[tree] for tree in trees]
         if not rows_cost(rows, size) < usual[0] * row_cost(np.array(usual[1]), size):
             return None
-        return tree_rows(sequences, rows, pad_id=pad_id, packed=packed)
+        # Attention on a GPU would copy a mask of other widths in each layer.
+        multiple_of = 16 if packed and self.model.device.type == "cuda" else 1
+        return tree_rows(sequences, rows, pad_id=pad_id, packed=packed, multiple_of=multiple_of)
 
     def prefill(self, rows: PlacedRows, cache: Any, encode: EncodeImages) -> Prefill:
         """Run prompts, one a row, padded on the left, and fill the cache; `encode` gives the features of Qwen3-VL."""

@@ -162,9 +162,14 @@ def _first_fit(trees: Sequence[Tree], width: int) -> list[list[Tree]]:
 
 
 def tree_rows(
-    sequences: Sequence[TokenRow], rows: Sequence[Sequence[Tree]], *, pad_id: int, packed: bool
+    sequences: Sequence[TokenRow],
+    rows: Sequence[Sequence[Tree]],
+    *,
+    pad_id: int,
+    packed: bool,
+    multiple_of: int = 1,
 ) -> PlacedRows:
-    """The trees of each row, one after another.
+    """The trees of each row, one after another, in a number of columns that is a multiple of `multiple_of`.
 
     Not `packed`: rows of one tree each, in which every sequence begins the next one; they need no mask.
     """
@@ -182,7 +187,8 @@ def tree_rows(
                 if len(added):
                     parts.append((sequence.part(shared, len(sequence)), row, column, shared))
                 column += len(added)
-    shape = len(rows), max(sum(tree.tokens for tree in row) for row in rows)
+    widest = max(sum(tree.tokens for tree in row) for row in rows)
+    shape = len(rows), -(-widest // multiple_of) * multiple_of
     input_ids = np.full(shape, pad_id, dtype=np.int64)
     position_ids = np.zeros(shape, dtype=np.int64)
     sequence_ids = np.full(shape, -1, dtype=np.int32)

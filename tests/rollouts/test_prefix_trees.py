@@ -246,6 +246,16 @@ def test_a_tree_is_divided_at_branches_into_rows_of_at_most_max_row_tokens():
             computed(model, samples, max_row_tokens=wrong)
 
 
+def test_rows_may_be_padded_to_the_widths_that_attention_on_a_gpu_wants(monkeypatch):
+    model, samples = text_model("gemma2"), text_group()
+    separate = computed(model, samples, share_prefixes=False)
+    laid_out = forward_pass.tree_rows
+    monkeypatch.setattr(forward_pass, "tree_rows", lambda *args, **more: laid_out(*args, **{**more, "multiple_of": 64}))
+    tree = computed(model, samples)
+    assert shapes(tree)[0][1] % 64 == 0
+    assert difference(tree, separate) < 1e-5
+
+
 def test_llama_4_which_scales_scores_along_the_row_gets_rows_that_end_before_that():
     config = text_config("llama4_text")
     config.floor_scale, config.no_rope_layers = 70, [0, 1]
