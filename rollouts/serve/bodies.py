@@ -91,7 +91,7 @@ def invalid_body(error: ValidationError, place: str = "", typed: Collection[str]
     parts = [
         part
         for at, part in enumerate(loc)
-        if at < 2 or isinstance(part, int) or (loc[at - 2] not in typed and loc[at - 1] not in typed)
+        if not at or isinstance(part, int) or loc[at - 1 - isinstance(loc[at - 1], int)] not in typed
     ]
     place += "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     place = place.removeprefix(".")
