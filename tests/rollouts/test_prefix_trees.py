@@ -16,6 +16,7 @@ from model_families import MEDIA_FAMILIES, TEXT_MODELS, text_config, with_seed
 from prefix_trees import (
     computed,
     computed_rows,
+    continued,
     difference,
     distinct_items,
     distinct_tokens,
@@ -29,7 +30,7 @@ from transformers import AutoModelForCausalLM
 
 from renderers import PlaceholderRange
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
-from rollouts.models import forward, forward_pass
+from rollouts.models import forward, forward_pass, qwen3_vl
 from rollouts.training import TrainingBatch, candidate_logprobs, token_logprobs
 from rollouts.training.trainer import Trainer
 
@@ -73,6 +74,22 @@ HEARD = [pytest.param(name, marks=pytest.mark.slow) for name in AUDIO_MODELS]
 def test_a_model_computes_each_distinct_image_and_sound_once_with_the_values_of_separate_rows(name, layout):
     family = loaded_family(name)
     assert_equal_and_once(family.model, media_group(family), layout, shares=name not in WITHOUT_TREES)
+
+
+def test_an_image_in_two_branches_passes_the_tower_of_qwen3_vl_once(monkeypatch):
+    family = loaded_family("qwen3_vl")
+    picture, encoded = family.pixels(32, 48), []
+    rendered = [family.row(text, [family.pixels(32, 48), picture]).sample for text in ("x", "y")]
+    shared = [continued(each, len(each), [66, number]) for each in rendered for number in (67, 68)]
+    separate = computed(family.model, shared, share_prefixes=False)
+    encode = qwen3_vl.vision_features
+    monkeypatch.setattr(
+        qwen3_vl, "vision_features", lambda of, items: (encoded.append(len(items)), encode(of, items))[1]
+    )
+    with of_a_wide_model():
+        tree = computed(family.model, shared)
+    assert (tree.items, encoded) == (4, [3])
+    assert difference(tree, separate) < 1e-5
 
 
 def test_a_model_without_trees_computes_samples_that_begin_others_in_the_rows_of_these():
