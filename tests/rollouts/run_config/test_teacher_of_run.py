@@ -154,7 +154,7 @@ def test_more_of_the_likeliest_tokens_than_the_teacher_gives_are_refused_before_
     tiny_qwen3_vl(tmp_path / "teacher")
     output = refused_run(tmp_path, FOURS + TEACHER.replace("top_k = 2", "top_k = 1025"))
     assert "teacher.top_k" in output
-    assert "prompt_top_logprobs is 1025 and this engine takes at most 1024" in output
+    assert "prompt_top_logprobs is 1025 and an engine takes at most 1024" in output
     assert "1025 is too large: use a smaller one" in output
 
 
