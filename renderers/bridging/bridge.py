@@ -248,7 +248,7 @@ class Bridge:
             obstacles.append(BridgeRefusal.REWRITES_HISTORY)
         if self._drops_reasoning(continuation, request):
             obstacles.append(BridgeRefusal.DROPS_REASONING)
-        if continuation.needs_history and request.previous_messages is None:
+        if continuation.needs_history and request.previous_messages is None and not continuation.counts_media:
             obstacles.append(BridgeRefusal.NEEDS_HISTORY)
         return obstacles
 
@@ -316,9 +316,12 @@ class Bridge:
         if request.previous_messages is not None and continuation.needs_history:
             history: list[Mapping[str, Any]] = list(check_messages(request.previous_messages))
         else:
-            if last is None and not turn.called_tools and not _results(request.new_messages):
+            media = request.prompt_media
+            counted = media.items_with_ranges() if media is not None and continuation.counts_media else []
+            if last is None and not counted and not turn.called_tools and not _results(request.new_messages):
                 return self._plain_history, True
-            history = [*self.probes.opening(), *([] if last is None else [last])]
+            opening = self.probes.opening([item.modality for item, _ in counted])
+            history = [*opening, *([] if last is None else [last])]
         if last is not None:
             return history, True
         names = _call_names(turn, request.new_messages)

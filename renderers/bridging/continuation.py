@@ -46,8 +46,9 @@ class Continuation(NamedTuple):
     `keeps_history`: all but reasoning is printed as before. `keeps_prompt`: the text before the turn,
     reasoning included, is printed as before. `keeps_reasoning`, `keeps_empty_reasoning`: so is the turn, with
     reasoning or with what is printed where there is none (`<think>\n\n</think>`). `needs_history`: what is
-    printed depends on earlier messages. For a shape, each field holds after every history; `at_best` has the fields
-    that hold after some history, if these are more.
+    printed depends on earlier messages. `counts_media`: it depends on nothing of them but which media they
+    show, in which order (`Picture 2: `). For a shape, each field holds after every history; `at_best` has the
+    fields that hold after some history, if these are more.
     """
 
     accepted: bool = False
@@ -57,6 +58,7 @@ class Continuation(NamedTuple):
     keeps_reasoning: bool = False
     keeps_empty_reasoning: bool = False
     needs_history: bool = True
+    counts_media: bool = False
     needs_tools: bool = True
     at_best: Continuation | None = None
 
@@ -162,6 +164,7 @@ class Continuations:
             return Continuation()
         needs_history = any(each.needs_history for each in found)
         needs_tools = tools is not None and self._needs_tools([*opening, turn, *new], len(opening), shortest.extension)
+        counts_media = needs_history and self._counts_media(turn, new, tools)
         always, sometimes = (
             Continuation(
                 accepted=True,
@@ -171,6 +174,7 @@ class Continuations:
                 keeps_reasoning=of_all(each.keeps_reasoning for each in found),
                 keeps_empty_reasoning=of_all(each.keeps_empty_reasoning for each in found),
                 needs_history=needs_history,
+                counts_media=counts_media,
                 needs_tools=needs_tools,
             )
             for of_all in (all, any)
@@ -252,6 +256,23 @@ class Continuations:
         assert self._reasoning is not None
         content = f"{self._reasoning.start}\n{_PROBE_REASONING}\n{self._reasoning.end}\n\n."
         return {**turn, **self._probes.message("assistant", content)}
+
+    def _counts_media(self, turn: Mapping[str, Any], new: Messages, tools: Tools | None) -> bool:
+        """Whether one question with the media of a history gives the same extension as the history."""
+        compared = False
+        for media in ((), self._modalities[:1], (*self._modalities, *self._modalities)):
+            opening = self._probes.opening(media)
+            try:
+                shortest = self._printer.print_continued([*opening, turn, *new], len(opening), tools)
+            except TemplateError:
+                return False
+            for history in self._histories_with(media):
+                with contextlib.suppress(TemplateError):
+                    continued = self._printer.print_continued([*history, turn, *new], len(history), tools)
+                    if shortest is None or continued is None or shortest.extension != continued.extension:
+                        return False
+                    compared = True
+        return compared
 
     def _needs_tools(self, messages: Messages, turn: int, extension: str) -> bool:
         """Whether the template prints another extension without the tools."""

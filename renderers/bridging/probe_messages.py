@@ -36,9 +36,9 @@ class ProbeMessages:
     def message(self, role: str, text: str, **fields: Any) -> dict[str, Any]:
         return {"role": role, "content": self._forms.content(role, text), **fields}
 
-    def opening(self) -> list[Mapping[str, Any]]:
-        """The shortest conversation that an assistant answers."""
-        return [*self.before, self.message("user", "question")]
+    def opening(self, media: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+        """The shortest conversation that an assistant answers; its question shows media of these modalities."""
+        return [*self.before, self.question("question", media)]
 
     def question(self, text: str, media: Sequence[str] = ()) -> dict[str, Any]:
         """A question that shows media of these modalities before its text."""

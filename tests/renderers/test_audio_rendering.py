@@ -147,13 +147,13 @@ def test_bridges_carry_sounds_forward_and_go_on_counting_them(name: str, family:
     ]
     answer = [*renderer.tokenizer.encode_run("A bell.").ids, *renderer.get_stop_token_ids()[:1]]
     turns = [user(hear(sound(0.7)), said("Now?")), user(*shown, hear(sound(0.5))), user(said("Sure?"))]
-    for history, new in itertools.product(histories, turns):
+    for history, new, is_given in itertools.product(histories, turns, (True, False)):
         first = renderer.render(history, add_generation_prompt=True)
         bridged = renderer.bridge_to_next_turn(
             first.token_ids,
             answer,
             [new],
-            previous_messages=history,
+            previous_messages=history if is_given else None,
             previous_multi_modal_data=first.multi_modal_data,
         )
         messages = [*history, {"role": "assistant", "content": "A bell."}, new]

@@ -26,7 +26,6 @@ from renderers import (
     TemplateRenderer,
     load_renderer,
 )
-from renderers.bridging.refusals import BridgeRefusal
 from renderers.errors import LoadError, RendererError
 from renderers.media.item import ExpansionPiece, MediaItem
 from renderers.messages import Modality
@@ -232,6 +231,7 @@ def test_logical_ids_have_one_marker_an_item_and_map_both_ways(turns: list[Any],
     starts = {where.offset for _, where in rendered.multi_modal_data.items_with_ranges()}  # type: ignore[union-attr]
     for index, token in enumerate(logical):
         start, end = int(positions[index]), int(positions[index + 1])
+        assert (rendered.logical_positions[start:end] == index).all()
         if start in starts:
             assert token in markers
         else:
@@ -277,8 +277,9 @@ def test_a_bridge_with_any_expansion_is_the_full_render(turns: list[Any], new: l
     assert bridged.multi_modal_data.mm_hashes == full.multi_modal_data.mm_hashes
 
 
+@pytest.mark.parametrize("give_history", [True, False])
 @pytest.mark.parametrize("template", ["trl/qwen3_vl", "trl/qwen2_5_vl"])
-def test_numbers_of_images_and_videos_go_on_behind_a_bridge_with_the_history(template: str) -> None:
+def test_numbers_of_images_and_videos_go_on_behind_a_bridge(template: str, give_history: bool) -> None:
     renderer = renderer_of(template, add_vision_id=True)
     history = [
         {"role": "user", "content": [image("dense"), image("dense"), text("Two.")]},
@@ -288,9 +289,13 @@ def test_numbers_of_images_and_videos_go_on_behind_a_bridge_with_the_history(tem
     prompt = renderer.render(history, add_generation_prompt=True)
     completion = [*renderer.tokenizer.encode_run("Yes.").ids, renderer.get_stop_token_ids()[0]]
     message = {"role": "user", "content": [image("dense"), video("one"), text("Which is image 4?")]}
-    media = {"previous_multi_modal_data": prompt.multi_modal_data}
-    bridged = renderer.try_bridge(prompt.token_ids, completion, [message], previous_messages=history, **media)
-    assert renderer.try_bridge(prompt.token_ids, completion, [message], **media) is BridgeRefusal.NEEDS_HISTORY
+    bridged = renderer.try_bridge(
+        prompt.token_ids,
+        completion,
+        [message],
+        previous_messages=history if give_history else None,
+        previous_multi_modal_data=prompt.multi_modal_data,
+    )
     full = renderer.render([*history, {"role": "assistant", "content": "Yes."}, message], add_generation_prompt=True)
     assert "Picture 4: " in renderer.tokenizer.body.decode(full.token_ids, skip_special_tokens=False)
     assert isinstance(bridged, RenderedTokens), bridged
