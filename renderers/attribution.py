@@ -118,7 +118,7 @@ def attribute(
 def _sampled_ranges(
     turns: Sequence[_Turn], token_at: Mapping[int, int], control_token: Mapping[int, int], total: int
 ) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-    """Assistant message -> its sampled tokens; stop token -> assistant message, where the next message prints it."""
+    """Assistant message -> its sampled tokens; stop token of the next message -> assistant message."""
     ranges: dict[int, tuple[int, int]] = {}
     stop_owners: dict[int, int] = {}
     for turn in turns:
@@ -184,7 +184,7 @@ def _with_repeats(
     embeds: Sequence[Sequence[int]],
     whole: Sequence[bool],
 ) -> TokenLayout:
-    """The layout with each token of `repeats` repeated as often as its item needs; all positions are moved to match."""
+    """The layout with each token of `repeats` repeated as often as its item needs, and positions moved."""
     if not media:
         return TokenLayout(ids, tuple(spans), roles, [])
     repeated = sorted(repeats)

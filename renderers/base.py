@@ -66,7 +66,7 @@ __all__ = [
 
 
 def extract_message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Per message, the name of the tool whose result a tool message holds; None for other roles and where unknown."""
+    """Per message, the name of the tool whose result it holds; None for other roles and where unknown."""
     return message_tool_names(check_messages(messages))
 
 

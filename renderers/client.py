@@ -114,7 +114,7 @@ async def generate(
 
 
 def parse_generate_response(raw: bytes) -> dict[str, Any]:
-    """The JSON of a response. The base64 of `routed_experts` becomes a view of `raw`: it may take megabytes."""
+    """The JSON of a response; the base64 of `routed_experts`, megabytes, becomes a view of `raw`."""
     start = raw.find(_ROUTED_EXPERTS)
     if start < 0:
         payload: dict[str, Any] = json.loads(raw)
@@ -127,7 +127,7 @@ def parse_generate_response(raw: bytes) -> dict[str, Any]:
 
 
 async def _maybe_offload(renderer: Renderer, call: Callable[[], T]) -> T:
-    """Run a call of a renderer on a thread, so that it does not delay the event loop (verifiers 0.3 imports this)."""
+    """Run a call of a renderer on a thread, beside the event loop (verifiers 0.3 imports this)."""
     return await asyncio.to_thread(call)
 
 
@@ -172,7 +172,7 @@ async def _longest_prompt(client: Any, model: str) -> int | None:
 
 
 def _published_length(listed: Any, model: str) -> int | None:
-    """The `max_model_len` that a response of `/v1/models` has for a model; None in a response of another form."""
+    """The `max_model_len` of a model in a response of `/v1/models`; None in one of another form."""
     cards = listed.get("data") if isinstance(listed, Mapping) else None
     for card in cards if isinstance(cards, list) else ():
         if isinstance(card, Mapping) and card.get("id") == model:

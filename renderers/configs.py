@@ -126,12 +126,12 @@ class BaseRendererConfig(_ConfigBase):
         return None if value is None else if_true if value else if_false
 
     def resolved_retention(self) -> ResolvedThinkingRetention:
-        """What a bridge does: the explicit value, else what the template variables imply, else the family's default."""
+        """The explicit value, else what the template variables imply, else the family's default."""
         return self.thinking_retention or self._implied_retention() or self._default_retention
 
 
 class AutoRendererConfig(BaseRendererConfig):
-    """The configuration of the family that `MODEL_RENDERER_MAP` has for the model, else `DefaultRendererConfig`."""
+    """The family that `MODEL_RENDERER_MAP` has for the model, else `DefaultRendererConfig`."""
 
     name: Literal["auto"] = "auto"
 
@@ -162,7 +162,7 @@ class DefaultRendererConfig(BaseRendererConfig):
 
 
 class _ImageConfig(BaseRendererConfig):
-    """`image_cache_max` is accepted and not used: caches are bounded in bytes (`RendererOptions`, `MediaStore`)."""
+    """`image_cache_max` is not used: caches are bounded in bytes (`RendererOptions`, `MediaStore`)."""
 
     image_cache_max: int = 256
 
@@ -280,7 +280,7 @@ class InklingRendererConfig(_ImageConfig):
 
 
 class GptOssRendererConfig(BaseRendererConfig):
-    """The template prints the system message, so `use_system_prompt=False` and `knowledge_cutoff` are refused."""
+    """`use_system_prompt=False` and `knowledge_cutoff` are refused: the template prints that message."""
 
     name: Literal["gpt-oss"] = "gpt-oss"
     reasoning_effort: Literal["low", "medium", "high"] = "medium"
@@ -377,7 +377,7 @@ class DeepSeekR1RendererConfig(BaseRendererConfig):
 
 
 class DeepSeekV4RendererConfig(BaseRendererConfig):
-    """`reasoning_effort` names texts of the checkpoints of 31 July; earlier ones have others under these names."""
+    """`reasoning_effort` names texts of the checkpoints of 31 July; earlier ones have others."""
 
     name: Literal["deepseek-v4"] = "deepseek-v4"
     enable_thinking: bool = False

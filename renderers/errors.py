@@ -30,12 +30,12 @@ def short_repr(value: object) -> str:
 
 
 def type_name(value: object) -> str:
-    """The name of a value's type for an error message: for a str, list or dict of a template's run that of the base."""
+    """The name of a value's type for an error message: str, list or dict for one of a template's run."""
     return next((base.__name__ for base in (str, list, dict) if isinstance(value, base)), type(value).__name__)
 
 
 class Copyable:
-    """A root of errors: pickle and copy make them of `args` and the fields, not by calling their constructors."""
+    """A root of errors that pickle and copy make of `args` and the fields, not by their constructors."""
 
     args: tuple[Any, ...]
 
@@ -117,7 +117,7 @@ _AS_HISTORY = "use build_training_sample, which trains on history as the templat
 
 
 def unreachable_turn(message_index: int, reason: str, *, cure: str = _AS_HISTORY) -> MessageError:
-    """The error of a turn that the model could not have sampled as it is printed, or of which a part is not printed."""
+    """The error of a turn that the model could not have sampled as printed, or that is printed in part."""
     return MessageError(
         f"it is not what the model would have sampled there: {reason}. Exclude it (message_loss_mask: False for "
         f"message {message_index}), or {cure}.",
@@ -185,7 +185,7 @@ class MediaError(RendererError):
         super().__init__(reason)
 
     def at(self, message_index: int, part_index: int) -> Self:
-        """A copy that names the content part that holds the medium; one error may be raised for several parts."""
+        """A copy that names the content part of the medium; one error may be raised for several parts."""
         placed = copy.copy(self)
         placed.message_index = message_index
         placed.part_index = part_index

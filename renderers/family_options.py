@@ -25,7 +25,7 @@ def template_field_names(config: BaseRendererConfig) -> frozenset[str]:
 
 
 def merge_chat_template_kwargs(config: BaseRendererConfig, variables: Mapping[str, Any] | None) -> BaseRendererConfig:
-    """The configuration with template variables added. Raises `ValueError` for one that the family does not have."""
+    """The configuration with template variables added. Raises `ValueError` for one of no such family."""
     if not variables:
         return config
     fields = _fields_class(config)

@@ -202,7 +202,7 @@ class Qwen38Renderer(Qwen36Renderer, family="qwen3.8", module="qwen38"): ...
 
 
 def add_family_modules(package: ModuleType) -> None:
-    """Make `renderers.qwen3_vl` and the other modules of families importable, each with the classes that it has."""
+    """Make `renderers.qwen3_vl` and the other modules of families importable, each with its classes."""
     for renderer in _CLASSES.values():
         name = f"{package.__name__}.{renderer.module}"
         if name not in sys.modules:

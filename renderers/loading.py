@@ -138,7 +138,7 @@ def _arguments_of_files(files: ModelFiles, settings: Settings, **others: Any) ->
 
 
 def load_tokenizer(directory: Path) -> TemplateTokenizer:
-    """The tokenizer of a model directory; those who load it share one. Raises a `LoadError` as `load_renderer` does."""
+    """The tokenizer of a model directory, shared by those who load it. Raises `LoadError`."""
     return _tokenizer_of_files(ModelFiles.of(directory), RendererOptions().cache_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Families of models: the repositories of each, the formats that their templates may have, their rules of parsing."""
+"""Families of models: the repositories of each, the formats of their templates, their rules of parsing."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class ModelFiles(NamedTuple):
 
     @classmethod
     def of(cls, name_or_dir: str | Path, revision: str | None = None) -> ModelFiles:
-        """Those of a directory, or of a repository, which are fetched. Raises a `LoadError` if a file is missing."""
+        """Those of a directory, or fetched from a repository. Raises a `LoadError` if a file is missing."""
         directory = _resolve(name_or_dir, revision)
         if not (directory / "tokenizer.json").is_file():
             cure = "export it or copy it there"
@@ -159,7 +159,7 @@ def generation_stops(directory: Path, tokenizer: TemplateTokenizer) -> list[str]
 
 
 def named_sources(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The templates of a directory by name; a template file overrides an entry of a JSON file, as in transformers."""
+    """The templates of a directory by name; as in transformers, a template file overrides a JSON file."""
     sources: dict[str, str] = {}
     for value in (settings.get("chat_template"), read_json(directory / "chat_template.json").get("chat_template")):
         if isinstance(value, str):

@@ -44,7 +44,7 @@ class ModelTokenizer:
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; transformers' own tokenizers may have")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. Control tokens spelled in it are encoded as control tokens, as transformers does."""
+        """The ids of a text. Control tokens spelled in it are control tokens, as in transformers."""
         ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -54,7 +54,7 @@ class ModelTokenizer:
         return text
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
-        """The id of a token, or the ids of several; that of the unknown token, or None, for one that is not there."""
+        """The id of a token, or of several; for a missing one that of the unknown token, or None."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
         token_id = self.backend_tokenizer.token_to_id(tokens)

@@ -74,7 +74,7 @@ class RendererPool:
         self._executor = DaemonThreads(threads, "renderer-pool")
 
     def checkout(self) -> AbstractContextManager[Renderer]:
-        """A renderer of the pool, which no other call uses meanwhile unless threads share one. Waits for a free one."""
+        """A renderer that no other call uses meanwhile, unless threads share one. Waits for a free one."""
         return nullcontext(self.renderer) if self._free is None else _checked_out(self._free)
 
     @property

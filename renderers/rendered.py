@@ -109,7 +109,7 @@ class MultiModalData:
 
     @property
     def media_items(self) -> dict[str, list[MediaItem]]:
-        """The `MediaItem`s by modality, in prompt order. Raises `RendererError` for an item made elsewhere."""
+        """The `MediaItem`s by modality, in order. Raises `RendererError` for an item made elsewhere."""
         return {modality: list(map(_media_item, entries)) for modality, entries in self.mm_items.items()}
 
     def items_with_ranges(self) -> list[tuple[MediaItem, PlaceholderRange]]:
@@ -169,7 +169,7 @@ class MultiModalData:
         return cls(dict(value.get("mm_hashes", {})), ranges, dict(value.get("mm_items", {})))
 
     def model_dump(self) -> dict[str, Any]:
-        """The three columns as dicts and lists, tensors as arrays. Encoders of pydantic models look for this name."""
+        """The three columns as dicts and lists, tensors as arrays; pydantic's encoders look for this name."""
         ranges = {
             modality: [{"offset": entry.offset, "length": entry.length} for entry in entries]
             for modality, entries in self.mm_placeholders.items()
@@ -217,7 +217,7 @@ class UnprintedField(NamedTuple):
 
 
 def _column(of_span: Callable[[TokenSpan], T], default: T) -> Any:
-    """A per-token column, made when it is first read: the value of the token's span, `default` for one of no span."""
+    """A per-token column, made when first read: the value of the token's span, `default` without one."""
     return cached_property(lambda rendered: rendered._column(of_span, default))
 
 

@@ -134,7 +134,7 @@ def check_are_printed(
 
 
 def _with_reasoning(message: Mapping[str, Any], words: str, markers: ReasoningMarkers | None) -> dict[str, Any] | None:
-    """The message with these words in place of its reasoning, in its content too; None if it has no reasoning."""
+    """The message with these words in place of its reasoning, in its content too; None without any."""
     (checked,) = check_messages([message])
     if checked.get("reasoning_content", "").strip():
         return {**checked, "reasoning_content": words, "thinking": words}
@@ -143,13 +143,13 @@ def _with_reasoning(message: Mapping[str, Any], words: str, markers: ReasoningMa
 
 
 def _text(message: Mapping[str, Any], separator: str = "\n") -> str:
-    """The text of a checked message; a template that reads strings gets several with a line break between them."""
+    """The text of a checked message; a template that reads strings gets parts joined by line breaks."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else separator.join(part["text"] for part in content if part.get("text"))
 
 
 def _split(text: str, markers: ReasoningMarkers | None) -> tuple[str, str]:
-    """The reasoning inside of a content, empty if there is none, and the rest; both without white space around them."""
+    """The reasoning inside of a content, maybe empty, and the rest, both stripped."""
     if markers is None or markers.end not in text:
         return "", text.strip()
     thought, _, answer = text.partition(markers.end)

@@ -334,17 +334,17 @@ class TemplateRenderer:
 
     @property
     def supports_process_multimodal(self) -> bool:
-        """Whether `process_multimodal=False` may be passed: always, because the template prints the placeholders."""
+        """Whether `process_multimodal=False` may be passed: always; the template prints placeholders."""
         return True
 
     @property
     def is_prefix_stable(self) -> bool:
-        """Whether longer conversations always begin with the ids of shorter ones: not promised for any template."""
+        """Whether longer conversations begin with the ids of shorter ones: promised for no template."""
         return False
 
     @property
     def effective_thinking_retention(self) -> ThinkingRetention:
-        """How long a bridge keeps reasoning that a full render would drop, after the configuration was resolved."""
+        """How long a bridge keeps reasoning that a full render would drop."""
         return self.thinking_retention
 
     # Media.
@@ -411,7 +411,7 @@ def _check_not_negative(token_ids: list[int]) -> None:
 
 
 def _plain_ids(token_ids: Sequence[int]) -> list[int]:
-    """The ids of any sequence, such as an array of numpy or torch, as a list of ints; a list is returned as it is."""
+    """The ids of any sequence, such as an array or a tensor, as ints; a list is returned as it is."""
     if type(token_ids) is list and (not token_ids or type(token_ids[0]) is int):
         return token_ids
     try:

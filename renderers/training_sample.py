@@ -63,7 +63,7 @@ class RenderedTrainingSample:
         multi_modal_data: MultiModalData | None = None,
         mm_token_type_ids: list[int] | None = None,
     ) -> None:
-        """From a rendering and its ranges, or, without `rendered`, from columns: tokens then have no attribution."""
+        """From a rendering and its ranges, or from columns: tokens then have no attribution."""
         if rendered is None:
             rendered = RenderedTokens(list(token_ids), multi_modal_data=multi_modal_data)
             loss_ranges = _runs(np.asarray(loss_mask, dtype=bool))
@@ -232,7 +232,7 @@ def _why_none_is_chosen(messages: Messages) -> str:
 
 
 def _check_turn(message: Mapping[str, Any], index: int) -> None:
-    """Raise `MessageError` for a turn without anything, and for arguments of a call that are no JSON object."""
+    """Raise `MessageError` for an empty turn, and for arguments of a call that are no JSON object."""
     if "content" not in message and not message.get("tool_calls") and not message.get("reasoning_content"):
         reason = "its content is None, and it has no tool_calls"
         raise unreachable_turn(index, reason, cure='give its content: "" for an answer without text')

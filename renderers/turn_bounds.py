@@ -128,7 +128,7 @@ def turn_end(
 
 
 def _from(controls: Sequence[PrintedControl], start: int) -> Iterator[PrintedControl]:
-    """The control tokens that begin at character `start` or later; a conversation may have tens of thousands."""
+    """The control tokens that begin at character `start` or later, maybe tens of thousands."""
     return (controls[index] for index in range(bisect_left(controls, start, key=_start), len(controls)))
 
 

@@ -137,7 +137,7 @@ class UnreadInput:
 
     @cached_property
     def _prints_beside_calls(self) -> bool:
-        """Whether the template prints content beside tool calls in some turn, found from small conversations."""
+        """Whether the template prints content beside tool calls in some small conversation."""
         smallest = self._smallest
         result = result_of_call(self._forms.content("tool", "probe result"))
         text = self._forms.content("assistant", "probe words")

@@ -93,7 +93,7 @@ class Bridge:
 
     @cached_property
     def _plain_history(self) -> list[Mapping[str, Any]]:
-        """What is printed before new messages where nothing depends on the history and the turn called no tool."""
+        """What is printed before new messages if nothing depends on the history and no tool was called."""
         return [*self.probes.opening(), self.probes.turn([])]
 
     @cached_property
@@ -232,7 +232,7 @@ class Bridge:
         return None
 
     def _embed_id(self, piece: ExpansionPiece, modality: Modality) -> int:
-        """The id of a placeholder that holds features; for a piece without text, the marker of the modality."""
+        """The id of a placeholder of features; for a piece without text, the modality's marker."""
         if piece.text:
             return self.printer.tokenizer.require_control_id(piece.text, f"a placeholder of a {modality}")
         return self._placeholder_token_ids.get(modality, -1)
@@ -253,7 +253,7 @@ class Bridge:
         return obstacles
 
     def _depends_on_history(self, continuation: Continuation, request: BridgeRequest) -> bool:
-        """Whether some history of this shape has no obstacle, so that the real one has to be printed and compared."""
+        """Whether some history of this shape has no obstacle: the real one is then printed and compared."""
         if not continuation.accepted:
             return True
         at_best = continuation.at_best
@@ -298,7 +298,7 @@ class Bridge:
         )
 
     def _reasoning_blocks(self, token_ids: list[int]) -> Iterator[bool]:
-        """For each block of reasoning in the ids, whether it is what the template prints for a turn without any."""
+        """For each block of reasoning in the ids, whether the template prints it for a turn without any."""
         assert self.printer.reasoning_ids is not None
         start, end = self.printer.reasoning_ids
         position = 0
@@ -384,7 +384,7 @@ def _call_names(turn: TurnSummary, new_messages: Messages) -> dict[str, str | No
 
 
 def _of_new_messages(layout: TokenLayout, first_new_message: int) -> TokenLayout:
-    """The layout of an extension, with message indices that count the new messages from 0; -1 for earlier ones."""
+    """The layout of an extension, its message indices counted from the new messages; -1 for earlier ones."""
     spans = tuple(
         span._replace(message_index=max(-1, span.message_index - first_new_message))
         for span in layout.spans

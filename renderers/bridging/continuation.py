@@ -64,7 +64,7 @@ class Continuation(NamedTuple):
 
 
 class TurnSummary(NamedTuple):
-    """The properties of a sampled turn that a bridge needs; `calls` are (id, name) of its well-formed tool calls."""
+    """What a bridge needs of a sampled turn; `calls` are (id, name) of its well-formed tool calls."""
 
     stopped: bool
     reasoning_complete: bool
@@ -208,7 +208,7 @@ class Continuations:
         tools: Tools | None,
         shortest_extension: str | None,
     ) -> Continuation:
-        """What holds after one history; `shortest_extension` is the text printed after a history of one question."""
+        """What holds after one history; `shortest_extension` is the text printed after one question."""
         continued = self._printer.print_continued([*history, turn, *new], len(history), tools)
         if continued is None:
             return Continuation(accepted=True)
@@ -227,7 +227,7 @@ class Continuations:
         )
 
     def _is_kept(self, prompt: str, ending: str, kept_text: str) -> bool:
-        """Whether the sampled text is kept: `prompt`, then the rest of `ending`, a print that ends with the turn."""
+        """Whether the sampled text is kept; `ending` is a print that ends with the turn behind `prompt`."""
         if not (ending.startswith(kept_text) and ending.startswith(prompt)):
             return False
         rest = ending[len(kept_text) :]
@@ -236,7 +236,7 @@ class Continuations:
     def _keeps_reasoning(
         self, history: Messages, turn: Mapping[str, Any], new: Messages, tools: Tools | None
     ) -> tuple[bool, bool]:
-        """Whether the reasoning of the prompt, and that of the turn, is printed as before once new messages follow."""
+        """Whether the prompt's reasoning, and the turn's, is printed as before once new messages follow."""
         ways = (_with_field,) if self._reasoning is None else (_with_field, self._within_content)
         for add_reasoning in ways:
             reasoned = [add_reasoning(message) if message["role"] == "assistant" else message for message in history]
@@ -252,7 +252,7 @@ class Continuations:
         return kept, kept
 
     def _within_content(self, turn: Mapping[str, Any]) -> dict[str, Any]:
-        """The turn with reasoning in its content, as it is sampled: for a template that reads no field for it."""
+        """The turn with reasoning in its content, for a template that reads no field for it."""
         assert self._reasoning is not None
         content = f"{self._reasoning.start}\n{_PROBE_REASONING}\n{self._reasoning.end}\n\n."
         return {**turn, **self._probes.message("assistant", content)}

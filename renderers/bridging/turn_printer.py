@@ -1,4 +1,4 @@
-"""Prints conversations with a template, and finds where the assistant's turns begin and end in the printed text."""
+"""Prints conversations, and finds where the assistant's turns begin and end in the printed text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Continued(NamedTuple):
 
     @property
     def extension_start(self) -> int:
-        """The character where the extension begins if the model has not sampled the token that ends the turn."""
+        """The character where the extension begins if the token that ends the turn was not sampled."""
         return self.end.control.end if self.end.inside else self.end.control.start
 
     @property
@@ -75,7 +75,7 @@ class TurnPrinter:
         return find_controls(printed, self.tokenizer, roles, self._body_policies)
 
     def print_continued(self, messages: Messages, turn: int, tools: Tools | None) -> Continued | None:
-        """Print a conversation up to the next prompt and find the end of assistant `turn`; None if nothing ends it."""
+        """Print a conversation up to the next prompt; find the end of assistant `turn`, None without one."""
         printed = self.template.print(messages, tools=tools, add_generation_prompt=True)
         controls = self.controls(printed, messages)
         region = regions(printed).get(turn)
@@ -107,7 +107,7 @@ class TurnPrinter:
         )
 
     def _prompt_after_result(self, smallest: ProbeConversation) -> str:
-        """The text of the answer to the result of a call that the template prints before there is an answer."""
+        """The text that the template prints of an answer to a call's result before there is one."""
         result = result_of_call(content("probe result", content_form_of(smallest.answer)))
         for history in ([*smallest.opening, turn, result] for turn in calling_turns(smallest.answer)):
             try:

@@ -110,7 +110,7 @@ def sections(message: Mapping[str, Any], tools_head: str, tools_tail: str) -> li
 
 
 def assistant_turn(message: Mapping[str, Any], index: int, block: str, *, thinks: bool) -> list[str]:
-    """The reasoning (if `thinks`), content and calls of an assistant message; `block` is the name of the calls' tag."""
+    """The reasoning (if `thinks`), content and calls of an assistant message; `block` is the calls' tag."""
     pieces = [message.get("reasoning_content") or "", END_THINK] if thinks else []
     pieces.append(message_text(message, index))
     if message.get("tool_calls"):
@@ -132,7 +132,7 @@ def _invocation(function: Mapping[str, Any], index: int, number: int) -> str:
 
 
 def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
-    """The arguments of a call as a dict; text that is not JSON (models sample such text) becomes a single parameter."""
+    """The arguments of a call as a dict; text that is not JSON, as models sample it, is one parameter."""
     if isinstance(arguments, str):
         try:
             parsed = json.loads(plain(arguments))

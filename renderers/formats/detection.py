@@ -151,7 +151,7 @@ class _Probe(NamedTuple):
         return turn[: len(turn) - len(stripped)] if stripped.startswith(begins) else ""
 
     def _with_reasoning(self, format: Format) -> Format:
-        """The format without reasoning if its markers cannot occur, else with whether this prompt opens it."""
+        """The format without reasoning that cannot occur, else with whether this prompt opens it."""
         reasoning = format.reasoning
         if reasoning is None or format.channels is not None:
             return format
@@ -196,7 +196,7 @@ class _Probe(NamedTuple):
     def _read_back(
         self, turn: Mapping[str, Any], format: Format, tools: Tools | None = None
     ) -> tuple[str, ParsedResponse | None]:
-        """The text that the template prints for a turn, and its parse; "" and None if the template refuses the turn."""
+        """The text that the template prints for a turn, and its parse; "" and None if it refuses."""
         tools = self.conversation.tools if tools is None else tools
         *opening, answer = check_messages([*self.conversation.opening, turn])
         try:
@@ -215,7 +215,7 @@ class _Probe(NamedTuple):
 
 
 def _sampled(prompt: str, printed: str) -> tuple[str, str]:
-    """Cut printed text where the model begins to sample: behind the part of the prompt that it begins with."""
+    """Cut printed text where the model begins to sample: behind what it shares with the prompt."""
     pairs = enumerate(zip(prompt, printed, strict=False))
     length = next((i for i, (a, b) in pairs if a != b), min(len(prompt), len(printed)))
     # Different markers may begin alike: `<think>` in the prompt, `<tool_call>` in the history.

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
-"""The known model families: the format of each, the conditions by which its models are recognised, and its name."""
+"""The known model families: the name and format of each, and how its models are recognised."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def reads_typescript(template_source: str) -> bool:
 
 
 def tool_variables(tools: Tools | None) -> dict[str, Any]:
-    """Variables for such a template: `tools`, keys sorted, and `tools_ts_str` where a declaration can be made."""
+    """Variables for such a template: `tools`, keys sorted, and `tools_ts_str` where it can be made."""
     if not tools:
         return {"tools": tools}
     variables: dict[str, Any] = {"tools": [_sorted_keys(tool) for tool in tools]}
@@ -180,7 +180,7 @@ class _Declaration:
         return "number" if kind == "integer" else traced_text(kind)
 
     def _members(self, schema: Mapping[str, Any], indent: str) -> tuple[list[_Member], str | None]:
-        """The properties of an object schema in its own order, and the type of any other property, if it has one."""
+        """The properties of an object schema in order, and the type of any other property, if any."""
         inner = indent + _INDENT
         if schema.get("$defs"):
             self._definitions.update(_object(schema["$defs"]))

@@ -40,7 +40,7 @@ _MAX_UNREAD = 4096  # bytes of tags at the end of an MP3
 
 
 class AudioInfo(NamedTuple):
-    """Properties of a sound before it is mixed and resampled. `format` is its media type, or `samples` for an array."""
+    """A sound before it is mixed and resampled. `format` is its media type, or `samples` for an array."""
 
     seconds: float
     sampling_rate: int

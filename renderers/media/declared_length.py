@@ -64,7 +64,7 @@ def _of_chunks(data: bytes) -> int:
 
 
 def _of_mp3(data: bytes) -> int:
-    """From the header of Xing and LAME in the first frame: name, flags, number of frames (if 1), of bytes (if 2)."""
+    """The header of Xing and LAME in the first frame: name, flags, frames (if 1), bytes (if 2)."""
     at = max(data.find(name, 4, 48) for name in (b"Xing", b"Info"))
     flags = data[at + 7] if 0 < at < len(data) - 7 else 0
     if not flags & 2:
@@ -96,7 +96,7 @@ def _of_matroska(data: bytes) -> int:
 
 
 def _iso_boxes(data: bytes) -> dict[int, int]:
-    """Starts and ends of ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body."""
+    """Starts and ends of ISO boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body."""
     boxes: dict[int, int] = {}
     end = 0
     for _ in range(_MAX_PARTS):

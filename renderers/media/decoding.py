@@ -235,7 +235,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
 def decode_errors(
     source: MediaSource, policy: MediaPolicy, deadline: Deadline, *, kind: Literal["image", "video", "sound"] = "image"
 ) -> Iterator[None]:
-    """Raise errors of the decoders as `MediaError`s. It wraps only calls of decoders: other errors pass unchanged."""
+    """Raise errors of the decoders as `MediaError`s. It wraps calls of decoders alone."""
     name = f"{kind} {source.digest[:12]}"
     try:
         yield
@@ -258,7 +258,7 @@ def decode_errors(
 
 
 def count_frames(image: Image.Image, max_frames: int) -> int:
-    """`n_frames`; of a TIFF at most `max_frames` + 1, because Pillow counts n pages in a time proportional to n²."""
+    """`n_frames`; of a TIFF at most `max_frames` + 1: Pillow counts n pages in a time like n²."""
     if image.format != "TIFF":
         return getattr(image, "n_frames", 1)
     count = 1

@@ -182,7 +182,7 @@ class MediaItem(Mapping[str, np.ndarray]):
 
     @property
     def feature_counts(self) -> list[tuple[Modality, int]]:
-        """The feature tokens in their order: how many follow each other, and the modality whose tower makes them."""
+        """The feature tokens in order: how many follow each other, and the modality that makes them."""
         if self.expansion is None:
             return [(self.modality, self.num_tokens)]
         return [

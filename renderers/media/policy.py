@@ -17,7 +17,7 @@ from renderers.errors import ConfigError, MediaLimitError
 
 
 class Deadline:
-    """`seconds` from now. `remaining()` gives the seconds that are left and raises `TimeoutError` after the end."""
+    """`seconds` from now. `remaining()` gives the seconds left, and raises `TimeoutError` after them."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -127,7 +127,7 @@ class MediaPolicy:
                 yield "allowed_networks", network, f"a network ({error})"
 
     def allows_host(self, host: str) -> bool:
-        """Whether a host as `normal_host` gives it matches one of `allowed_hosts`; an address matches no `*.domain`."""
+        """Whether a host of `normal_host` matches one of `allowed_hosts`; no address matches `*.domain`."""
         return any(_matches(host, pattern) for pattern in self.allowed_hosts)
 
     def check_size(self, width: int, height: int, *, digest: str | None = None) -> None:
@@ -138,7 +138,7 @@ class MediaPolicy:
         self._check("max_aspect_ratio", longer / shorter if shorter > 0 else 0, size, digest)
 
     def check_frames(self, count: int, width: int = 0, height: int = 0, *, digest: str | None = None) -> None:
-        """Raise `MediaLimitError` for more frames than `max_frames`, or of this size more than `max_video_pixels`."""
+        """Raise `MediaLimitError` for frames past `max_frames` or, at this size, `max_video_pixels`."""
         self._check("max_frames", count, f"{count} frames", digest)
         self._check("max_video_pixels", count * width * height, f"{count} frames of {width}x{height} pixels", digest)
 
@@ -162,7 +162,7 @@ def can_be_path(name: str | Path) -> bool:
 
 
 def normal_host(host: str) -> str:
-    """The host in lower case and ASCII, without a trailing dot. Raises ValueError (UnicodeError) for other texts."""
+    """The host in lower case and ASCII, without a trailing dot. Raises ValueError for other texts."""
     if ":" in host and "%" not in host:  # an address with a zone is link-local
         return str(IPv6Address(host))
     ascii_host = host if host.isascii() else host[:1000].encode("idna").decode("ascii")

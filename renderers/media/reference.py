@@ -225,7 +225,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _array(value: Any, policy: MediaPolicy, *, of_frames: bool = False) -> np.ndarray | None:
-    """An array as it is, or a torch tensor with channels last (copied only from an accelerator); else None."""
+    """An array, or a torch tensor with channels last (copied only from an accelerator); else None."""
     is_tensor = _is_tensor(value)
     if not is_tensor and not isinstance(value, np.ndarray):
         return None
@@ -239,7 +239,7 @@ def _array(value: Any, policy: MediaPolicy, *, of_frames: bool = False) -> np.nd
 
 
 def _source_of_file(value: Any, policy: MediaPolicy, expected: str) -> MediaSource:
-    """The source of bytes, in memory or behind a URL or path. `expected`: what the value may be, for errors."""
+    """The source of bytes, in memory or behind a URL or path. `expected` is for errors."""
     if isinstance(value, MediaSource):
         _check_bytes(value.data, policy)
         value.verify()  # the digest is trusted from here on

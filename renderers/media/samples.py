@@ -125,7 +125,7 @@ def wav_bytes(samples: np.ndarray, sampling_rate: int) -> bytes:
 
 
 def is_wav_in_mono(data: bytes | memoryview, sampling_rate: int) -> bool:
-    """Whether a file is a WAV as `wav_bytes` writes it, in mono at this rate: all decoders agree on its samples."""
+    """Whether a file is a WAV of `wav_bytes`, mono at this rate: all decoders agree on its samples."""
     if len(data) < _WAV_HEADER.size:
         return False
     riff, _, form, _, kind, channels, rate, _, _, bits, chunk, _ = _WAV_HEADER.unpack_from(data)

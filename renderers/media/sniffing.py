@@ -132,7 +132,7 @@ def check_type(
 
 
 def _mpeg_audio(start: bytes) -> str | None:
-    """Frames of MPEG audio without a header: AAC in ADTS (ISO/IEC 13818-7), or layers II and III (ISO/IEC 11172-3)."""
+    """Frames of MPEG audio: AAC in ADTS (ISO/IEC 13818-7), or layers II and III (ISO/IEC 11172-3)."""
     sync, rates = int.from_bytes(start[:2], "big"), int.from_bytes(start[2:3], "big")
     if sync & 0xFFF6 == 0xFFF0:
         return "audio/aac" if rates >> 2 & 15 < 13 else None

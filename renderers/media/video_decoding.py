@@ -60,7 +60,7 @@ class SampledVideo(NamedTuple):
 
 
 def decode_video(source: MediaSource, policy: MediaPolicy) -> tuple[np.ndarray, float | None]:
-    """All frames, uint8 (frames, height, width, 3), upright, and the frames per second. Errors as `sample_video`."""
+    """All frames, uint8 (frames, height, width, 3), upright, and their rate. Errors as `sample_video`."""
 
     def plan_all_frames(info: VideoInfo) -> FramePlan:
         policy.check_frames(info.frames, info.width, info.height, digest=source.digest)
@@ -115,7 +115,7 @@ def package_version(package: str) -> str | None:
 
 
 class _Video(NamedTuple):
-    """An open video. `read(wanted)` gives every frame in order: uint8 planes (3, height, width), None if unwanted."""
+    """An open video. `read(wanted)` gives each frame: uint8 (3, height, width), None if unwanted."""
 
     info: VideoInfo
     read: Callable[[frozenset[int]], Iterator[np.ndarray | None]]
@@ -124,7 +124,7 @@ class _Video(NamedTuple):
 def _read_frames(
     video: _Video, wanted: frozenset[int], source: MediaSource, policy: MediaPolicy, deadline: Deadline
 ) -> Iterator[np.ndarray | None]:
-    """`video.read`, where only errors of the decoder are raised as `MediaError`s, not those of the caller's loop."""
+    """`video.read`, whose own errors alone are raised as `MediaError`s, not those of the caller's loop."""
     with decode_errors(source, policy, deadline, kind="video"):
         yield from video.read(wanted)
 
@@ -225,7 +225,7 @@ class _VideoFile:
             yield np.ascontiguousarray(np.rot90(planes, _quarter_turns(frame), axes=(1, 2)))
 
     def read_info(self) -> VideoInfo:
-        """Size, frame rate and number of frames; packets are counted because headers lack the number or are wrong."""
+        """Size, rate and number of frames; packets are counted, as headers lack the number or are wrong."""
         with self._stream() as (container, stream):
             size = (stream.codec_context.width, stream.codec_context.height)
             rate = stream.average_rate or stream.guessed_rate

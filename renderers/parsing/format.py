@@ -27,7 +27,7 @@ class ReasoningMarkers:
 
 @dataclass(frozen=True, slots=True)
 class MessageChannels:
-    """A turn written as messages: `start` header, `channel` and `message` tokens in it, a body, one of `ends`."""
+    """A turn written as messages: `start`, a header with `channel` and `message`, a body, one of `ends`."""
 
     start: str = "<|start|>"
     channel: str = "<|channel|>"
@@ -98,7 +98,7 @@ class Format:
 
     @property
     def sampled_markers(self) -> tuple[str, ...]:
-        """The markers with which a model may begin its turn; a prompt holds them only if the template prints them."""
+        """The markers with which a model may begin its turn; in a prompt the template has printed them."""
         reasoning = () if self.reasoning is None else (self.reasoning.start, self.reasoning.end)
         return (*reasoning, *(() if self.tool_calls is None else self.tool_calls.start_markers))
 

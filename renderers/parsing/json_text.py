@@ -102,7 +102,7 @@ def end_of_json(text: str, start: int) -> int | None:
 
 
 def is_deeper_than(value: Any, levels: int) -> bool:
-    """Whether containers are nested more than `levels` deep. It goes level by level and never exhausts the stack."""
+    """Whether containers are nested more than `levels` deep, found level by level, without recursion."""
     layer = [value]
     for _ in range(levels):
         layer = [

@@ -88,7 +88,7 @@ class MarkerSearch:
         return self._whole.search(text, start)
 
     def settled(self, text: str, start: int) -> int:
-        """The end of the part of `text` in which no marker can begin; from `start` on, `text` holds no whole marker."""
+        """Where the part of `text` ends in which no marker can begin; it holds no whole one from `start` on."""
         if self._longest < 2:
             return len(text)
         prefix = self._prefix.search(text, max(start, len(text) - self._longest + 1))

@@ -108,7 +108,7 @@ class ParsedResponse:
     call_id: str = "call_{index}"
 
     def to_message(self) -> Message:
-        """The completion as an assistant message. Attempts that are not well-formed calls stay visible as content."""
+        """The completion as an assistant message. Attempts that are no well-formed calls stay content."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content

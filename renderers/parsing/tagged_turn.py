@@ -40,7 +40,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Draft:
-    """Complete blocks inside open reasoning, with their positions, and all the text since the first of them."""
+    """Complete blocks inside open reasoning, their positions, and all text since the first of them."""
 
     blocks: list[tuple[str, int]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -240,7 +240,7 @@ class TaggedTurnParser(TurnParser):
             self._reject_bare_call()
 
     def _read_bare_call(self) -> bool:
-        """Whether the text of the block is a call of an offered tool: it is then one, if the text behind it allows."""
+        """Whether the text of the block is a call of an offered tool, which the text behind it may undo."""
         assert self._grammar.syntax is not None
         attempts = self._grammar.syntax.decode(self._out.block(self._block.text, closed=True))
         is_call = bool(attempts) and all(attempt.status is not None and attempt.status.is_call for attempt in attempts)
@@ -302,7 +302,7 @@ class TaggedTurnParser(TurnParser):
             self._end_block(closed=True)
 
     def _end_block(self, *, closed: bool) -> None:
-        """End the block, here or at the first end marker that it has passed over: then `_again` is the rest."""
+        """End the block here, or at the first end marker passed over: then `_again` is the rest."""
         text, passed = self._block.text, self._block.passed
         assert self._grammar.syntax is not None
         if passed is not None:

@@ -54,7 +54,7 @@ class TurnParser(ABC):
         self._finish(stopped=stopped)
 
     def _read_to_end(self, again: str) -> None:
-        """Read the end of the turn: the text that was held back, or, if there is any, text to be read again."""
+        """Read the end of the turn: the text that was held back, or text to be read again."""
         if again:
             self._pending, self._pending_at = "", self._pending_at + len(self._pending) - len(again)
             self.feed(again)
@@ -70,7 +70,7 @@ class TurnParser(ABC):
         return bool(attempts) and all(a.status is not None and a.status.is_well_formed for a in attempts)
 
     def _readings(self) -> Readings:
-        """The ways to read values in the next block. JSON is given up first: a text may begin like it, and be none."""
+        """The ways to read values in the next block. JSON is given up first: texts may begin like it."""
         return readings(self._grammar.values)[self._rereads // MAX_REREADS :]
 
     @abstractmethod

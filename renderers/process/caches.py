@@ -137,7 +137,7 @@ class LayoutCache:
         self._values: ByteLRU[bytes, Sized] = ByteLRU(max_bytes)
 
     def get_or_make(self, kind: str, inputs: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """The value of equal inputs of a kind, or a new one. What `make` raises is raised again by the next call."""
+        """The value of equal inputs of a kind, or a new one. What `make` raises is not kept."""
         key = cache_key((kind, *inputs)) if self._values.max_bytes else None
         if key is None:  # the inputs hold something other than plain data; a template may still print it
             return make()

@@ -62,7 +62,7 @@ def read_text(path: Path) -> str:
 
 
 def _text_or_none(path: Path) -> str | None:
-    """The text of a file, None if there is none; found by opening it, because a file may be removed after a check."""
+    """The text of a file, None if there is none; opened without a check, as it may be removed after one."""
     try:
         return read_bytes(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except (FileNotFoundError, NotADirectoryError):

@@ -24,7 +24,7 @@ _objects: WeakSet[ForkReset] = WeakSet()
 
 
 def register_fork_reset(target: ForkReset) -> None:
-    """Call `target.reset_after_fork()` in each process that is forked from now on, as long as `target` exists."""
+    """Call `target.reset_after_fork()` in each process forked from now on, while `target` exists."""
     _register_handler()
     _objects.add(target)
 

@@ -19,7 +19,7 @@ from renderers.process.fork_reset import register_fork_reset
 
 
 def available_cores() -> int:
-    """The cores that the process may run on (`taskset`, cpusets of containers); all where the system does not say."""
+    """The cores that the process may run on (`taskset`, cpusets); all where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -54,7 +54,7 @@ class DaemonThreads(Executor):
         finalize(self, self._workers.close).atexit = False
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call the function on a thread, after the calls submitted before. Raises RuntimeError after `shutdown`."""
+        """Call the function on a thread, after earlier calls. Raises RuntimeError after `shutdown`."""
         call: _Call[T] = _Call(functools.partial(function, *args, **kwargs))
         self._workers.add(call)
         return call
@@ -111,7 +111,7 @@ class _Call(Future[T]):
 
 
 class _Workers:
-    """The threads of one executor. They refer to this object and not to the executor, so that it can be freed."""
+    """The threads of one executor. They refer to this object, so that the executor can be freed."""
 
     def __init__(self, max_threads: int, name: str) -> None:
         self._max_threads = max_threads

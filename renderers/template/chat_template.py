@@ -25,7 +25,7 @@ NESTED_TOO_DEEPLY = "it calls itself, or a tool or tool call is nested, deeper t
 
 
 class Segment(NamedTuple):
-    """Characters `start:end`: printed for message `owner` (-1: none), copied from `origin` (None: template text)."""
+    """Characters `start:end`: printed for message `owner` (-1: none), from `origin` (None: the template)."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ class Printed(NamedTuple):
 
 
 class Template(Protocol):
-    """Prints prompts: a Jinja chat template or Python code. `source` is the text of the template or describes it."""
+    """Prints prompts: a Jinja chat template or Python code. `source` is its text or describes it."""
 
     source: str
 
@@ -133,7 +133,7 @@ class ChatTemplate:
             ) from error
 
     def _traced_tools(self, tools: Tools) -> list[Any]:
-        """The tools as the template gets them, cached: they are large and equal in every turn of an episode."""
+        """The tools as the template gets them, cached: large, and equal in every turn."""
         key = cache_key(list(tools))
         if key is None:
             return traced_tools(tools)  # they hold something other than plain data

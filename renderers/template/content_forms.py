@@ -36,7 +36,7 @@ _SEPARATOR = "\n"
 
 
 class _Forms(NamedTuple):
-    """The forms that a template reads of a role: at every position where it prints the role, and at some position."""
+    """The forms that a template reads of a role: wherever it prints the role, and at some position."""
 
     everywhere: frozenset[ContentForm]
     somewhere: frozenset[ContentForm]

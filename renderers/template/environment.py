@@ -119,7 +119,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` in Jinja's own formatter, which forbids unsafe attributes; its fields keep their spans."""
+        """`str.format` in Jinja's formatter, which forbids unsafe attributes; fields keep their spans."""
         safe_format = super().wrap_str_format(value)
         if safe_format is None:
             return None

@@ -15,7 +15,7 @@ from renderers.errors import LoadError, TemplateError, TemplateLimitError
 from renderers.template.chat_template import Messages, Printed, Template, Tools
 
 ContentForm = Literal["text", "parts"]
-"""A message's content as a string, or as a list of parts; some templates of multimodal models read only the latter."""
+"""A content as a string, or as a list of parts, which some templates of multimodal models need."""
 
 PROBE_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -65,7 +65,7 @@ def probe_message(role: str, form: ContentForm, **fields: Any) -> dict[str, Any]
 
 
 def calling_turns(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Turns that call the probe tool without arguments, as object and as text: a template may refuse either."""
+    """Turns that call the probe tool, without arguments, as object and as text: either may be refused."""
     return [calling_turn(answer, {}), calling_turn(answer, "{}")]
 
 
@@ -140,7 +140,7 @@ def smallest_conversation(template: Template) -> ProbeConversation:
 
 
 def _candidates() -> Iterator[ProbeConversation]:
-    """Conversations to try, the simplest first: text before parts, without tools and system message before with."""
+    """Conversations to try, the simplest first: text before parts, tools and a system message last."""
     forms: tuple[ContentForm, ...] = ("text", "parts")
     alike_first = sorted(itertools.product(forms, forms), key=lambda pair: pair[0] != pair[1])
     systems: list[tuple[Mapping[str, Any], ...]] = [(), *((probe_message("system", form),) for form in forms)]

@@ -18,7 +18,7 @@ from renderers.template.traced_input import traced_message, traced_tools
 
 
 def message_mark(index: int | None) -> TracedStr:
-    """An empty string that marks the text behind it, up to the next mark, as that of a message, or (None) of none."""
+    """An empty string that gives the text behind it, up to the next, to a message, or (None) to none."""
     return loop_mark(0, index)  # a prompt function has one loop, the one over the messages
 
 

@@ -24,7 +24,7 @@ RUN = "_run"
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` prints its body: sampled text is found by the trace instead."""
+    """`{% generation %}...{% endgeneration %}` prints its body: the trace finds sampled text."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 

@@ -22,7 +22,7 @@ from renderers.template.work_limit import ITEM, STEP, spend, spend_on_text_of
 
 
 class Origin(NamedTuple):
-    """The field that text was copied from: `message_index` (-1: no message) and a path like `content[0].text`."""
+    """The field that text is from: `message_index` (-1: no message) and a path like `content[0].text`."""
 
     message_index: int
     path: str
@@ -229,7 +229,7 @@ class TracedStr(str):
 
 
 def _changing(name: str) -> Callable[..., str]:
-    """The method `name` of `str`: with the spans of its text where the length stays the same, else tainted."""
+    """The method `name` of `str`: with the spans of its text if the length stays, else tainted."""
     method = getattr(str, name)
 
     def changed(self: TracedStr, *arguments: Any) -> str:
@@ -257,7 +257,7 @@ def plain(text: str) -> str:
 
 
 def traced_text(value: Any) -> str:
-    """`str(value)`; the text of a list, dict or any other object counts as content, because it may hold some."""
+    """`str(value)`; the text of a list, dict or other object counts as content, as it may hold some."""
     if isinstance(value, str):
         return value
     spend_on_text_of(value)
@@ -298,7 +298,7 @@ _PERCENT = re.compile(r"%\([^)]*+\Z|%(?:\(([^)]*+)\))?(%|s|[^%s]*?[a-zA-Z])")
 
 
 def traced_percent(template: str, values: Any) -> str:
-    """`template % values`; `%s` keeps the spans of its value, any other conversion taints the whole result."""
+    """`template % values`; `%s` keeps the spans of its value, another conversion taints the result."""
     arguments = values if isinstance(values, tuple) else (values,)
     for value in arguments:
         spend_on_text_of(value)

@@ -44,7 +44,7 @@ class TemplateRun:
     _token: Token[TemplateRun | None]
 
     def __init__(self, messages: int = 0, inputs: Sequence[Any] = ()) -> None:
-        """`messages` is the number of messages; the size of `inputs` is computed only when units or time run out."""
+        """`messages` is their number; the size of `inputs` is computed when units or time run out."""
         self._inputs = inputs
         self._units = self._granted = _UNITS + messages * (_UNITS_PER_MESSAGE + messages * _UNITS_PER_PAIR)
         self._check_below = self._units - _UNITS_PER_CHECK

@@ -73,7 +73,7 @@ def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, 
 
 
 def is_token_entry(entry: Any) -> bool:
-    """Whether an entry of a tokenizer's file describes a token: an object with a `content` that is Unicode text."""
+    """Whether an entry of a tokenizer's file describes a token: its `content` is Unicode text."""
     content = entry.get("content") if isinstance(entry, dict) else None
     return isinstance(content, str) and content != "" and not _SURROGATE.search(content)
 

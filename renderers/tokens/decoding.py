@@ -149,7 +149,7 @@ def _decoder_kind(body: Tokenizer) -> _ByteFallback | str:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 for equal bytes, U+0100 and up for the other bytes."""
+    """The alphabet of byte-level BPE: printable Latin-1 for equal bytes, U+0100 and up for others."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -165,7 +165,7 @@ def _fallback_byte(token: str) -> int | None:
 
 
 class _Utf8Run:
-    """Byte-level: the bytes of the run as UTF-8, U+FFFD for invalid ones; an incomplete character waits for more."""
+    """Byte-level: bytes as UTF-8, U+FFFD for invalid ones; an incomplete character waits for more."""
 
     whole = False
 
@@ -243,7 +243,7 @@ class _ByteFallbackRun:
         return Decoded(text, begun[:-1], inside)
 
     def _end_bytes(self, begun: list[int], inside: list[int]) -> str:
-        """The text of the byte tokens so far; their positions are added to `begun`, which starts at 0, and `inside`."""
+        """The text of the byte tokens so far; their positions are added to `begun` and `inside`."""
         data, self._bytes = self._bytes, bytearray()
         try:
             text = data.decode()
@@ -270,7 +270,7 @@ class _ByteFallbackRun:
 
 
 class _WholeRun:
-    """Any other decoder: the text of a token may depend on its neighbours, so the run is decoded when it ends."""
+    """Any other decoder: a token's text may depend on its neighbours, so a run is decoded at its end."""
 
     whole = True
 

@@ -31,7 +31,7 @@ def at_most_tokens(count: int | None) -> Iterator[None]:
 
 
 def check_length(text: str, characters: int, longest_piece: int | None) -> None:
-    """Raise `OverlongPromptError` if a part of a text, of so many characters, has more tokens than the block allows."""
+    """Raise `OverlongPromptError` if so many characters have more tokens than the block allows."""
     most = _most_tokens.get()
     if most is None or longest_piece is None or characters <= most * longest_piece:
         return

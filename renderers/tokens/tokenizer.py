@@ -25,7 +25,7 @@ from renderers.tokens.length_bound import covers_every_character
 
 
 class EncodedRun(NamedTuple):
-    """One BPE pass: token ids, and for some characters of the run the first token that starts there or later."""
+    """One BPE pass: token ids, and for some characters the first token that starts there or later."""
 
     ids: list[int]
     token_at: dict[int, int]
@@ -96,7 +96,7 @@ class TemplateTokenizer:
         return self._token_of.get(token_id)
 
     def find_control(self, text: str, start: int, end: int, *, before: int | None = None) -> ControlMatch | None:
-        """The first control token inside `text[start:end]`; with `before`, one that begins before that character."""
+        """The first control token in `text[start:end]`; with `before`, one that begins before it."""
         return self._control.find(text, start, end, before=before)
 
     def controls(self, text: str) -> Iterator[ControlMatch]:

@@ -156,7 +156,7 @@ def _scaled_names(
     floats: Mapping[str, np.ndarray],
     fields: Mapping[str, TensorField],
 ) -> list[str] | None:
-    """The names of tensors whose floats the scale makes of uint8 patches; None where another tensor differs."""
+    """The tensors whose floats the scale makes of uint8 patches; None where another one differs."""
     if raw.keys() != floats.keys():
         return None
     names = []
@@ -238,14 +238,14 @@ def _padded_fields(
 
 
 def _marks(mask: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether `mask` (items, frames) is ones and then zeros for each item, and `rows` have an axis of its frames."""
+    """Whether `mask` (items, frames) is ones, then zeros, for each item, and `rows` have its frames."""
     if mask.ndim != 2 or mask.dtype.kind not in "bi" or mask.shape[1] not in rows.shape[1:]:
         return False
     return bool(((mask == 0) | (mask == 1)).all() and (np.diff(mask.astype(np.int8)) <= 0).all())
 
 
 def _missing_masks(single: Sequence[ProcessorOutput], batch: ProcessorOutput) -> Masks:
-    """The masks of `Layout.masks`: a batch marks the frames of each sound, which are all frames of the sound alone."""
+    """The masks of `Layout.masks`: a batch marks the frames of each sound, all those of the sound alone."""
     masks: dict[str, tuple[str, np.dtype[Any]]] = {}
     for name in batch.tensors.keys() - single[0].tensors.keys():
         mask = batch.tensors[name]
@@ -262,7 +262,7 @@ def _with_masks(tensors: Tensors, masks: Masks) -> dict[str, np.ndarray]:
 
 
 def _candidates(single: Sequence[np.ndarray], batch: np.ndarray) -> list[TensorField]:
-    """The fields that the shapes allow. One row per item may be flat or batched; models read it as batched."""
+    """The fields that the shapes allow. One row per item is batched, as models read it."""
     if batch.ndim == 0 or any(array.ndim != batch.ndim for array in single):
         return [TensorField("shared")]
     candidates = [TensorField("flat"), TensorField("shared")]

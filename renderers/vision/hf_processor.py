@@ -318,7 +318,7 @@ def _load_processor(directory: Path) -> Any:
 
 
 def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise `LoadError` for a file that names code: transformers may ask on the terminal whether to run it."""
+    """Raise `LoadError` for a file that names code, which transformers may ask whether to run."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         code = part.get("auto_map") or {}
         # Old tokenizer_config.json files list the two tokenizer classes.

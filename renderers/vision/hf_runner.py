@@ -39,7 +39,7 @@ _TEXT_TENSORS = frozenset(
 
 
 class _Threads:
-    """Those with which torch computes. A forked process does not have them, and would wait for them for ever."""
+    """Those with which torch computes. A forked process lacks them, and would wait for ever."""
 
     def __init__(self) -> None:
         self._is_forked = False
@@ -84,7 +84,7 @@ Medium = Image.Image | Clip | Sound | ClipWithSound
 
 
 class ProcessorOutput(NamedTuple):
-    """The output for samples of one medium each: tensors of the batch, and one replacement text per sample."""
+    """The output for samples of one medium each: the batch's tensors, and a replacement text for each."""
 
     tensors: Mapping[str, np.ndarray]
     replacements: Sequence[str]

@@ -182,7 +182,7 @@ def _expand(
     tokenizer: TemplateTokenizer,
     begin: int,
 ) -> ExpandedPrint:
-    """The text with expansions in place of the markers `marks`; `slots` and the spans are parallel to `marks`."""
+    """The text with expansions in place of `marks`; `slots` and the spans are parallel to `marks`."""
     marker_starts = {marker.start for marker in marks}
     kept = [control for control in controls if control.start not in marker_starts]
     # Positions at which a token certainly begins or ends, whatever the text around.
@@ -211,7 +211,7 @@ def _expand(
     text.append(printed.text[position:])
 
     def moved(character: int) -> int:
-        """The position in the new text of a character of the old one; inside a marker, of the marker's start."""
+        """The position in the new text of a character; inside a marker, that of the marker's start."""
         passed = bisect.bisect_right(marker_ends, character)
         begin_of_next = marks[passed].start if passed < len(marks) else character
         return min(character, begin_of_next) + shifts[passed]

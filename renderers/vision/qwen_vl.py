@@ -91,7 +91,7 @@ class QwenVLConfig(PixelSettings):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of everything that affects pixels: settings, and versions of resampler and decoders."""
+        """16 hex digits of all that affects pixels: settings, versions of resampler and decoders."""
         ours = {"resampler": resampling.VERSION} if self.backend == "torchvision" else {}
         return fingerprint("image", self, **ours, decoders=decoder_versions())
 

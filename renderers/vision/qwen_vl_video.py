@@ -96,7 +96,7 @@ class QwenVLVideoConfig(PixelSettings):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of everything that affects pixels: settings, and versions of resampler and decoders."""
+        """16 hex digits of all that affects pixels: settings, versions of resampler and decoders."""
         return fingerprint("video", self, resampler=resampling.VERSION, decoders=video_decoder_versions())
 
 

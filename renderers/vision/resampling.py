@@ -51,7 +51,7 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
 
 
 def _torch_has_avx2() -> bool:
-    """Whether this process has loaded torch, and torch has the kernel that needs neither floats nor OpenMP."""
+    """Whether torch is loaded, and has the kernel that needs neither floats nor OpenMP."""
     if "torch" not in sys.modules:
         return False
     import torch  # waits for another thread that is loading it
@@ -117,7 +117,7 @@ def _bilinear(x: np.ndarray) -> np.ndarray:
 
 
 def _bicubic(x: np.ndarray) -> np.ndarray:
-    """Keys' cubic convolution with a = -0.5 (IEEE Trans. ASSP 29, 1981), in the factored form that torch evaluates."""
+    """Keys' cubic convolution, a = -0.5 (IEEE Trans. ASSP 29, 1981), in the factored form of torch."""
     a = -0.5
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a

@@ -27,7 +27,7 @@ _MINIMAX = "]<]minimax[>["
 
 @dataclass(frozen=True, slots=True)
 class GlmCalls(ToolCallSyntax):
-    """`<tool_call>name<arg_key>city</arg_key><arg_value>Zürich</arg_value></tool_call>`, line breaks between or not."""
+    """`<tool_call>name<arg_key>city</arg_key><arg_value>Zürich</arg_value></tool_call>`, on lines or not."""
 
     start_markers: tuple[str, ...] = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
@@ -84,7 +84,7 @@ class Hy3Calls(ToolCallSyntax):
 
 
 def _key_and_value(key_start: str, key_end: str, value_start: str) -> re.Pattern[str]:
-    """A key between its markers (group 1), and the marker of its value (group "start"), which models leave out."""
+    """A key between its markers (group 1), and its value's (group "start"), which models leave out."""
     return re.compile(
         f"{re.escape(key_start)}((?:(?!{re.escape(key_end)}|{re.escape(key_start)}).)*)"
         rf"{re.escape(key_end)}\s*(?P<start>{re.escape(value_start)})?",
@@ -274,7 +274,7 @@ class _Element:
     children: list[tuple[str, Any]]
 
     def is_list(self) -> bool:
-        """Whether `item` elements are the items of a list: unless the schema says that they are properties."""
+        """Whether `item` elements are items of a list, and not properties of that name in the schema."""
         return self.schema.allows("array") or not self.schema.allows("object")
 
     def value(self, text: str) -> Any:
