@@ -36,10 +36,7 @@ class TokenLayout(NamedTuple):
     def with_media(
         self, items: Sequence[MediaItem] | None, tool_names: list[str | None], placeholder_token_ids: Mapping[str, int]
     ) -> RenderedTokens:
-        """New `RenderedTokens` with these items.
-
-        Its `multi_modal_data` is None for a model without placeholders, and if `items` is None: they were not loaded.
-        """
+        """New `RenderedTokens`; no `multi_modal_data` without placeholders, or with `items` None."""
         media = None
         if placeholder_token_ids and items is not None:
             media = MultiModalData.from_items(zip(items, self.ranges, strict=True))

@@ -241,10 +241,7 @@ def _is_being_cancelled() -> bool:
 
 
 def _result_of(call: Callable[[], T]) -> T:
-    """Call, with exceptions that mean something else to a coroutine made a RuntimeError.
-
-    `asyncio` cannot pass a StopIteration on, and a CancelledError would say that the call was cancelled.
-    """
+    """Call, with a StopIteration or CancelledError, which coroutines would misread, as RuntimeError."""
     try:
         return call()
     except (StopIteration, asyncio.CancelledError) as error:

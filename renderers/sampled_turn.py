@@ -174,10 +174,7 @@ def _check_reasoning_markers(
 
 
 def _check_parses_back(format: Format, message: Mapping[str, Any], index: int, parsed: ParsedResponse) -> None:
-    """Raise `MessageError` if the turn, after its prompt, was parsed as another message.
-
-    A template may print history without what the prompt opened (`<think>`); the same ids then mean something else.
-    """
+    """Raise `MessageError` if the turn was parsed as another message: history may lack `<think>`."""
     (checked,) = check_messages([message])
     thoughts, texts = zip(
         *(_split(_text(checked, separator), format.reasoning) for separator in ("\n", "")), strict=True
@@ -223,10 +220,7 @@ def with_final_stop(
 
 
 def _stop_token(renderer: Renderer, messages: Messages, turn: int, tools: Tools | None, stops: Sequence[int]) -> int:
-    """The stop token of the turn that the template prints once a message follows; the first of `stops` if none.
-
-    GLM ends a turn with the next role's token, so a turn with a tool call has another stop token than one without.
-    """
+    """The stop token of the turn before another message, which may be its role's; the first if none."""
     calls = messages[turn].get("tool_calls")
     following: Mapping[str, Any] = {"role": "user", "content": "."}
     if calls:

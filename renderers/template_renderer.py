@@ -233,11 +233,7 @@ class TemplateRenderer:
         return ResponseParser(self.format, self.tokenizer, reasoning_open=self._reasoning_open(prompt_ids), tools=tools)
 
     def _reasoning_open(self, prompt_ids: Sequence[int] | None, token_ids: Sequence[int] | None = None) -> bool:
-        """Whether the prompt opened reasoning; without a prompt, whether the template's generation prompt does.
-
-        `token_ids` is the completion, which decides for a format that does not assume it (None: not known
-        yet).
-        """
+        """Whether reasoning is open after the prompt, or after the template's; the completion may decide."""
         if prompt_ids is None:
             opened = self.format.reasoning is not None and self.format.reasoning.opened_by_prompt
             if opened and token_ids is not None and not self.format.assumes_open_reasoning:
@@ -394,10 +390,7 @@ class TemplateRenderer:
 
 
 def _turn_key(token_ids: list[int], tools: Tools | None, reasoning_open: bool) -> bytes | None:
-    """Equal for completions of equal ids that are parsed alike: a call is checked with the schema of its tool.
-
-    None for tools that are no plain data.
-    """
+    """Equal for completions that are parsed alike; None for tools that are no plain data."""
     try:
         return marshal.dumps((token_ids, tools, reasoning_open), 2)  # type: ignore[arg-type]
     except ValueError:

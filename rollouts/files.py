@@ -15,10 +15,7 @@ from rollouts.errors import CommandFileError
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` when it is complete, and is removed after an error.
-
-    An error of the system names `path`.
-    """
+    """A file that takes the place of `path` when complete, removed after an error, which names `path`."""
     with replaced_path(path) as partial, open(partial, "xb") as out:
         yield out
 
@@ -91,10 +88,7 @@ def made_directory(directory: Path, *, of: Path | None = None) -> Iterator[list[
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary path in the same directory, which becomes `path` at the end; it is removed if the block raises.
-
-    Raises `CommandFileError` if `path` exists: it is never replaced.
-    """
+    """A temporary path that becomes `path` unless the block raises. `CommandFileError` if it exists."""
     if os.path.lexists(path):
         raise CommandFileError(path, "it exists and was not changed; name another file")
     try:

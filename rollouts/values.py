@@ -155,10 +155,7 @@ class _Bounds(NamedTuple):
 
 
 class Bounded:
-    """A frozen dataclass that checks fields of `whole_field` and `number_field`; numbers of numpy become Python's.
-
-    Not pydantic's dataclass: `import rollouts` has such fields, and pydantic lengthens that import by a quarter.
-    """
+    """A frozen dataclass that checks `whole_field` and `number_field`, without pydantic's import time."""
 
     __slots__ = ()
 
@@ -177,10 +174,7 @@ class Bounded:
 def call_error(
     function: Callable[..., Any], positional: Sequence[str], arguments: Mapping[str, Any] = MappingProxyType({})
 ) -> str | None:
-    """What the signature has against `function(*positional, **arguments)`; None where it allows the call or is unknown.
-
-    `positional` are names for the text.
-    """
+    """What the signature has against a call; None where it allows it. `positional` are names."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some classes in C have none

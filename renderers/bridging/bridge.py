@@ -50,10 +50,7 @@ class BridgeRequest(NamedTuple):
 
 
 class _Extension(NamedTuple):
-    """What a template prints behind a turn; `end` is the token that ends the turn.
-
-    The messages of `layout` are the new ones.
-    """
+    """What a template prints behind a turn for new messages; `end` is the token that ends the turn."""
 
     end: TurnEnd
     layout: TokenLayout
@@ -161,10 +158,7 @@ class Bridge:
         *,
         names_are_real: bool,
     ) -> _Extension | _NoExtension:
-        """What the template prints behind the turn at the end of `history`, cached for equal inputs.
-
-        Observations of an environment are often equal, or differ in an image of the same size alone.
-        """
+        """What the template prints behind the turn, cached: observations are often equal, images aside."""
         new_messages = without_media(request.new_messages) if new_slots else request.new_messages
         tools = request.tools if continuation.needs_tools else None
         last_ids = request.completion_ids[-1:]
@@ -401,10 +395,7 @@ def _join(
     tool_names: list[str | None],
     placeholder_token_ids: Mapping[str, int],
 ) -> RenderedTokens:
-    """Join prompt + completion verbatim, the ids that close the turn, and the extension.
-
-    Message indices of the result count the *new* messages from 0; prompt and completion belong to none (-1).
-    """
+    """Join prompt, completion, closing ids and extension; messages count from the new ones, others -1."""
     prompt_ids, completion_ids = request.prompt_ids, request.completion_ids
     prompt_end, completion_end = len(prompt_ids), len(prompt_ids) + len(completion_ids)
     shift = completion_end + len(closing_ids)

@@ -131,10 +131,7 @@ class Continuations:
     def of_conversation(
         self, history: Messages, turn: Mapping[str, Any], new_messages: Messages, tools: Tools | None
     ) -> Continuation:
-        """What holds for one conversation of checked messages: `history`, an assistant's turn, `new_messages`.
-
-        Prints the whole conversation several times; the result is not cached.
-        """
+        """What holds for one conversation of checked messages, printed several times and not cached."""
         try:
             *history, turn = without_media([*history, turn])
             return self._compare(history, turn, without_media(new_messages), tools, None)
@@ -289,10 +286,7 @@ class Continuations:
         yield from self._histories_with(())
 
     def _histories_with(self, media: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
-        """Histories that show these media, half of them in each of two questions.
-
-        Some hold a tool call and its result, before or after the last question; some hold none.
-        """
+        """Histories with these media, half in each of two questions, and some with a call and result."""
         make = self._probes
         call = make.turn([make.call("earlier00", "earlier")])
         cycle = [call, make.message("tool", "earlier result", tool_call_id="earlier00", name="earlier")]

@@ -121,10 +121,7 @@ class TurnPrinter:
         return ""
 
     def _empty_reasoning(self, smallest: ProbeConversation, format: Format) -> list[int] | None:
-        """The ids that the template prints between the reasoning markers of a turn without reasoning.
-
-        None if it prints no markers there.
-        """
+        """The ids between the markers of a turn without reasoning; None without markers."""
         if format.reasoning is None:
             return None
         text = self.template.print([*smallest.opening, smallest.answer], tools=smallest.tools).text

@@ -42,10 +42,7 @@ _CONVERT: dict[Kind, str] = {"video": "H.264", "sound": "FLAC or WAV"}
 
 
 def container_of(source: MediaSource, kind: Kind) -> Container | None:
-    """The format of a file that `open_stream` reads, None for other bytes.
-
-    Raises `MediaError` where PyAV is missing, and for a file that ends before the length that it declares.
-    """
+    """The format for `open_stream`; None for others. `MediaError` without PyAV, and if cut short."""
     media_type = sniff(source.data) or ""
     container = _CONTAINERS.get(media_type)
     if container is None:

@@ -55,10 +55,7 @@ def path_of_url(url: str) -> str:
 
 
 def _split_at_allowed_directory(path: str | os.PathLike[str], policy: MediaPolicy) -> tuple[str, list[str]]:
-    """The allowed directory above the path, and the names from there to the file.
-
-    No error depends on which files exist outside the allowed directories.
-    """
+    """The allowed directory above the path, and the names below; errors tell nothing of other files."""
     name = os.fspath(path)
     if not policy.allowed_directories:
         raise MediaPolicyError(

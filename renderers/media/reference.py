@@ -102,10 +102,7 @@ def _modality(part: Mapping[str, Any]) -> Modality:
 
 
 def _value_and_rate(part: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The medium of a part, and the rate of a sound's samples or of a video's frames.
-
-    Each call copies base64 that is no data URL yet.
-    """
+    """The medium of a part and its rate. Each call copies base64 that is no data URL yet."""
     value, modality = media_value(part), _modality(part)
     if modality == "audio":
         return array_and_rate(value, part.get("sampling_rate"))
@@ -191,10 +188,7 @@ def _raw_form(value: Any, modality: Modality, rate: Any, policy: MediaPolicy) ->
 
 
 def _check(source: MediaSource, part: Mapping[str, Any], rate: Any, policy: MediaPolicy) -> None:
-    """Raise `MediaError` for a source of another modality than its part, or past the limits of the policy.
-
-    Bytes of an unknown type are left to the decoder.
-    """
+    """Raise `MediaError` for another modality than the part's, or past the policy's limits."""
     modality, raw = _modality(part), source.raw_modality
     if rate is not None and (raw is None or raw == "video"):
         raise MediaError(_RATE_OF_FILE[modality], digest=source.digest)

@@ -82,10 +82,7 @@ class ReferenceCache:
         return None
 
     def put(self, value: object, source: MediaSource) -> MediaSource:
-        """Cache `source` under `value`, if `value` is immutable and not too large.
-
-        Returns `source`, or for a URL that is cached already the source cached for it.
-        """
+        """Cache `source` under an immutable `value`; returns it, or the one a URL has already."""
         key = _key(value)
         if key is None:
             return source
@@ -178,10 +175,7 @@ class MediaStore:
             return item
 
     def add_source(self, source: MediaSource) -> MediaSource:
-        """Store a source if it fits; return the one already stored under its digest, if any.
-
-        A memoryview is copied: it would keep alive, or mapped, the memory that it views.
-        """
+        """Store a source if it fits, a memoryview copied; return the one stored under its digest."""
         with self._lock:
             cached = self._entries.get(("source", source.digest))
             if isinstance(cached, MediaSource):

@@ -110,10 +110,7 @@ class Transcript:
         return CallText(text, 0, len(text), (0, len(text)), closed, self._encoding, self._tools)
 
     def end_block(self, text: str, start: int, attempts: Sequence[Attempt], *, closed: bool) -> None:
-        """Add the calls of a block whose `text` begins at `start`. The only call of a block gets the whole block.
-
-        Attempts without a status are content behind the calls.
-        """
+        """Add the calls of a block at `start`; attempts without a status are content behind them."""
         attempts = [attempt for attempt in attempts if attempt.start < attempt.end]
         behind = [attempt for attempt in attempts if attempt.status is None]
         if behind:

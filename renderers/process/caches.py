@@ -128,10 +128,7 @@ T = TypeVar("T", bound=Sized)
 
 
 class LayoutCache:
-    """Values by all inputs that they depend on, at most `max_bytes` together. Safe to share between threads.
-
-    The values are shared, so that they may not be changed. With 0 bytes, nothing is kept.
-    """
+    """Values by all inputs, shared, so unchanged; at most `max_bytes`. Safe to share between threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._values: ByteLRU[bytes, Sized] = ByteLRU(max_bytes)

@@ -32,10 +32,7 @@ _FIELD, _VALUE = "probe_field", "probe value"
 
 
 class ProbeConversation(NamedTuple):
-    """A question, an answer, and what the template requires besides.
-
-    `before`: messages before the question, a system message or none. `tools`: None, or one tool.
-    """
+    """A question, an answer, and what the template requires besides: messages `before`, one of `tools`."""
 
     before: tuple[Mapping[str, Any], ...]
     question: Mapping[str, Any]
@@ -97,10 +94,7 @@ def reads(printed: Printed, index: int, mark: str = "") -> bool:
 def print_if_accepted(
     template: Template, messages: Messages, tools: Tools | None, *, prompt: bool = False
 ) -> Printed | None:
-    """The print of a conversation, None if the template refuses it. `prompt`: with the generation prompt.
-
-    Raises `TemplateLimitError`: each further attempt would take as long.
-    """
+    """The print, None if the template refuses. `TemplateLimitError`: further attempts take as long."""
     try:
         return template.print(messages, tools=tools, add_generation_prompt=prompt)
     except TemplateLimitError:
@@ -110,10 +104,7 @@ def print_if_accepted(
 
 
 def smallest_conversation(template: Template) -> ProbeConversation:
-    """The simplest conversation whose question and answer the template prints; else the one of which it prints most.
-
-    Raises `LoadError` with the template's first error message if it prints none of them.
-    """
+    """The simplest conversation that the template prints whole, or most of. `LoadError` if none."""
     best: tuple[int, ProbeConversation] | None = None
     refusal = ""
     for candidate in _candidates():

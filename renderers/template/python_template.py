@@ -48,11 +48,7 @@ class PythonTemplate:
     def print(
         self, messages: Messages, *, tools: Tools | None = None, add_generation_prompt: bool = False, **variables: Any
     ) -> Printed:
-        """Run the prompt function over checked messages without their media.
-
-        Raises `TemplateError` with the function's reason and cure, also for a variable that it has no
-        option for.
-        """
+        """Run the prompt function over checked messages without media. Raises `TemplateError`."""
         chosen = {**self._variables, **self._checked(variables)}
         try:
             text = self._prompt(

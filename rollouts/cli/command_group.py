@@ -38,10 +38,7 @@ APP_SETTINGS: Final[Mapping[str, Any]] = {
 
 
 class Command(TyperCommand):
-    """One command. Its help shows `FILE`, not typer's `{FILE}` and `FILE <path>`.
-
-    In a list of commands its first sentence is whole.
-    """
+    """A command, whose help shows `FILE` for typer's `{FILE}`, and in a list its whole first sentence."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -64,10 +61,7 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands. Each ends with an exit code, and with a line on stderr where that is 2.
-
-    Help lists those of one `rich_help_panel` under that title.
-    """
+    """Commands that end with an exit code, 2 with a line on stderr; help lists them by `rich_help_panel`."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

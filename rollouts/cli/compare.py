@@ -157,10 +157,7 @@ def _print_table(
     names: int = 1,
     dropped: Sequence[str] = (),
 ) -> None:
-    """Print a table: a column of texts, and others of numbers; the first `names` have headings or texts that wrap.
-
-    The columns of the headings `dropped` are left out where the terminal is too narrow, in that order.
-    """
+    """Print a table. Where the terminal is too narrow, the columns `dropped` are left out, in that order."""
     order = {heading: place for place, heading in enumerate(dropped)}
     columns = [
         Column(printable_line(heading), wraps=place < names, align_right=bool(place), drop_order=order.get(heading))

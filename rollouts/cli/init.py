@@ -60,10 +60,7 @@ def project_files(name: str, template: Template) -> dict[str, str]:
 
 
 def write_project(directory: Path, files: dict[str, str]) -> None:
-    """Write the files of a project; no file is replaced, and after an error none of them is left.
-
-    Raises `CommandFileError` if one of the files exists, or cannot be written.
-    """
+    """Write new files, all or none. Raises `CommandFileError` if one exists, or cannot be written."""
     for name in files:
         path = directory / name
         if path.exists() or path.is_symlink():

@@ -39,10 +39,7 @@ class EngineKind(StrEnum):
 
 
 class ConfigOption(NamedTuple):
-    """An option of a command that gives a value of its configuration.
-
-    `key` is the key of the value; without one, the option gives several values (`model_changes`).
-    """
+    """An option of a command for the value at `key`, or for several values (`model_changes`)."""
 
     name: str
     key: str

@@ -32,10 +32,7 @@ def episodes_file(out: Path) -> Path:
 
 
 def prepare_output(out: Path) -> None:
-    """Create the directory before the slow work begins.
-
-    Raises `OSError`, and `FileLockedError` if another run is writing its episodes there.
-    """
+    """Create the directory. Raises `OSError`, and `FileLockedError` if another run writes there."""
     out.mkdir(parents=True, exist_ok=True)
     if episodes_file(out).exists():
         with locked(episodes_file(out)):

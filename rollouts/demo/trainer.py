@@ -62,10 +62,7 @@ class Trainer:
     # Supervised.
 
     def _labelled_samples(self) -> list[TrainingSample]:
-        """Return two conversations for each labelled digit: with the correct answer, and with a wrong answer before it.
-
-        Only the correct answer is trained.
-        """
+        """Two conversations a digit: the correct answer, which is trained, alone and behind a wrong one."""
         digits, _ = load_digit_sets()
         environment = DigitsEnvironment(digits)
         samples = []
@@ -100,11 +97,7 @@ class Trainer:
     # From rewards.
 
     def _learn(self, request: Learn) -> Learned:
-        """Make `epochs` optimizer steps on all episodes.
-
-        The forward passes of the first epoch use the weights that sampled the episodes, so they measure the
-        mismatch.
-        """
+        """Make `epochs` optimizer steps on all episodes; the first passes also measure the mismatch."""
         if not self._learning_from_rewards:
             self._learning_from_rewards, self._updates, self.optimizer = True, 0, self._new_optimizer()
         trajectories = request.trajectories

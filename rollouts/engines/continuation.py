@@ -54,11 +54,7 @@ def continuation(
 
 
 def single_samples(request: GenerateRequest) -> list[GenerateRequest]:
-    """A request for each of the n samples of a request, for a server that samples one at a time.
-
-    Sample i has the seed seed + i, as in vLLM. Only the first one requests the log-probabilities of the
-    prompt.
-    """
+    """A request for each of n samples, with the seed seed + i; the first one scores the prompt."""
     return [
         replace(
             request,

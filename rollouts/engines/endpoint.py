@@ -234,10 +234,7 @@ class ChatEndpoint(ChatEngine):
             return
 
     async def close(self) -> None:
-        """Refuse further requests, end the running ones with `EngineClosedError`, close every connection.
-
-        Raises `EngineError` on another loop.
-        """
+        """End all requests with `EngineClosedError`, and close. Raises `EngineError` on another loop."""
         await self._connection.close()
 
     def _options(self, request_id: str, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:

@@ -18,11 +18,7 @@ class EngineLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def enter(self, request_id: str) -> bool:
-        """Whether the running loop is a new one, so that what belonged to the loop before must be made again.
-
-        Raises `EngineError` for request `request_id` where the engine belongs to another loop, which is still
-        open.
-        """
+        """Whether the running loop is a new one. Raises `EngineError` while the one before is open."""
         running = asyncio.get_running_loop()
         if self._loop is running:
             return False
@@ -48,10 +44,7 @@ def expire(timeouts: Iterable[asyncio.Timeout]) -> None:
 
 
 class SingleFlight(Generic[T]):
-    """At most one running call per key: concurrent callers get its result or its error.
-
-    A caller that is cancelled does not cancel the call. Results are not kept after the call has ended.
-    """
+    """One running call per key, which concurrent callers share; cancelling a caller leaves it running."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Task[T]] = {}

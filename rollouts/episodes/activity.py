@@ -33,10 +33,7 @@ class EpisodeObserver(Protocol):
         """The episode begins to wait for `part`."""
 
     def requesting(self) -> AbstractContextManager[object]:
-        """For the block from a request to the engine until its completion is in the trajectory.
-
-        Several may run at once: those of sub-agents.
-        """
+        """For the block of a request until its completion is recorded; several may run at once."""
 
     def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
         """A turn is part of the trajectory, with its reward unless its step in the environment `failed`."""

@@ -37,10 +37,7 @@ def renderer_pool(renderer: Renderer | RendererPool | None) -> Iterator[Renderer
 
 
 class RendererCalls:
-    """Calls a pool for an episode. Raises `RendererError`; `RendererFailedError` for other exceptions.
-
-    A prompt of more than `longest` tokens, the context of the engine, is refused before its text is encoded.
-    """
+    """Calls a pool, prompts of at most `longest` tokens. Raises `RendererError`, `RendererFailedError`."""
 
     def __init__(self, pool: RendererPool) -> None:
         self.longest: int | None = None

@@ -197,10 +197,7 @@ class EpisodeContext:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Register the current task, so that it is cancelled if the episode ends before the call.
-
-        Raises `TrajectoryFinishedError` if the episode has ended.
-        """
+        """Let the end of the episode cancel this task. Raises `TrajectoryFinishedError` after it."""
         self.recorder.check_open()
         task = asyncio.current_task()
         tasks, activity = self.recorder.tasks, self.recorder.activity

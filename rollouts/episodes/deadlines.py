@@ -14,10 +14,7 @@ from rollouts.episodes.limits import EpisodeLimits
 
 
 class UpdatePauses:
-    """Says when the weights of an engine are updated: the time that a request waits for an update does not count.
-
-    Runners with one engine share it.
-    """
+    """Says when an engine's weights are updated, which counts for no deadline. Runners share it."""
 
     def __init__(self) -> None:
         self.requesting: set[EpisodeDeadlines] = set()
@@ -82,10 +79,7 @@ class EpisodeDeadlines:
 
     @contextmanager
     def requesting(self) -> Iterator[None]:
-        """The block of a request to the engine, during which the time of weight updates does not count.
-
-        Several requests may run at once.
-        """
+        """The block of a request, in which the time of weight updates does not count."""
         self._requests += 1
         self._pauses.requesting.add(self)
         if self._requests == 1 and self._pauses.is_updating:

@@ -32,10 +32,7 @@ async def generate_completions(
 async def generated(
     engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
 ) -> list[Completion]:
-    """The completions of a request, by index. `listen` receives their tokens earlier, if the engine streams them.
-
-    Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
-    """
+    """The completions, streamed to `listen` if the engine can. Raises `EngineError`."""
     with _naming_engine(engine, request.request_id):
         result = await generate_at(engine, request, listen)
         check_result(request, result, vocab_size=vocab_size)

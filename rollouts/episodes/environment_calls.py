@@ -56,10 +56,7 @@ def check_environment(environment: object) -> None:
 
 
 async def make_environment(factory: EnvironmentFactory) -> Environment:
-    """Call `factory`, and await what it returns if it is awaitable.
-
-    Raises `EnvironmentFailedError`, and `EnvironmentProtocolError` for what is no environment.
-    """
+    """The environment of `factory`. Raises `EnvironmentFailedError`, `EnvironmentProtocolError`."""
     with wrap_exceptions(lambda error: EnvironmentFailedError("", "make_environment", error)):
         environment: Environment = await resolve(factory())
     if not _is_environment(environment):
@@ -127,10 +124,7 @@ def _checked_step(result: Any, method: str) -> StepResult:
 
 
 async def close_environment(environment: Environment) -> None:
-    """Call `close` if the environment has it, and wait for at most `CLOSE_SECONDS` where it is `async`.
-
-    An exception, or a `close` that takes longer, is logged: the episode is over and its turns are complete.
-    """
+    """Call `close`, if any, for at most `CLOSE_SECONDS`. Failures are logged: the turns are complete."""
     name = environment_name(environment)
     deadline: asyncio.Timeout | None = None
     try:

@@ -270,10 +270,7 @@ async def _play(
 
 
 async def _wait_for_end(playing: asyncio.Task[Any], recorder: EpisodeRecorder) -> None:
-    """Wait for the task of an episode that has ended or is cancelled, for at most `END_SECONDS`.
-
-    A cancellation of the caller meanwhile does not shorten the time that the environment has to close.
-    """
+    """Wait at most `END_SECONDS` for the task, also where the caller is cancelled meanwhile."""
     recorder.refuse_turns()
     playing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is reported already, or late
     loop = asyncio.get_running_loop()

@@ -12,20 +12,14 @@ from rollouts.trajectory.storable import copied_mapping, plain_copy
 
 
 def own_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Copies of messages. Their media are shared, until `keep_media` replaces them.
-
-    What the renderer refuses is returned as it is.
-    """
+    """Copies of messages, which share media until `keep_media`; as they are if the renderer refuses."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         return messages
     return [_own_message(message) for message in messages]
 
 
 def keep_media(messages: Sequence[Message], prompt: RenderedTokens) -> None:
-    """Replace the media of messages, those of `own_messages`, by their sources.
-
-    `prompt` ends with the messages. A buffer that an environment uses for every image may change from now on.
-    """
+    """Replace the media of `own_messages` by the sources in `prompt`, so that buffers may change."""
     contents: list[list[Any]] = [
         cast(list[Any], message["content"]) for message in messages if isinstance(message.get("content"), list)
     ]

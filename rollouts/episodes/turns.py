@@ -145,10 +145,7 @@ class EpisodeRecorder(ABC):
             raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
 
     def finish_turn(self, turn: SampledTurn, environment_seconds: float, *, failed: bool = False) -> None:
-        """Report a turn of the trajectory, whose reward is recorded unless its step `failed`.
-
-        Nothing is reported of an episode that was left: it has been reported as ended.
-        """
+        """Report a turn, whose reward is recorded unless its step `failed`, of an episode that goes on."""
         if self.trajectory.finished:
             return
         seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)

@@ -265,10 +265,7 @@ _FACTORIES: Mapping[type, Callable[[ConfigFile, Any], MakeEnvironment]] = {
 
 
 def load_verifiers(file: ConfigFile) -> tuple[Any, TaskSource]:
-    """The environment of a configuration, and its tasks, of which the first is loaded. Its table is of that kind.
-
-    Raises `RunConfigError`, and `ImportError` without verifiers 0.4.
-    """
+    """The environment and its tasks. Raises `RunConfigError`; `ImportError` without verifiers 0.4."""
     section = file.config.environment
     assert isinstance(section, VerifiersSection)
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config

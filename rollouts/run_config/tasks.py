@@ -31,10 +31,7 @@ TaskSource: TypeAlias = Iterable[Task] | AsyncIterable[Task]
 
 
 def make_tasks(file: ConfigFile) -> TaskSource:
-    """The tasks of a configuration. The rows of a file are read while the run needs them.
-
-    Raises `RunConfigError`. Reading the tasks raises `TaskFileError`, which names the row.
-    """
+    """The tasks, read while the run needs them. Raises `RunConfigError`; reading, `TaskFileError`."""
     section = file.config.tasks
     if isinstance(section, ImportedTasks):
         return _imported_tasks(file, section)
@@ -113,10 +110,7 @@ class FileTaskSource:
 
 
 def _rows(path: Path, section: FileTasks, *, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """The rows, each with its place: "line 1", "row 1".
-
-    `columns` are those that are needed of a Parquet file; None for all.
-    """
+    """The rows, each with its place ("line 1", "row 1"); of Parquet the `columns`, all for None."""
     if isinstance(section, JsonlTasks):
         return _jsonl_rows(path)
     return ((f"row {number}", row) for number, row in enumerate(_parquet_rows(path, columns), 1))

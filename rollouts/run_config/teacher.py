@@ -75,10 +75,7 @@ class Teacher:
 
 
 def make_teacher(file: ConfigFile, renderer: TemplateRenderer | None, *, offline: bool) -> Teacher | None:
-    """The teacher of a configuration, which opens no connection; None without one.
-
-    Raises `RunConfigError`, also for a teacher that would read the tokens of `renderer` in another way.
-    """
+    """The teacher, unconnected; None without one. Raises `RunConfigError`, also for other token ids."""
     section = file.config.teacher
     if section is None:
         return None

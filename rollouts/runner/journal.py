@@ -128,17 +128,11 @@ class Journal:
         return task_id in self._recorder
 
     async def started(self, task: Task) -> None:
-        """Record that a task is run. Does nothing if that is recorded already.
-
-        Raises `JournalError` for a task with data that cannot be stored.
-        """
+        """Record once that a task is run. Raises `JournalError` for data that cannot be stored."""
         await self._on_thread(self._recorder.start, task)
 
     async def attempted(self, task_id: str, index: int, attempt: int, episode: Trajectory, *, final: bool) -> None:
-        """Record the end of an attempt at episode `index` of a task; `final` says that there is no further attempt.
-
-        `attempt` counts from 0.
-        """
+        """Record the end of an attempt, from 0, at episode `index`; `final`: there is no further one."""
         await self._on_thread(self._recorder.attempt, task_id, index, attempt, episode, final)
 
     async def finished(self, group: Group) -> None:

@@ -90,11 +90,7 @@ _MANY_TURNS = 1000
 
 
 class Reporter:
-    """The counts and listeners of a runner.
-
-    A listener that raises is logged and receives no further event: what observes a run does not end it. `listeners` are
-    the others.
-    """
+    """The counts and listeners of a runner. A listener that raises is logged and receives no more."""
 
     def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits = EpisodeLimits()) -> None:  # noqa: B008
         self.counts: dict[str, float] = dict.fromkeys(COUNTED, 0)

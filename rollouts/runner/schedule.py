@@ -252,10 +252,7 @@ class Schedule:
         self._settings.capacity.changed.set()
 
     async def _next(self) -> FinishedGroup | None:
-        """The next finished group; None after the last, and in a schedule that is closed.
-
-        Raises what a group failed with, and `WorkersClosedError` where none can be started.
-        """
+        """The next finished group; None at the end. Raises a group's error, and `WorkersClosedError`."""
         while not self._is_closed:
             if self._stored and self._journal is not None:
                 # Removed after it was read: a call that is cancelled meanwhile loses no group.

@@ -63,10 +63,7 @@ class TaskSource:
         return task
 
     async def close(self) -> None:
-        """Stop waiting for an async iterable, and close a generator. A second call does nothing.
-
-        A generator that raises then, or that takes longer than `CLOSE_SECONDS`, is logged.
-        """
+        """Stop waiting, and close a generator; its errors, and a close past `CLOSE_SECONDS`, are logged."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -116,10 +113,7 @@ class TaskSource:
 
 
 async def _next_of(iterator: Any) -> tuple[Any, ...] | SystemExit:
-    """The next value in a tuple, which is empty at the end: a task cannot end with StopAsyncIteration.
-
-    A `SystemExit` of the iterator is returned: raised out of a task it would end the event loop.
-    """
+    """The next value in a tuple, empty at the end; a `SystemExit`, which would end the event loop."""
     try:
         return (await anext(iterator),)
     except StopAsyncIteration:

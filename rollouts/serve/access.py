@@ -19,10 +19,7 @@ _NO_KEY = (
 
 
 class ApiKeyMiddleware:
-    """Refuses requests without `Authorization: Bearer KEY` or `x-api-key: KEY` with status 401.
-
-    `/health` needs no key: a load balancer asks for it.
-    """
+    """Refuses requests without `Authorization: Bearer KEY` or `x-api-key: KEY` (401), but for `/health`."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app

@@ -149,10 +149,7 @@ async def _disconnected(request: Request) -> None:
 async def streamed_response(
     request: Request, events: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The response of a stream, which begins with its first event: errors before it have their HTTP status.
-
-    `events` is cancelled when the client disconnects, after the first event by Starlette.
-    """
+    """The response of a stream, begun with its first event: errors before it have their HTTP status."""
     first = await unless_disconnected(request, anext(events))
 
     async def all_events() -> AsyncIterator[bytes]:

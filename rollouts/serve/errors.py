@@ -210,10 +210,7 @@ def answering_errors(handler: Handler) -> Handler:
 
 
 async def on_unrouted(request: Request, error: Exception) -> Response:
-    """Starlette's handler of the error with which its router refuses a request.
-
-    The response names the routes or methods that there are.
-    """
+    """Starlette's handler of its router's errors; the response names the routes or methods there are."""
     assert isinstance(error, HTTPException)  # the only one that it is registered for
     if error.status_code == 405:
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]

@@ -85,10 +85,7 @@ class Futures:
     def submit(
         self, request_id: str, work: Callable[[], Awaitable[Outcome]], *, can_end: bool = False, share: str = ""
     ) -> None:
-        """Start a request, unless one of this id was accepted before.
-
-        `can_end`: it may be cancelled, and it is forgotten where nobody asks for its result.
-        """
+        """Start a request of a new id; `can_end`: it may be cancelled, and forgotten if not asked for."""
         if request_id not in self._accepted:
             task = asyncio.create_task(_outcome(work))
             self._accepted[request_id] = _Accepted(task, can_end, share, time.monotonic())
@@ -127,10 +124,7 @@ class Futures:
                 self._forget(request_id)
 
     def forget_unasked(self) -> None:
-        """End and forget those that can be cancelled and that nobody asks for, as `UNASKED_SECONDS` says.
-
-        What was fetched is kept within its own bound.
-        """
+        """End and forget those not asked for (`UNASKED_SECONDS`); what was fetched has its own bound."""
         now = time.monotonic()
         for request_id, accepted in [*self._accepted.items()]:
             seconds = UNASKED_RESULT_SECONDS if accepted.task.done() else UNASKED_SECONDS

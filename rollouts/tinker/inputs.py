@@ -47,10 +47,7 @@ class InputReader:
         return self.read_rows([(place, chunks)])[0]
 
     def read_rows(self, rows: Sequence[tuple[str, Sequence[Chunk]]]) -> list[ModelInput]:
-        """The inputs of several rows, each a place and chunks as for `read`; their new images are processed together.
-
-        Raises `RequestError` as `read` does.
-        """
+        """The inputs of rows (place, chunks), new images processed together. Raises `RequestError`."""
         images = [
             _Image(f"{place}[{number}]", chunk)
             for place, chunks in rows

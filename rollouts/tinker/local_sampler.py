@@ -135,10 +135,7 @@ class _EngineOfModel:
 
 
 class _Lock(AbstractContextManager[None]):
-    """The lock of the engine over the model of the trainer.
-
-    Raises `CapabilityError` while all parameters of the model are trained.
-    """
+    """The lock over the trainer's model. `CapabilityError` while all its parameters are trained."""
 
     def __init__(self, trainer: Trainer, turns: DeviceTurns) -> None:
         self._trainer = trainer

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 
 class ModelRequests:
-    """Each method accepts a request, by its body, and returns `{"request_id": ..., "model_id": ...}`.
-
-    The request waits for its turn then. They raise `RequestError`.
-    """
+    """Methods accept a request, which waits for its turn: `{"request_id", "model_id"}`, or `RequestError`."""
 
     def __init__(self, service: Service, records: TrainingRecords) -> None:
         self._service = service

@@ -86,10 +86,7 @@ def rest_routes(directory: RunDirectory, service: Service) -> list[Route]:
 
 
 class _Rest:
-    """The handlers of `rest_routes`. Sessions are of the running server, or of earlier ones with training runs.
-
-    Files have signed URLs: a program that has no key can fetch them.
-    """
+    """The handlers of `rest_routes`, for sessions of this server and earlier ones with training runs."""
 
     def __init__(self, directory: RunDirectory, service: Service) -> None:
         self._directory = directory

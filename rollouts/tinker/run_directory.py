@@ -362,10 +362,7 @@ def _write(path: Path, record: TrainingRun | Checkpoint) -> None:
 
 
 def _read_record(path: Path, record: type[Record], /, **known: str) -> Record | None:
-    """The record of a file at the place that `known` names; None where there is no such file, or another content.
-
-    A time without a zone, which cannot be compared with others, is another content.
-    """
+    """The record of a file at the place `known`; None without one, or where a time has no zone."""
     try:
         return record(**{**json.loads(path.read_bytes()), **known})
     except (FileNotFoundError, NotADirectoryError):

@@ -97,11 +97,7 @@ class SampleRecords:
         result: SampleResult,
         weight_version: str,
     ) -> None:
-        """Record the sequences of a request.
-
-        A request that asks for the log-probabilities of its prompt and samples one token because it has to is
-        left out.
-        """
+        """Record the sequences of a request, unless it samples a token to score its prompt alone."""
         if request.scores_prompt and request.max_tokens in (0, 1):
             return
         with self._lock:

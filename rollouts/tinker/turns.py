@@ -12,11 +12,7 @@ GAP_SECONDS: Final = 60.0
 
 
 class Turns:
-    """Lets the requests of one model run one at a time, in the order of their numbers, which begin with 1.
-
-    A client counts a request before it builds it, so that a number may never arrive: it is skipped after the
-    wait.
-    """
+    """Lets the requests of a model run in the order of their numbers, from 1; missing ones are skipped."""
 
     def __init__(self) -> None:
         self._next = 1

@@ -52,10 +52,7 @@ class Bins:
             self._free_patches[number] = self._max_patches - int(self._patches[half].sum())
 
     def even_out(self, bins: range, costs: np.ndarray) -> None:
-        """Put the members of `bins` anew, the most expensive first, each into the one of lowest cost with room for it.
-
-        Nothing changes if an item then has no room.
-        """
+        """Put members anew, the most expensive first, into the cheapest bin with room; all or nothing."""
         items = sorted((item for number in bins for item in self.members[number]), key=lambda item: -costs[item])
         members: list[list[int]] = [[] for _ in bins]
         sums = np.zeros(len(bins))

@@ -111,11 +111,7 @@ def read_checkpoint(
     *,
     with_optimizer: bool,
 ) -> Checkpoint:
-    """The checkpoint of a directory, for these parameters; on the CPU.
-
-    Raises `ArgumentError` for one of other parameters, shapes or dtypes, of another model or other options
-    (the seed may differ).
-    """
+    """The checkpoint, on the CPU. Raises `ArgumentError` for other parameters, model or options."""
     with _opened(directory) as file:
         about = _about(directory, file)
         if about["model_type"] != model_type:

@@ -160,10 +160,7 @@ def sample_from_rendered(rendered: RenderedTrainingSample, *, name: str = "") ->
 
 
 def with_teacher(samples: Sequence[TrainingSample], scores: Sequence[TokenScores]) -> list[TrainingSample]:
-    """Samples with the columns of a teacher, from what `score(samples, teacher)` returned.
-
-    Raises `ValueError` for another number of scores, `SampleError` for scores of other lengths.
-    """
+    """Samples with a teacher's columns. `ValueError` for another count, `SampleError` for other lengths."""
     return [
         replace(
             sample,

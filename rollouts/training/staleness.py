@@ -67,10 +67,7 @@ def split_by_staleness(
 
 
 def token_lags(batch: TrainingBatch, current: str | int, *, versions: Sequence[str] | None = None) -> torch.Tensor:
-    """The lag of each trained token, int64 (B, T), 0 elsewhere; on the device of the batch.
-
-    Raises as `sample_staleness` does.
-    """
+    """The lag of trained tokens, int64 (B, T), 0 elsewhere. Raises as `sample_staleness` does."""
     order = VersionOrder.of_names(versions)
     lags = torch.zeros(batch.input_ids.shape, dtype=torch.int64)
     for sample, (row, column), length in zip(batch.samples, batch.starts.tolist(), batch.lengths.tolist(), strict=True):

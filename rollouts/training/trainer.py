@@ -72,11 +72,7 @@ class LossResult(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Trained:
-    """A model that is trained: its parameters by name, its gradients so far, and the state of AdamW.
-
-    `replacements` put its adapter into the base model; there are none where all parameters of that are
-    trained.
-    """
+    """A trained model: parameters by name, gradients, AdamW; `replacements` put in its adapter."""
 
     lora: LoraOptions | None
     parameters: Mapping[str, torch.nn.Parameter]
@@ -215,10 +211,7 @@ class Trainer:
     def forward(
         self, model_id: str, data: Sequence[Datum], loss: str, options: Mapping[str, float] | None = None
     ) -> LossResult:
-        """The log-probabilities of all targets, and the loss, without gradients.
-
-        The arguments are those of `forward_backward`.
-        """
+        """The arguments of `forward_backward`; the log-probabilities and the loss, without gradients."""
         with self.lock, torch.no_grad():
             return self._computed(self._find(model_id), data, loss, options, backward=False)
 

@@ -61,10 +61,7 @@ def sample_rows(sample: TrainingSample) -> int:
 
 
 def trees_within(trees: Sequence[Tree], sequences: Sequence[TokenRow], max_patches: int) -> list[Tree]:
-    """Trees divided so that the different media of each have at most `max_patches` patches and frames.
-
-    A sequence with more has a tree of its own.
-    """
+    """Trees divided to at most `max_patches` patches and frames; a larger sequence has its own."""
     found = []
     for tree in trees:
         begins, patches = [0], 0

@@ -47,11 +47,7 @@ M = TypeVar("M", bound=MediaItem | MediaReference)
 
 
 class MediaOfParts(Generic[M]):
-    """The media of a prompt in its order, taken for one media part after the other.
-
-    A template may print the images of a message before its videos, so that a part has the next medium of its
-    own type.
-    """
+    """The media of a prompt, taken part by part: each gets the next medium of its own type."""
 
     def __init__(self, media: Iterable[M]) -> None:
         self._left = list(media)

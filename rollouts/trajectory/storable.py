@@ -17,10 +17,7 @@ _IMMUTABLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 def plain_copy(value: Any) -> Any:
-    """Dicts, lists, tuples, sets, arrays, tensors, buffers and wire types, nested in each other, are copied.
-
-    Anything else is shared. Raises `RecursionError` for a value that contains itself.
-    """
+    """A copy, but for values that are no plain data. Raises `RecursionError` for one that contains itself."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value

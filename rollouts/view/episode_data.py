@@ -203,10 +203,7 @@ class TokenKind(IntEnum):
 
 
 class TokenTexts(NamedTuple):
-    """For each of u ids: `kinds` uint8 (u,); its bytes, `data[ends[i - 1] : ends[i]]`, `ends` uint32 (u,).
-
-    The bytes of one token of a byte-level tokenizer may be an incomplete character.
-    """
+    """Of u ids: `kinds` uint8 (u,), and bytes, `data[ends[i - 1] : ends[i]]`, `ends` uint32 (u,)."""
 
     kinds: np.ndarray
     ends: np.ndarray

@@ -155,10 +155,7 @@ class EpisodeWorker:
         )
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """An update of the weights begins (what happens to running requests), or has ended (None).
-
-        The time for which requests wait for an update does not count for the deadlines of episodes.
-        """
+        """An update of the weights begins, or has ended (None); deadlines do not count it."""
         if in_flight is None:
             self._settings.pauses.end(self)
         else:

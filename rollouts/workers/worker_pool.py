@@ -27,10 +27,7 @@ class RemoteWorker(Protocol):
     """A worker as its pool sees it: a process that can be reached."""
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> EpisodeOutcome:
-        """Run a job there. Cancelling the call cancels the job.
-
-        Raises `WorkerGoneError` where the worker ended or cannot be reached: its pool then removes it.
-        """
+        """Run a job there; cancelling cancels it. `WorkerGoneError` where the worker cannot be reached."""
 
     def set_update(self, in_flight: InFlight | None) -> None:
         """An update of the weights begins, or all have ended (None). A worker that is gone ignores it."""
@@ -184,10 +181,7 @@ class WorkerPool:
         }
 
     async def close(self) -> None:
-        """End all jobs, those that wait too, with `WorkersClosedError`; return when none runs.
-
-        The processes of the workers go on: who added the workers ends them. A second call does nothing.
-        """
+        """End all jobs with `WorkersClosedError`; return when none runs. The processes go on."""
         self._is_closed = True
         # Before `remove`, which takes the workers and their calls out of the pool.
         calls = [call for member in self._members.values() for call in member.calls]

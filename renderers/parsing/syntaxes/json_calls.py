@@ -175,10 +175,7 @@ def json_calls(block: CallText, *, canonical: bool = True) -> Iterator[Attempt]:
 
 
 def _json_parts(block: CallText) -> Iterator[CallText]:
-    """The JSON values in the body of the block, or in the list that it is.
-
-    The last part may hold no JSON: it is then the rest of the text.
-    """
+    """The JSON values in the block's body or list; the last part may be the rest of the text."""
     text, inside, (start, end) = block.text, block.body_text, block.body
     if inside.lstrip().startswith("["):
         start = text.index("[", start) + 1

@@ -18,10 +18,7 @@ _NOT_IN_A_NAME = re.compile(r"[<>(){}\[\]\"\r\n]")
 
 
 class Attempt(NamedTuple):
-    """One attempt at a call: the characters `start:end` of the block, and what was read there.
-
-    Without a status it is no attempt, but text behind the calls that belongs to the content.
-    """
+    """An attempt at a call, characters `start:end` of the block; text behind calls has no status."""
 
     start: int
     end: int

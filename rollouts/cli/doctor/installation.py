@@ -28,10 +28,7 @@ _STAND_IN: Final = "+mmrollouts"
 
 
 def describe_installation(*, as_json: bool) -> bool:
-    """Print versions and the system, for bug reports. torch is not loaded.
-
-    False if another distribution's `renderers` is installed beside ours.
-    """
+    """Print versions and the system; False if another distribution's `renderers` is installed beside ours."""
     installed = installed_version("renderers")
     report = {
         "python": f"{python_version()} ({python_implementation()})",

@@ -30,10 +30,7 @@ _LIMITS = {"float32": (1e-4, 2e-5), "float16": (0.1, 0.02), "bfloat16": (0.5, 0.
 
 
 async def mismatch(target: Target, *, max_gigabytes: float) -> Finding:
-    """Compare completions of text and media, sampled at temperature 1 and scored again by transformers.
-
-    A cause is named where the log-probabilities are the server's once they are computed with that fault.
-    """
+    """Compare completions sampled at temperature 1 with scores of transformers; name the cause if known."""
     if (reason := _reason_to_skip(target.directory, max_gigabytes)) is not None:
         return reason
     checked = [modality for modality, name in MEDIA.items() if target.is_ok(f"{name} request")]

@@ -13,11 +13,7 @@ from renderers.rendered import TokenSpan
 
 @dataclass(frozen=True, slots=True)
 class TokenCell:
-    """Tokens `start:start + len(token_ids)` that are shown as one `text`.
-
-    Usually a single token; several if only together they decode to a character, or if they are the
-    placeholder of a medium.
-    """
+    """Tokens shown as one `text`: one, several that are one character together, or a placeholder."""
 
     start: int
     token_ids: tuple[int, ...]
@@ -75,11 +71,7 @@ def _decodable_tokens(
 
 
 def tokens_as_json(rendered: RenderedTokens, cells: Iterable[TokenCell]) -> dict[str, Any]:
-    """Plain data: `token_ids` with their columns, `pieces` with their text, `messages` with their token counts.
-
-    A piece covers tokens `start:end`: usually one token, several if only together they decode to a character,
-    or if they are the placeholder of a medium.
-    """
+    """Plain data: `token_ids` with their columns, `pieces` with text, `messages` with token counts."""
     counts = zip(
         rendered.message_roles,
         rendered.message_tool_names or [None] * len(rendered.message_roles),

@@ -168,10 +168,7 @@ def _with_margin(line: Text, margin: str, width: int | None) -> Iterator[Text]:
 
 
 def _folded(line: Text, width: int) -> list[Text]:
-    """The line in parts of at most `width` columns, cut between tokens where possible.
-
-    Every space is kept, because it is part of a token.
-    """
+    """The line, with every space, in parts of at most `width` columns, cut between tokens where possible."""
     between_tokens = {span.start for span in line.spans}
     cuts: list[int] = []
     used, last_boundary = 0, 0  # columns since the last cut, and the last boundary between tokens

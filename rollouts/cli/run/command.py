@@ -96,10 +96,7 @@ def exit_on_problems() -> Iterator[None]:
 
 
 def checked_parts(file: ConfigFile, *, limit: int | None, resume: bool, dry_run: bool) -> RunParts:
-    """The parts of a configuration, after a check of its tasks; with `dry_run` its first prompt is printed.
-
-    Raises `RunConfigError` and `TaskFileError`.
-    """
+    """The parts, after a check of the tasks. Raises `RunConfigError` and `TaskFileError`."""
     from rollouts.cli.run.dry_run import print_first_prompt
     from rollouts.cli.run.output import check_output
     from rollouts.cli.run.run_parts import make_parts

@@ -27,10 +27,7 @@ from rollouts.workers.worker_pool import WorkerPool
 
 
 def print_first_prompt(parts: RunParts, console: Console) -> None:
-    """Run the first task up to its first request, and print the tokens of the prompt, or its messages.
-
-    Raises `RolloutsError` if the episode does not come to a request.
-    """
+    """Print the prompt of the first task's first request. Raises `RolloutsError` if there is none."""
     section = parts.file.config.engine
     if isinstance(section, EndpointEngineSection):
         endpoint = _NoEndpoint(media_policy(parts.file, section.media))

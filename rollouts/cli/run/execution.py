@@ -148,10 +148,7 @@ class Execution:
 
 
 async def _complete_rows(runner: Runner, tasks: TaskSource, stored: StoredGroups, files: GroupFiles) -> None:
-    """Write the lines that `metrics.jsonl` has lost, or that a process was killed before it had written.
-
-    The data of their tasks are those of the file of tasks; another source is not read twice.
-    """
+    """Write the lines that `metrics.jsonl` lacks, with the data of a file of tasks where there is one."""
     found: dict[str, Task] = {}
     if stored.without_row and isinstance(tasks, FileTaskSource):
         found = {task.task_id: task for task in tasks if task.task_id in stored.without_row}

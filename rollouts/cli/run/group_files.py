@@ -25,10 +25,7 @@ class StoredRow(NamedTuple):
 
 
 def read_group_rows(path: Path) -> Iterator[StoredRow]:
-    """The lines of `metrics.jsonl`, none if there is no such file.
-
-    Raises `CommandFileError` for a line that is not that of a group.
-    """
+    """The lines of `metrics.jsonl`, if there is one. Raises `CommandFileError` for another line."""
     if not path.exists():
         return
     cure = "remove the line; --resume writes it anew from trajectories.mmr"
@@ -52,10 +49,7 @@ class GroupFiles:
             self._metrics = open(output.metrics, "a", encoding="utf-8")  # noqa: SIM115  `__exit__` closes it
 
     def write(self, group: Group) -> None:
-        """Write a group. Its record is on the disk when this returns: the journal may forget the episodes.
-
-        Raises `CommandFileError` where the system refuses to write, as when the disk is full.
-        """
+        """Write a group to the disk. Raises `CommandFileError`, as when the disk is full."""
         with write_errors_name(self._output.trajectories):
             self._trajectories.append(list(group.episodes))
             self._trajectories.flush()

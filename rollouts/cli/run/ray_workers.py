@@ -72,10 +72,7 @@ class ConfiguredParts:
 
 
 def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
-    """Connect to Ray, and return what makes the workers of a configuration.
-
-    Raises `RolloutsError` and `MissingExtraError`.
-    """
+    """What makes the workers, after connecting to Ray. Raises `RolloutsError`, `MissingExtraError`."""
     if isinstance(file.config.environment, VerifiersSection):
         reason = "environments of verifiers run in the process of the run; leave out --ray"
         raise file.error(("environment", "kind"), reason)

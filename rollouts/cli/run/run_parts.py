@@ -115,11 +115,7 @@ class RunParts:
         )
 
     def description(self) -> dict[str, Any]:
-        """What is run and how, for comparing its results with others.
-
-        The configuration, with the places of the servers; the digests of the chat template, of the file of
-        tasks and of the modules that are imported from files; the version of this package.
-        """
+        """What is run, for comparisons: configuration, places of servers, digests of files, our version."""
         source = "" if self.renderer is None else self.renderer.template.source
         values = self.journal_configuration()
         engine = self.file.config.engine.model_dump(mode="json", include=_PLACE_OF_SERVERS, exclude_none=True)
@@ -160,10 +156,7 @@ def _without_places(engine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
-    """Check everything that a configuration refers to, and make what needs no connection.
-
-    Raises `RunConfigError` with every problem, and `MissingExtraError`.
-    """
+    """Everything that needs no connection. Raises `RunConfigError` (every problem), `MissingExtraError`."""
     problems = ProblemList()
     verifiers = None
     if isinstance(file.config.environment, VerifiersSection):

@@ -91,10 +91,7 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
 
 
 def tree_lines(trajectory: Trajectory, *, ids: bool = False, text: bool = False) -> Iterator[str]:
-    """The lines of a valid episode.
-
-    `ids` adds each node's token ids, runs of one id as `id x count`; `text` the whole text of its messages.
-    """
+    """The lines of an episode; `ids` adds token ids (runs as `id x count`), `text` the whole messages."""
     children: dict[int, list[int]] = {}
     for index, node in enumerate(trajectory.nodes):
         children.setdefault(node.parent, []).append(index)

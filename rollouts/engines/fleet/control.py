@@ -236,11 +236,7 @@ class _SharedSend:
 
 
 async def _until_given_up(member: Member, name: str, call: Awaitable[Any]) -> Any:
-    """What a call at a member returns. Raises what it raises.
-
-    Raises `ServerUnreachableError` if the member is ejected meanwhile. The call is cancelled then and not
-    waited for: an update of the weights ends only with the answer of its server.
-    """
+    """The result of a call; `ServerUnreachableError` if the member is ejected, and the call cancelled."""
     calling = asyncio.ensure_future(call)
     ejected = asyncio.ensure_future(member.ejected.wait())
     try:

@@ -320,10 +320,7 @@ class EngineFleet(Engine):
         return member
 
     async def _generate_on(self, member: Member, request: GenerateRequest) -> GenerateResult:
-        """Sample at a member that counts the request as in flight, until this returns.
-
-        Raises `ServerUnreachableError` where the member is given up meanwhile.
-        """
+        """Sample at a member. Raises `ServerUnreachableError` where it is given up meanwhile."""
         interrupt = asyncio.timeout(None)
         try:
             if member.compared is None and isinstance(member.engine, LazyEngine):

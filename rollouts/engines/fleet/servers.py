@@ -10,10 +10,7 @@ from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 
 
 class RayServerNames:
-    """The addresses of servers by the names of actors, which have a method `base_url`, as those of `RayServers` do.
-
-    Requests go to the addresses: pixels do not pass through actors.
-    """
+    """Addresses of servers by the names of actors with a method `base_url`, as those of `RayServers`."""
 
     def __init__(self, names: Sequence[str], namespace: str | None) -> None:
         self._names = list(names)

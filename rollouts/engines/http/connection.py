@@ -94,10 +94,7 @@ _CONTROL_SLOTS = 32
 
 @dataclass(eq=False, slots=True)
 class _Open:
-    """What belongs to the event loop: a session, its slots, the deadlines of running calls.
-
-    `loop_end` closes the session: at the end of the loop, because `asyncio.run` finishes all open generators.
-    """
+    """What belongs to the event loop, whose end (`loop_end`) closes the session."""
 
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
@@ -211,10 +208,7 @@ class ServerConnection:
                 response.release()  # which closes the connection if the body has not been read to its end
 
     async def close(self) -> None:
-        """Refuse further requests, end the running ones with `EngineClosedError`, close every connection.
-
-        Raises `EngineError` on another loop; the connection stays open then.
-        """
+        """End all requests with `EngineClosedError`, and close. Raises `EngineError` on another loop."""
         self.enter("close")
         self._closed = True
         former, state = self._former, self._open

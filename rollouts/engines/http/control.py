@@ -27,10 +27,7 @@ class HttpControl(ABC):
         return self._connection.base_url
 
     async def health(self) -> bool:
-        """Whether the server answers and its engine lives: whether `check_health` raises nothing.
-
-        A paused SGLang is not healthy. vLLM is also with weights that a failed reload has broken.
-        """
+        """Whether `check_health` raises nothing. A paused SGLang is not healthy."""
         try:
             await self.check_health()
         except (ServerUnreachableError, ServerTimeoutError, ServerError, CapabilityError):

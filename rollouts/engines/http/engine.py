@@ -53,11 +53,7 @@ _MAX_CONTINUATIONS = 64
 
 
 class ServerEngine(Engine, Generic[C]):
-    """An engine of one server, whose capabilities are a `C`.
-
-    An engine belongs to the event loop on which it is used first; after that is closed, another one may
-    follow.
-    """
+    """An engine of one server, whose capabilities are a `C`, on one open event loop at a time."""
 
     def __init__(
         self,
@@ -197,10 +193,7 @@ class ServerEngine(Engine, Generic[C]):
         await self.abort(self._requests.ids())
 
     async def close(self) -> None:
-        """Refuse further requests and close the connections.
-
-        Raises `EngineError` on another event loop than that of the engine, which stays open then.
-        """
+        """Refuse further requests and close. Raises `EngineError` on another event loop that is open."""
         await self._connection.close()
 
     # What differs between servers.
@@ -271,10 +264,7 @@ class ServerEngine(Engine, Generic[C]):
             raise UnknownAdapterError(request_id, adapter, loaded)
 
     async def _abort_on_server(self, request_ids: Iterable[str]) -> bool:
-        """Abort requests on the server; whether it received that.
-
-        A failure is only logged, because the caller closes the connections, or ends with another error.
-        """
+        """Abort requests on the server; whether it received that. A failure is only logged."""
         try:
             async with asyncio.timeout(5.0):  # the longest delay of a caller that is cancelled
                 await self.control.abort(request_ids)

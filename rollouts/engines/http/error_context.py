@@ -38,10 +38,7 @@ def error_context(connection: ServerConnection, request_id: str | None = None) -
 
 
 def name_errors_after_methods(cls: C) -> C:
-    """Let the errors of each public coroutine method of a class name the method (as their request) and the server.
-
-    `_connection` of its objects is that to the server.
-    """
+    """Let errors of a class's public coroutine methods name the method and the server (`_connection`)."""
     for name, method in getmembers(cls, iscoroutinefunction):
         if not name.startswith("_"):
             setattr(cls, name, _in_error_context(method, name))

@@ -41,10 +41,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def open_object(name: str, fields: Mapping[str, Any]) -> bytes:
-    """The JSON of an object without its last brace, so that large members can follow.
-
-    Raises `InvalidRequestError` for request `name` where a sampling option cannot be written.
-    """
+    """The JSON of an object without its last brace. Raises `InvalidRequestError` for request `name`."""
     try:
         return _ENCODER.encode(fields)[:-1].encode()
     except (TypeError, ValueError) as error:

@@ -150,11 +150,7 @@ def _list_violations(media: MultiModalData) -> Iterator[str]:
 def stray_token_violations(
     request: GenerateRequest, ids: np.ndarray, placeholder_ids: Mapping[str, int]
 ) -> Iterator[str]:
-    """Find media tokens outside of all placeholders, which are garbage to the model, unless the model sampled them.
-
-    A token that stands for features may only occur in runs of features; the marker of a template anywhere in
-    a placeholder.
-    """
+    """Find media tokens outside of all placeholders, unless the model sampled them."""
     for start, end in request.sampled:
         if not 0 <= start <= end <= len(ids):
             yield f"`sampled` contains the range {start}:{end}, but the prompt has {len(ids)} tokens"

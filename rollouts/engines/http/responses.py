@@ -100,10 +100,7 @@ def excerpt(body: bytes) -> str:
 
 
 def reported_spans(name: str, versions: Any, count: int) -> tuple[WeightSpan, ...]:
-    """The spans of a sample of `count` tokens from the list `weight_versions` of a response.
-
-    Raises `MalformedResultError` for request `name` where they cannot be read or do not cover the tokens.
-    """
+    """The spans of `count` tokens. Raises `MalformedResultError` for request `name`."""
     with reading(name, "weight versions cannot be read"):
         spans = tuple(WeightSpan(str(v["version"]), int(v["start"]), int(v["end"])) for v in versions)
     starts, ends = [*(span.start for span in spans), count], [0, *(span.end for span in spans)]

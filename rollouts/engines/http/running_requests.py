@@ -37,10 +37,7 @@ class RunningRequests:
 
     @contextmanager
     def waiting(self, request_id: str, server_id: str) -> Iterator[asyncio.Timeout]:
-        """Register the wait for a response, which the server makes under `server_id`, for a block.
-
-        Yields the timeout to wait within; it has expired if `expire` has ended the wait.
-        """
+        """Register the wait for a response to `server_id`. Yields its timeout, which `expire` may end."""
         wait = self._waits[request_id][server_id] = asyncio.timeout(None)
         try:
             yield wait
@@ -61,11 +58,7 @@ class RunningRequests:
         return running
 
     async def expire(self, request_ids: Iterable[str], *, at_once: bool = False) -> None:
-        """Give the server time to end these aborted requests, then end the waits that are left.
-
-        `at_once`: the server was not asked to end them; it does when their connections close, with their
-        waits.
-        """
+        """End the waits of aborted requests, after the server's time to end them unless `at_once`."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + (0.0 if at_once else _ABORT_EFFECT_SECONDS)
         while (left := self.aborted_waits(request_ids)) and loop.time() < ends:  # noqa: ASYNC110  for one second

@@ -92,10 +92,7 @@ class LazyEngine(ForwardingEngine):
         return self.engine
 
     async def close(self) -> None:
-        """Refuse further requests; close the engine and end its server.
-
-        An engine that refuses to be closed, because it belongs to another event loop, stays in use.
-        """
+        """Close the engine and end its server; one that belongs to another event loop stays in use."""
         await super().close()
         self._closed, self.engine = True, NoEngine()
         if self._process is not None:  # also one that is starting

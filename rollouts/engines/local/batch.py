@@ -34,11 +34,7 @@ class SampledTokens(NamedTuple):
 
 
 class RowSampler:
-    """Samples one token a row and step. Row i uses `params[i]` and its own stream of uniform numbers.
-
-    Every row has a generator of its own (Philox keyed by seed and sample index), so a token depends on the
-    row's logits and seed alone. Steps are sampled in order, from 0.
-    """
+    """Samples one token a row and step, from a generator of each row (Philox: seed, sample index)."""
 
     def __init__(self, params: Sequence[SamplingParams], indices: Sequence[int], device: torch.device) -> None:
         self._generators = [_generator(p.seed, index) for p, index in zip(params, indices, strict=True)]
@@ -206,10 +202,7 @@ class Batch:
         return FinishReason.LENGTH if len(ids) >= self._limit(sample) else FinishReason.ABORT
 
     def _prefill(self) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor, dict[int, _Scores]]:
-        """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the samples.
-
-        The scores are those of the prompts of requests that ask for them, by the index of the request.
-        """
+        """Logits (samples, vocabulary), cache, attention mask, next positions, and scores by request."""
         config = self._forward.architecture.text_config
         # On the left, so that the last column has the last token of every prompt.
         rows = placed_rows(self._prompts, pad_id=getattr(config, "pad_token_id", None) or 0, side="left")

@@ -128,10 +128,7 @@ class LocalEngine(Engine):
         return cls(load_model(directory, attn_implementation=attn_implementation), **options)
 
     def beside(self) -> Self:
-        """An engine with batches of its own over the same model and adapters, while the weights stay as they are.
-
-        Its batches and those of this engine take turns as `lock` and `is_wanted` say.
-        """
+        """An engine over the same model, whose batches take turns with these (`lock`, `is_wanted`)."""
         other = copy(self)
         other._begin()
         return other
@@ -230,10 +227,7 @@ class LocalEngine(Engine):
         await asyncio.shield(asyncio.wrap_future(loading))
 
     async def update_weight_version(self, version: str) -> None:
-        """Label the batches that start from now on, as after a change of the weights by something else.
-
-        Raises `ArgumentError` for a version that is no text or empty.
-        """
+        """Label batches from now on. Raises `ArgumentError` for a version that is no text or empty."""
         check_version("version", version)
         self._weight_version = version
 
@@ -293,11 +287,7 @@ class LocalEngine(Engine):
             return replace(result, completions=completions)
 
     async def _complete(self, cut_off: RunningRequest, partial: Completion, listen: TokenListener | None) -> Completion:
-        """A completion, continued as often as it is cut off, until its request is aborted.
-
-        Updates of the weights cut completions off, and failures of the model on another request of their
-        batch.
-        """
+        """A completion, continued as often as it is cut off, until its request is aborted."""
 
         async def send(rest_request: GenerateRequest) -> Completion:
             listen_to_rest = _on_loop(with_index(listen, partial.index))

@@ -171,10 +171,7 @@ class RequestQueue:
         return True
 
     def _retry_or_fail(self, batch: list[_Waiting], error: BaseException) -> None:
-        """After an error of a batch: run each of its requests alone, so that only the one at fault fails.
-
-        The error of a request that ran alone is raised in its call; it would not be seen anywhere else.
-        """
+        """Run each request of a failed batch alone, so that only the one at fault fails."""
         if len(batch) > 1 and isinstance(error, Exception):
             for entry in batch:
                 entry.running.runs_alone = True

@@ -41,10 +41,7 @@ class SGLangControl(HttpControl):
     # Pausing.
 
     async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool | None = None) -> None:
-        """Stop sampling, and empty the prefix cache if `clear_cache`.
-
-        Requests that arrive wait on the server until `resume`; its /health then answers 503.
-        """
+        """Stop sampling until `resume`, and empty the prefix cache if `clear_cache`. /health is then 503."""
         check_choice("mode", mode, PauseMode)
         await self._call("/pause_generation", {"mode": "abort" if mode == "abort" else "retract"}, "pausing")
         if clear_cache:

@@ -122,10 +122,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
     async def _sample_one(
         self, request: GenerateRequest, root_id: str, listen: TokenListener | None
     ) -> tuple[Completion, Generation | None]:
-        """One sample, continued as often as pauses cut it off, and what the server returned first.
-
-        `root_id` is the id of the caller's request, of which this one may be a part.
-        """
+        """One sample, continued where pauses cut it off (`root_id`: the caller's request), and its start."""
         first: list[Generation] = []
 
         async def send(part: GenerateRequest) -> Completion:

@@ -36,11 +36,7 @@ def request_body(
     jpeg_as_file: bool = False,
     stream: bool = False,
 ) -> Body:
-    """The body of a request for one sample, with the source files of its images.
-
-    Raises `InvalidRequestError` for sampling options that JSON cannot represent, and what decoding an image
-    raises.
-    """
+    """The body for one sample, with source files. Raises `InvalidRequestError` and `MediaError`."""
     ids = request.prompt_ids if isinstance(request.prompt_ids, list) else np.asarray(request.prompt_ids).tolist()
     if request.media:  # one token for each image, which the server repeats
         markers = request.placeholder_token_ids

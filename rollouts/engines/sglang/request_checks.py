@@ -89,10 +89,7 @@ def sampling_violations(request: GenerateRequest, vocab_size: int | None = None)
 
 
 def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str]:
-    """The server puts image i in the place of the i-th placeholder token, whoever wrote that token.
-
-    It looks for a video or a sound in the same way.
-    """
+    """The server puts medium i in the place of the i-th placeholder token, whoever wrote that token."""
     placed = request.media
     for item, placeholder in placed:
         if item.modality != "image":

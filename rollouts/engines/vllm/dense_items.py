@@ -32,10 +32,7 @@ _IMAGE_FIELDS = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorFi
 
 
 def dense_items(item: MediaItem, placeholder: PlaceholderRange, capabilities: ServerCapabilities) -> list[PlacedItem]:
-    """The items to send for one item, each with a range without text; empty if the API cannot describe the item.
-
-    `request_checks.placement_violations` must have found none.
-    """
+    """The items to send for one item, each with a range without text; empty if there are none such."""
     runs = _joined_runs(placeholder)
     if item.modality == "video" and runs != [(placeholder.offset, placeholder.end)]:
         return _video_steps(item, runs, capabilities)

@@ -125,10 +125,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
         return await self._completed(request, partial, request.request_id, send)
 
     async def _wait_until_resumed(self, request_id: str) -> None:
-        """Wait until the server is not paused or the request is aborted.
-
-        Returns at once where the server does not report pauses (outside development mode).
-        """
+        """Wait until the server, if it reports pauses, is not paused, or the request is aborted."""
         if not (await self.capabilities()).control:
             return
         pause = _FIRST_PAUSE
@@ -142,10 +139,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             raise ServerTimeoutError(request_id, reason) from error
 
     async def _exchange(self, request: GenerateRequest, root_id: str, listen: TokenListener | None) -> Generation:
-        """Send one request, and abort it on the server if the caller is cancelled.
-
-        `root_id` is the id of the caller's request, of which this request may be a part or a continuation.
-        """
+        """Send one request of the caller's `root_id`; it is aborted if the caller is cancelled."""
         sampling = request.sampling
         generation = Generation(request.request_id, sampling.n, top=sampling.top_logprobs)
         sending = self._send_until_complete(request, root_id, listen, generation)
@@ -156,10 +150,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
     async def _send_until_complete(
         self, request: GenerateRequest, root_id: str, listen: TokenListener | None, generation: Generation
     ) -> Generation:
-        """Send one request, again with media data if the server has evicted them or has restarted.
-
-        Returns `generation`, which has the response then.
-        """
+        """Send a request, again with media data if the server has lost them; returns `generation`."""
         resends = 0
         while True:
             capabilities = await self._capabilities.get()
@@ -295,10 +286,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
 def _with_prompt_scores(
     request: GenerateRequest, result: GenerateResult, generations: Iterable[Generation]
 ) -> GenerateResult:
-    """The result with what is requested of its prompt, from the first response that has it.
-
-    Raises `MissingLogProbsError`.
-    """
+    """The result with the prompt's scores that are requested. Raises `MissingLogProbsError`."""
     first, *others = generations
     tokens, k = len(request.prompt_ids), request.prompt_top_logprobs
     source = next((each for each in (first, *others) if each.has_prompt_logprobs(tokens)), first)

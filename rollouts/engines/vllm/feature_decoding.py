@@ -58,11 +58,7 @@ class DecodedTensor(NamedTuple):
 
 
 def decode_item(encoded: str | bytes, *, name: str = "kwargs_data") -> dict[str, DecodedTensor]:
-    """The tensors of one entry of kwargs_data by name, in the server's order.
-
-    Raises `MalformedResultError` for request `name`, with the byte position, for anything that vLLM does not
-    write.
-    """
+    """An entry's tensors by name, in order. Raises `MalformedResultError` with the byte position."""
     reader = _Reader(encoded, name)
     return {key: _tensor_entry(reader, key) for key in reader.tensor_names()}
 

@@ -96,10 +96,7 @@ class _Choice:
 
 
 class Generation:
-    """Accumulates the samples of one request from a whole response, or from the chunks of a streamed one.
-
-    `top`: how many of the likeliest tokens it asks for in the place of each sampled one.
-    """
+    """Accumulates the samples of one request, from a response or its chunks; `top` likeliest tokens."""
 
     def __init__(self, name: str, count: int, *, top: int = 0) -> None:
         self._name = name

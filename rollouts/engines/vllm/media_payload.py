@@ -168,10 +168,7 @@ class ContentPartsPayload(MediaPayload):
 def _agree(
     received: Mapping[str, Sequence[tuple[int, int]]], expected: Mapping[str, Sequence[PlaceholderRange]]
 ) -> bool:
-    """Whether each range of the server, (offset, length), contains all feature tokens of our item with the same index.
-
-    A server may include the tokens around the features in its range or not; the ids are compared separately.
-    """
+    """Whether each (offset, length) of the server contains all feature tokens of our item."""
     return received.keys() == expected.keys() and all(
         len(received[modality]) == len(ranges)
         and all(
@@ -183,8 +180,5 @@ def _agree(
 
 
 def is_source_missing(status: int, body: str) -> bool:
-    """Whether an error means that the server does not hold a source file that was sent by name only.
-
-    vLLM's Rust frontend holds none: it refuses a part whose URL is null.
-    """
+    """Whether the server does not hold a file sent by name; vLLM's Rust frontend holds none."""
     return status == 400 and ("Cache miss" in body or "null, expected a string" in body)

@@ -37,10 +37,7 @@ class ServerMetrics(Metrics):
 
     @property
     def sleep_level(self) -> int | None:
-        """1: the weights are in the host's memory, 2: they were dropped, 0: neither; None: it is not reported.
-
-        The level stays until all memory is back.
-        """
+        """1: weights in the host's memory, 2: dropped, 0: neither; None: not reported."""
         if "vllm:engine_sleep_state" not in self:
             return None
         samples = self["vllm:engine_sleep_state"]

@@ -80,10 +80,7 @@ async def render_message(connection: ServerConnection, model: str, content: Any)
 
 
 async def render_probe(connection: ServerConnection, model: str, modality: Literal["image", "audio"]) -> HttpResponse:
-    """Let the server render a message with the probe image or sound, the same at every call.
-
-    The cache name is new at every call: for a known name a server may answer without tensors.
-    """
+    """Let the server render the probe image or sound, under a new cache name at every call."""
     url = _probe_image_url() if modality == "image" else probe_sound_url()
     part = {"type": f"{modality}_url", f"{modality}_url": {"url": url}, "uuid": f"render-probe-{uuid.uuid4().hex}"}
     return await render_message(connection, model, [part])

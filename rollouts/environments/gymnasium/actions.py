@@ -72,10 +72,7 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
 
 
 def in_dtype_of(space: Any, action: Any) -> Any:
-    """An array of numbers in the dtype of a space that can hold them: a `Box` of float32 contains no array of float64.
-
-    Other actions are returned as they are.
-    """
+    """An array in the dtype of a space that can hold it; other actions as they are."""
     dtype = getattr(space, "dtype", None)
     if not isinstance(action, np.ndarray) or action.dtype.kind not in "iuf" or not isinstance(dtype, np.dtype):
         return action
@@ -121,10 +118,7 @@ def _outermost(text: str, space: Any, action_names: Sequence[str]) -> Iterator[t
 
 
 def _numbers(text: str, space: Any) -> Iterator[tuple[int, int]]:
-    """Where the numbers in a text start and end, with everything on their left that may be a sign of theirs.
-
-    Where no action is negative, only what directly precedes a number is its sign.
-    """
+    """Where the numbers in a text start and end, with what may be a sign on their left."""
     is_signed = bool(np.any((space.start if kind_of(space) == "discrete" else space.low) < 0))
     last = 0
     for match in _NUMBER.finditer(text):

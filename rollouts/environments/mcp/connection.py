@@ -184,10 +184,7 @@ class Connection:
 
 
 def _check_can_be_sent(tool: str, arguments: dict[str, Any]) -> None:
-    """Raise `ToolArgumentsError` for half of a surrogate pair, and for what is nested too deeply.
-
-    The client would find it while it writes to the server, and end the connection, which all episodes share.
-    """
+    """Raise `ToolArgumentsError` for half of a surrogate pair, and for what is nested too deeply."""
     from pydantic_core import to_json
 
     try:

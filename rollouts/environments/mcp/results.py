@@ -24,10 +24,7 @@ def result_content(server: str, tool: str, result: Any) -> str | list[Any]:
 
 
 def error_text(result: Any) -> str:
-    """The reason of a result that is an error: its texts, and structured content that no text repeats.
-
-    Images and sounds in it are left out.
-    """
+    """The texts of an error, and structured content that no text repeats; no images and sounds."""
     texts = [text for block in result.content if (text := _text(block))]
     structured = result.structured_content
     if structured is not None and structured not in map(_loaded, texts):

@@ -51,11 +51,7 @@ class FunctionParameters:
         self.schema = _schema(tool, self._arguments)
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the types of the annotations, by the names of the parameters, with their defaults.
-
-        Raises `ToolArgumentsError` with the name of each wrong argument, what is wrong with it, and its
-        value.
-        """
+        """The arguments as annotated, with defaults. Raises `ToolArgumentsError` naming each wrong one."""
         from pydantic import ValidationError
 
         try:
@@ -164,10 +160,7 @@ def _schema(tool: str, arguments: TypeAdapter[dict[str, Any]]) -> dict[str, Any]
 
 
 def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """The schema with definitions in place of references: the templates of many models do not print definitions.
-
-    `within` are the names of the definitions around `schema`.
-    """
+    """The schema with definitions in place of references; `within` are the names around `schema`."""
     if isinstance(schema, list):
         return [_inlined(tool, each, definitions, within) for each in schema]
     if not isinstance(schema, dict):

@@ -102,10 +102,7 @@ class EpisodeRun:
         return self._episode is not None and self._env.complete(self._episode)
 
     def end(self, error: str) -> list[tuple[Trace, Rollout]]:
-        """The rollouts that the engine played, with their outcome; the client no longer keeps them.
-
-        `error` is why the episode has failed; where it is empty, the error that its environment has recorded.
-        """
+        """The rollouts with their outcome, forgotten by the client; `error` is why the episode failed."""
         episode = self._episode
         if not error and episode is not None and not episode.ok and episode.errors:
             error = f"{episode.errors[-1].type}: {episode.errors[-1].message}"

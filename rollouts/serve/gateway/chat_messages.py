@@ -33,10 +33,7 @@ _PART_KEYS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
-    """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id, reasoning.
-
-    Images, videos and sounds stay data URLs; http(s) URLs need `allow_urls`. Raises `RequestError`.
-    """
+    """Message `index` as a new dict; http(s) URLs need `allow_urls`. Raises `RequestError`."""
     place = f"messages[{index}]"
     if not isinstance(raw, dict):
         raise invalid_message(f"{place} is {short_repr(raw)}, not an object with role and content", place)

@@ -151,10 +151,7 @@ def read_chat_request(
     max_choices: int,
     max_parts: int,
 ) -> ChatRequest:
-    """The request in a body. `defaults` are the sampling options that it does not name.
-
-    Raises `RequestError`; `InvalidRequestError` for sampling options out of range.
-    """
+    """The request in a body. Raises `RequestError`; `InvalidRequestError` for options out of range."""
     fields = {name: value for name, value in json_object(body).items() if value is not None}
     read = validated(_ChatBody, fields)
     _check_fields(read.model_extra or {})

@@ -165,11 +165,7 @@ def decoder(renderer: Any) -> Decode:
 
 
 def token_texts_of(tokenizer: Any) -> TokenTexts | None:
-    """What tells the texts of tokens; None without a tokenizer that decodes.
-
-    The bytes of the tokens of a completion, joined, are its text in UTF-8, also where a character has several
-    tokens.
-    """
+    """What tells texts and bytes of tokens, whole when joined; None without a tokenizer that decodes."""
     if isinstance(tokenizer, TemplateTokenizer):
         decoder = TokenDecoder(tokenizer)
         return lambda ids: [(data.decode(errors="replace"), data) for data in decoder.bytes_of(ids)]
@@ -180,10 +176,7 @@ def token_texts_of(tokenizer: Any) -> TokenTexts | None:
 
 
 def _client_message(turn: SampledTurn, *, calls_tools: bool) -> dict[str, Any]:
-    """The parsed completion in the form of chat completions. Ids of tool calls are unique, whatever the model wrote.
-
-    Unless the request `calls_tools`, they are text.
-    """
+    """The completion as a message with ids of calls that are unique; text alone unless `calls_tools`."""
     own: Any = turn.message
     if not calls_tools:
         text = turn.parsed.content + "".join(call.raw for call in turn.parsed.tool_calls)

@@ -49,10 +49,7 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One completion as the client receives it. `turn` is the index of its turn in the trajectory.
-
-    `stop` is the stop string that ended it.
-    """
+    """A completion for the client. `turn` is its turn's index, `stop` the stop string that ended it."""
 
     index: int
     turn: int
@@ -140,10 +137,7 @@ class Writer(ABC):
         return event(content, content["type"])
 
     def rest(self, completion: TurnCompletion, sent: Mapping[int, Mapping[str, str]]) -> Iterator[Event]:
-        """The events after `begin` that were not sent before the completion was finished.
-
-        `sent` has the text of each choice that was sent, by key.
-        """
+        """The events after `begin`, without the text that was `sent` of each choice, by key."""
         for choice in completion.choices:
             index, message = choice.index, choice.message
             if index not in sent:

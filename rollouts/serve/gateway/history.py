@@ -19,10 +19,7 @@ from typing import Any
 
 
 class History:
-    """The conversation of a request: its checked messages, and a digest for each prefix. `tools` are part of it.
-
-    `digests[k]` is that of the tools and the first k messages.
-    """
+    """The checked messages, and `digests[k]` of the tools and the first k messages."""
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> None:
         self.messages = messages

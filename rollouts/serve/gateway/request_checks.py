@@ -58,10 +58,7 @@ def validated(kind: type[Checked], value: Any, place: str = "") -> Checked:
 
 
 def plain_text(message: Any, keys: frozenset[str]) -> str | None:
-    """The text of a message with `keys` and one text, as most messages of a long conversation are; None for others.
-
-    It needs no further check: a role, a type of the text and keys without a value are all that is beside it.
-    """
+    """The text of a message with `keys` and one text, which needs no other check; None for others."""
     if type(message) is not dict or not message.keys() <= keys or message.get("type", "message") != "message":
         return None
     text = message.get("content")
@@ -177,10 +174,7 @@ def check_tool_results(request: TurnRequest) -> None:
 
 
 def check_arguments(request: TurnRequest) -> None:
-    """Raise `RequestError` for arguments of a call that are not the text of a JSON object.
-
-    Only templates that join texts print them; a template that prints JSON would print a quoted string.
-    """
+    """Raise `RequestError` for arguments that are no JSON object: templates would print them quoted."""
     for index, message in enumerate(request.history.messages):
         for position, call in enumerate(message.get("tool_calls") or ()):
             if reason := no_object_reason(call["function"]["arguments"]):

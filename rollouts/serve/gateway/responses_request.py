@@ -254,10 +254,7 @@ def _chat_tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _conversation(items: Sequence[Any], allow_urls: bool) -> list[tuple[dict[str, Any], int]]:
-    """The messages of a renderer, each with the index of the item that it begins with.
-
-    Reasoning, messages of the assistant and calls that follow one another are one message of the model.
-    """
+    """The messages, each with its first item's index; what the model wrote in a row is one message."""
     conversation: list[tuple[dict[str, Any], int]] = []
     for index, raw in enumerate(items):
         message = _message(raw, index, allow_urls)

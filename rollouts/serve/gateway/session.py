@@ -212,10 +212,7 @@ class Session:
         return "the bridge was refused" if match is not None else f"another {role} message"
 
     def keep_response(self, response: dict[str, Any], history: History, message: Mapping[str, Any], first: int) -> None:
-        """Keep a response, and the conversation that it ends from message `first` on.
-
-        Equal messages of several requests are kept once. `message` is what the client receives.
-        """
+        """Keep a response and its conversation from message `first` on, equal messages once."""
         messages = []
         for digest, sent in zip(history.digests[1:], history.messages, strict=True):
             kept = self._stored_messages.setdefault(digest, sent)

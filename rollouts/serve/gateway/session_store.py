@@ -174,10 +174,7 @@ class SessionStore:
             )
 
     def begin(self, session_id: str | None, *, group_id: str = "", seed: int = 0) -> Session:
-        """A new session; without an id it is anonymous, and has a random one.
-
-        Raises `RequestError`, `TrajectoryError`.
-        """
+        """A new session, anonymous without an id. Raises `RequestError`, `TrajectoryError`."""
         if session_id is not None:
             check_session_id(session_id)
             if session_id in self._sessions:
@@ -273,11 +270,7 @@ class SessionStore:
     # Ending.
 
     async def end(self, session: Session) -> None:
-        """Finish the trajectory of a session and deliver it; it stays readable. Requests that still run fail.
-
-        A session that was delivered is not delivered again. One that was not is, by each further call. Raises
-        `SessionNotDeliveredError`.
-        """
+        """Finish and deliver a session, unless it was; it stays readable. `SessionNotDeliveredError`."""
         await session.recorder.close()
         self._deliver(session)
 
@@ -287,11 +280,7 @@ class SessionStore:
         self._remove(session, "it was deleted")
 
     async def close(self) -> None:
-        """End all sessions, and deliver those that are not delivered.
-
-        Each that cannot be delivered is logged, and the others are delivered nevertheless; then
-        `SessionNotDeliveredError` is raised.
-        """
+        """End and deliver all sessions, then raise `SessionNotDeliveredError` for those that failed."""
         failures: dict[str, BaseException] = {}
         for session in self:
             await session.recorder.close()
@@ -305,10 +294,7 @@ class SessionStore:
             raise SessionNotDeliveredError(list(failures), first) from first
 
     def _deliver(self, session: Session) -> None:
-        """Finish the trajectory of a session, and hand it over unless that is done. Raises as `end`.
-
-        Synchronous, so that calls at the same time cannot hand it over twice.
-        """
+        """As `end`, synchronous: calls at the same time cannot hand a trajectory over twice."""
         if not session.trajectory.finished:
             session.trajectory.seconds = time.monotonic() - session.began
             session.trajectory.finish()
@@ -320,10 +306,7 @@ class SessionStore:
         session.is_delivered = True
 
     def _evict_idle(self) -> None:
-        """Remove sessions without a request for `idle_seconds`.
-
-        A session whose trajectory `on_session_end` does not accept stays readable for as long again.
-        """
+        """Remove sessions idle for `idle_seconds`; one that cannot be delivered stays as long again."""
         before = time.monotonic() - self._limits.idle_seconds
         while self._sessions:
             session = next(iter(self._sessions.values()))
