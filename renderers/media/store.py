@@ -82,7 +82,10 @@ class ReferenceCache:
         return None
 
     def put(self, value: object, source: MediaSource) -> MediaSource:
-        """Cache `source` under an immutable `value`; returns it, or the one a URL has already."""
+        """Cache `source` under `value`, if `value` is immutable and not too large.
+
+        Returns `source`, or for a URL that is cached already the source cached for it.
+        """
         key = _key(value)
         if key is None:
             return source

@@ -35,7 +35,10 @@ def parse_response(
 
 
 def plain_response(token_ids: list[int], grammar: Grammar) -> ParsedResponse | None:
-    """`parse_response` of ordinary tokens and a stop token, or none; None for any other turn."""
+    """What `parse_response` returns for the usual turn, after a prompt that has not opened reasoning.
+
+    That turn is content alone: ordinary tokens that hold no marker, then a stop token, or none. None for any other.
+    """
     if not grammar.plain_text_is_content:
         return None
     stopped = bool(token_ids) and token_ids[-1] in grammar.plain_stop_ids

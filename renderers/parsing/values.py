@@ -60,7 +60,10 @@ def _delimited(values: tuple[Value, ...], delimiters: str) -> tuple[re.Pattern[s
 
 
 class DelimiterSearch:
-    """Finds `delimiters` outside of values; `rereads` counts values without an end, and vain reads."""
+    """Finds those of `delimiters` that are not inside a value. Behind a value without its end, all count.
+
+    `rereads` counts such values, and, by the caller, texts up to a delimiter that were read in vain.
+    """
 
     def __init__(self, values: tuple[Value, ...], delimiters: str) -> None:
         self._begin, self._kinds = _delimited(values, delimiters)

@@ -83,7 +83,10 @@ class DaemonThreads(Executor):
             raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls; `wait` for earlier ones, or `cancel_futures` that have not begun."""
+        """Accept no more calls, and return when all earlier ones have ended, except for abandoned ones.
+
+        `wait` False: return at once. `cancel_futures`: cancel the calls that have not begun.
+        """
         threads = self._workers.close(cancel_futures)
         if wait:
             for thread in threads:

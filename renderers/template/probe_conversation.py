@@ -94,7 +94,10 @@ def reads(printed: Printed, index: int, mark: str = "") -> bool:
 def print_if_accepted(
     template: Template, messages: Messages, tools: Tools | None, *, prompt: bool = False
 ) -> Printed | None:
-    """The print, None if the template refuses. `TemplateLimitError`: further attempts take as long."""
+    """The print of a conversation, None if the template refuses it. `prompt`: with the generation prompt.
+
+    Raises `TemplateLimitError`: each further attempt would take as long.
+    """
     try:
         return template.print(messages, tools=tools, add_generation_prompt=prompt)
     except TemplateLimitError:

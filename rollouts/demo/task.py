@@ -145,7 +145,11 @@ class Learned:
 
 
 class Curriculum:
-    """Shuffled passes over all digits, without most of those whose last group was solved at once."""
+    """Shuffled passes over all digits. A pass leaves out most of the digits that were solved when last used.
+
+    A digit is solved if every episode of its group answered correctly at the first try: such a group has no
+    gradient.
+    """
 
     def __init__(self, count: int, *, kept_solved: float, seed: int) -> None:
         self._kept_solved = kept_solved

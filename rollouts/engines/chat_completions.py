@@ -115,7 +115,10 @@ def _sent_part(part: Mapping[str, Any], message_index: int, part_index: int, dat
 
 
 def wav_or_mp3(source: MediaSource, policy: MediaPolicy) -> SourceFile:
-    """A WAV or MP3 as it is, others as a WAV. The sound is decoded first. Raises `MediaError`."""
+    """A WAV or MP3 file as it is; an array as a WAV of its samples; another file as a WAV in mono at its own rate.
+
+    Every sound is decoded first. Raises `MediaError`.
+    """
     if source.raw_modality == "audio":
         return SourceFile(wav_bytes(*raw_samples(source)), "audio/wav")
     info = audio_info(source, policy)

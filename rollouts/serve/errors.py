@@ -212,20 +212,18 @@ def answering_errors(handler: Handler) -> Handler:
 async def on_unrouted(request: Request, error: Exception) -> Response:
     """Starlette's handler of its router's errors; the response names the routes or methods there are."""
     assert isinstance(error, HTTPException)  # the only one that it is registered for
+    requested = f"{request.method[:20]} {request.url.path[:200]}"
+    headers = {}
     if error.status_code == 405:
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
         methods = sorted({method for route in routes for method in route.methods or ()})
-        message = f"{_quoted(request)}: this path takes {' and '.join(methods)}"
-        response = error_response(
-            RequestError(error.status_code, message, code="method_not_supported"), request.url.path
-        )
-        response.headers["Allow"] = ", ".join(methods)
+        message = f"{requested}: this path takes {' and '.join(methods)}"
+        refusal = RequestError(error.status_code, message, code="method_not_supported")
+        headers["Allow"] = ", ".join(methods)
     else:
         known = "POST /v1/chat/completions, /v1/responses and /v1/messages, and GET /v1/models"
-        message = f"{_quoted(request)}: there is no such route. The routes of agents are {known}"
-        response = error_response(RequestError(error.status_code, message, code="unknown_url"), request.url.path)
+        message = f"{requested}: there is no such route. The routes of agents are {known}"
+        refusal = RequestError(error.status_code, message, code="unknown_url")
+    response = error_response(refusal, request.url.path)
+    response.headers.update(headers)
     return response
-
-
-def _quoted(request: Request) -> str:
-    return f"{request.method[:20]} {request.url.path[:200]}"

@@ -171,7 +171,10 @@ class _Routes:
         return route
 
     def _refused(self, body: Any, error: RequestError) -> dict[str, object]:
-        """The answer to a request that fails: of a model in its turn, for which the client has counted it."""
+        """The answer to a request that cannot be done, or read: one of a model has its turn and fails then.
+
+        The client has counted it, and later ones would wait for it. Raises the error for others.
+        """
         model_id, seq_id = getattr(body, "model_id", None), getattr(body, "seq_id", None)
         if error.status != 400 or model_id is None or seq_id is None:
             raise error

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class ModelRequests:
-    """Methods accept a request, which waits for its turn: `{"request_id", "model_id"}`, or `RequestError`."""
+    """Each method accepts a request, by its body, and returns `{"request_id": ..., "model_id": ...}`.
+
+    The request waits for its turn then. They raise `RequestError`.
+    """
 
     def __init__(self, service: Service, records: TrainingRecords) -> None:
         self._service = service

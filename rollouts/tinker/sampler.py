@@ -64,7 +64,10 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """A directory with weights as `written`: file number and time of change of its configuration."""
+    """A directory with weights as it is now; one that is written again at the same path is another.
+
+    `written`: the file number and the time of change of its configuration.
+    """
 
     path: Path
     is_adapter: bool

@@ -214,7 +214,11 @@ def _trees(
 def _fill(
     bins: Bins, groups: Sequence[_Group], stand_in: int, ranks: int, costs: np.ndarray, max_tokens: int
 ) -> list[range]:
-    """Fill the bins with trees, the last group also the room left; rows a group, multiples of `ranks`."""
+    """Fill the bins with the trees of the groups; the rows of each group, a multiple of `ranks`.
+
+    The last group also takes the room that the groups before it have left. `stand_in` is the number of the
+    first stand-in.
+    """
     rows = []
     begin = 0
     for position, group in enumerate(groups):

@@ -264,7 +264,10 @@ def _slices(count: int, size: int) -> Iterator[slice]:
 
 
 def _targets_in(targets: torch.Tensor, words: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each target's index among `words`, any for others, and whether it is one; no selection by a mask."""
+    """For each target its index among `words`, and whether it is one of them; the index of another is any.
+
+    Without a selection by a mask, whose size a GPU would have to report before the next tile.
+    """
     index = targets - words.start
     size = words.stop - words.start
     return index.clamp(0, size - 1), (index >= 0) & (index < size)

@@ -211,7 +211,7 @@ class Trainer:
     def forward(
         self, model_id: str, data: Sequence[Datum], loss: str, options: Mapping[str, float] | None = None
     ) -> LossResult:
-        """The arguments of `forward_backward`; the log-probabilities and the loss, without gradients."""
+        """Log-probabilities and loss, without gradients; the arguments are those of `forward_backward`."""
         with self.lock, torch.no_grad():
             return self._computed(self._find(model_id), data, loss, options, backward=False)
 

@@ -17,7 +17,10 @@ _IMMUTABLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 def plain_copy(value: Any) -> Any:
-    """A copy, but for values that are no plain data. Raises `RecursionError` for one that contains itself."""
+    """Dicts, lists, tuples, sets, arrays, tensors, buffers and wire types, nested in each other, are copied.
+
+    Anything else is shared. Raises `RecursionError` for a value that contains itself.
+    """
     kind = type(value)
     if kind in _IMMUTABLE:
         return value

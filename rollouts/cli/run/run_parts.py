@@ -115,7 +115,11 @@ class RunParts:
         )
 
     def description(self) -> dict[str, Any]:
-        """What is run, for comparisons: configuration, places of servers, digests of files, our version."""
+        """What is run and how, for comparing its results with others.
+
+        The configuration, with the places of the servers; the digests of the chat template, of the file of
+        tasks and of the modules that are imported from files; the version of this package.
+        """
         source = "" if self.renderer is None else self.renderer.template.source
         values = self.journal_configuration()
         engine = self.file.config.engine.model_dump(mode="json", include=_PLACE_OF_SERVERS, exclude_none=True)

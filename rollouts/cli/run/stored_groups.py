@@ -56,7 +56,10 @@ class StoredGroups:
 
 
 def remove_failed_groups(output: OutputDirectory) -> frozenset[str]:
-    """Remove groups with failed episodes from `trajectories.mmr`; their tasks. Raises `CommandFileError`."""
+    """Remove the groups with failed episodes from `trajectories.mmr`, so that they count as lost; returns their tasks.
+
+    The file is replaced by one without them when that is complete. Raises `CommandFileError`.
+    """
     failed: set[str] = set()
     kept: list[int] = []
     for episodes, index in _episodes_of_records(output.trajectories):

@@ -245,7 +245,10 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def write_jsonl(file: Path, level: Level, out: Path, problems: list[str]) -> int:
-    """Write the rows to the new file `out`, NaN and infinities as null; their number. Raises `OSError`."""
+    """Write the rows of a level to the new file `out`; returns the number of rows. Raises `OSError`.
+
+    Numbers that are not finite are null.
+    """
     written = 0
     with out.open("w", encoding="ascii") as lines:
         for found in find_episodes(file, problems, media=False):

@@ -188,7 +188,11 @@ class Membership:
             member.set_state(MemberState.READY)
 
     async def _weights_problem(self, member: Member) -> str:
-        """Why a member's weights must not serve; "" if they may, or are unknown. Raises `EngineError`."""
+        """Why a member must not serve with the weights that it has; empty if it may. Raises `EngineError`.
+
+        Weights that a server does not report count as those of the fleet while it serves, and not when it
+        comes back.
+        """
         version = await member.engine.served_version()
         is_unknown = version is None and member.state is MemberState.READY
         if self.version is None or version == self.version or is_unknown:

@@ -30,7 +30,10 @@ class MediaReservation:
 
 @dataclass(frozen=True, slots=True)
 class MediaCacheCounts:
-    """How many items, of how many bytes, had their data sent or only a name, repeats included."""
+    """How many items, of how many bytes, reservations included (their data are sent) and omitted (a name is sent).
+
+    The data of an item whose request was sent again are counted again.
+    """
 
     included_items: int = 0
     included_bytes: int = 0

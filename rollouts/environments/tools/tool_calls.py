@@ -32,7 +32,10 @@ _MAX_ERROR_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """A call of a turn, or the `problem` why it cannot be made; `is_surplus`: more than one was made."""
+    """One call of a turn. `problem` says why it cannot be made, for the model; empty for a call that can.
+
+    `is_surplus`: the call is well-formed, but not the first of a turn that can make one.
+    """
 
     call_id: str
     name: str | None
@@ -59,7 +62,10 @@ def calls_of_message(assistant: Message) -> list[RequestedCall]:
 
 
 def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedCall]:
-    """The calls of a turn as written, with those that are no calls of the message, which get ids."""
+    """The calls of a turn in the order in which the model wrote them, with those that are not calls of the message.
+
+    Such a call has the id that the model wrote, else one of the form that the chat template expects.
+    """
     well_formed = iter(calls_of_message(assistant))
     count = len(assistant.get("tool_calls", ()))
     calls: list[RequestedCall] = []

@@ -64,8 +64,11 @@ def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
     reasoning = max((raw[key] for key in _REASONING if raw.get(key) is not None), key=bool, default=None)
     if reasoning is not None:
         message["reasoning_content"] = _text(reasoning, f"{place}.reasoning_content")
-    if raw.get("tool_calls"):
-        message["tool_calls"] = _tool_calls(raw["tool_calls"], role, place)
+    if calls := raw.get("tool_calls"):
+        place = f"{place}.tool_calls"
+        if role != "assistant" or not isinstance(calls, list):
+            raise invalid_message(f"{place}: only an assistant message has tool calls, in a list", place)
+        message["tool_calls"] = [_tool_call(call, f"{place}[{number}]") for number, call in enumerate(calls)]
     return message
 
 
@@ -89,22 +92,11 @@ def _part(part: Any, place: str, allow_urls: bool) -> dict[str, Any]:
             raise unsupported_field(f"{place} has an unknown key {short_repr(key)}; leave it out", place)
     if kind == "text":
         return {"type": "text", "text": _text(part.get("text"), f"{place}.text")}
-    return _media_part(part, MEDIA_PART_TYPES[kind], place, allow_urls)
-
-
-def _media_part(part: Mapping[str, Any], modality: str, place: str, allow_urls: bool) -> dict[str, Any]:
     for key, value in part.items():
         known = {"data", "format"} if key == "input_audio" else {"url", "detail"}
         if isinstance(value, dict) and (unknown := value.keys() - known):
             raise unsupported_field(f"{place} has an unknown key {short_repr(min(unknown, key=str))}", place)
-    return media_part(media_value(part), modality, place, allow_urls=allow_urls)
-
-
-def _tool_calls(calls: Any, role: str, place: str) -> list[dict[str, Any]]:
-    place = f"{place}.tool_calls"
-    if role != "assistant" or not isinstance(calls, list):
-        raise invalid_message(f"{place}: only an assistant message has tool calls, in a list", place)
-    return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
+    return media_part(media_value(part), MEDIA_PART_TYPES[kind], place, allow_urls=allow_urls)
 
 
 def _tool_call(call: Any, place: str) -> dict[str, Any]:

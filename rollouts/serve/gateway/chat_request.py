@@ -17,24 +17,12 @@ from rollouts.serve.gateway.chat_messages import read_message
 from rollouts.serve.gateway.dialect import Place, TurnRequest
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.request_checks import (
-    RequestBody,
+    OpenAIBody,
     StopString,
+    Strict,
     check_count,
     check_tools,
     validated,
-)
-
-#: Fields that say something to OpenAI and nothing about the completion.
-_WITHOUT_EFFECT: Final = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
 )
 
 #: Sampling options that are passed to the engine, with the value that means nothing. Engines refuse those
@@ -91,9 +79,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class _StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: bool = False
     continuous_usage_stats: bool = False
@@ -112,7 +98,7 @@ class _Tool(BaseModel):
     function: _Function
 
 
-class _ChatBody(RequestBody):
+class _ChatBody(OpenAIBody):
     """The fields that are read. Messages are read by `read_message`."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -130,6 +116,7 @@ class _ChatBody(RequestBody):
     # OpenAI's limit, and vLLM's default.
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     return_token_ids: bool = False
+    store: Any = None  # no list of completions is kept
     stream_options: _StreamOptions = _StreamOptions()
 
 
@@ -186,7 +173,7 @@ def read_chat_request(
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
-        if name in _WITHOUT_EFFECT or name in _ENGINE_OPTIONS:
+        if name in _ENGINE_OPTIONS:
             continue
         constraint = _CONSTRAINED.get(name)
         if constraint is None:

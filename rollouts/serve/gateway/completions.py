@@ -165,7 +165,10 @@ def decoder(renderer: Any) -> Decode:
 
 
 def token_texts_of(tokenizer: Any) -> TokenTexts | None:
-    """What tells texts and bytes of tokens, whole when joined; None without a tokenizer that decodes."""
+    """What tells the texts of tokens; None without a tokenizer that decodes.
+
+    The bytes of the tokens, joined, are their text in UTF-8, also where a character has several tokens.
+    """
     if isinstance(tokenizer, TemplateTokenizer):
         decoder = TokenDecoder(tokenizer)
         return lambda ids: [(data.decode(errors="replace"), data) for data in decoder.bytes_of(ids)]

@@ -24,6 +24,7 @@ from rollouts.serve.gateway.request_checks import (
     check_count,
     check_depth,
     check_tools,
+    function_tool,
     media_part,
     objects,
     plain_text,
@@ -147,8 +148,6 @@ class _MessagesBody(RequestBody):
     context_management: Any = None
     diagnostics: Any = None
     inference_geo: Any = None
-    metadata: Any = None
-    service_tier: Any = None
     speed: Any = None
     thinking: Any = None
 
@@ -165,7 +164,8 @@ def read_messages_request(
         reason = "thread: the server holds no conversations; send the messages without it"
         raise RequestError(400, reason, "thread", code=NO_THREADS)
     calls_tools = read.tool_choice.type == "auto"
-    tools = [_chat_tool(tool) for tool in read.tools] if calls_tools else []
+    offered = read.tools if calls_tools else []
+    tools = [function_tool(tool.name, tool.description, tool.input_schema) for tool in offered]
     check_tools(tools)
     conversation = list(_conversation(read, allow_urls))
     if conversation[-1][0]["role"] == "assistant":
@@ -193,11 +193,6 @@ def _lists(fields: Mapping[str, Any]) -> Iterator[Any]:
         if type(content) is list:
             yield content
             yield from [block.get("content") for block in content if type(block) is dict]
-
-
-def _chat_tool(tool: _Tool) -> dict[str, Any]:
-    description = {} if tool.description is None else {"description": tool.description}
-    return {"type": "function", "function": {"name": tool.name, **description, "parameters": tool.input_schema}}
 
 
 def _place(origin: int | Place) -> Place:

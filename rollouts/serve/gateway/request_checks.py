@@ -44,6 +44,18 @@ class RequestBody(Strict):
     stream: bool = False
     temperature: Any = None
     top_p: Any = None
+    # These say nothing about the completion here.
+    metadata: Any = None
+    service_tier: Any = None
+
+
+class OpenAIBody(RequestBody):
+    """The further fields of chat completions and Responses that say nothing about the completion here."""
+
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    user: Any = None
 
 
 Checked = TypeVar("Checked", bound=BaseModel)
@@ -87,6 +99,12 @@ def check_count(lists: Iterable[Any], max_parts: int, field: str) -> None:
 def objects(value: Any) -> Iterator[dict[str, Any]]:
     """The objects in a list of a body of which nothing is checked yet."""
     return (one for one in value if isinstance(one, dict)) if isinstance(value, list) else iter(())
+
+
+def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """A tool in the form of chat completions."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def check_tools(tools: list[dict[str, Any]]) -> None:

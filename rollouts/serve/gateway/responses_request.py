@@ -16,13 +16,14 @@ from rollouts.serve.gateway.dialect import Place, TurnRequest
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.request_checks import (
     Name,
-    RequestBody,
+    OpenAIBody,
     Sampled,
     Strict,
     Text,
     check_count,
     check_encodable,
     check_tools,
+    function_tool,
     media_part,
     objects,
     plain_text,
@@ -142,7 +143,7 @@ _Included = Literal[
 ]
 
 
-class _ResponsesBody(RequestBody):
+class _ResponsesBody(OpenAIBody):
     input: Annotated[list[Any], BeforeValidator(_as_items)]
     instructions: Text | None = None
     tools: list[_Tool] = Field([])
@@ -164,15 +165,9 @@ class _ResponsesBody(RequestBody):
     # These say nothing about the completion here: how much the model thinks, its template decides.
     client_metadata: Any = None
     max_tool_calls: Any = None
-    metadata: Any = None
-    prompt_cache_key: Any = None
     prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
     reasoning: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
     stream_options: Any = None
-    user: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +202,8 @@ def read_responses_request(
     check_count((fields.get("input"), fields.get("tools"), *lists), max_parts, "input")
     read = validated(_ResponsesBody, fields)
     calls_tools = read.tool_choice == "auto"
-    tools = [_chat_tool(tool) for tool in read.tools] if calls_tools else []
+    offered = read.tools if calls_tools else []
+    tools = [function_tool(tool.name, tool.description, tool.parameters) for tool in offered]
     check_tools(tools)
     if not read.input and read.previous_response_id is None:
         raise unsupported_field("input has no items; send a text or at least one item", "input")
@@ -246,11 +242,6 @@ def read_responses_request(
 
 
 _NOT_ECHOED: Final = frozenset({"client_metadata", "include", "input", "stream", "stream_options"})
-
-
-def _chat_tool(tool: _Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def _conversation(items: Sequence[Any], allow_urls: bool) -> list[tuple[dict[str, Any], int]]:

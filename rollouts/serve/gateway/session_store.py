@@ -176,7 +176,9 @@ class SessionStore:
     def begin(self, session_id: str | None, *, group_id: str = "", seed: int = 0) -> Session:
         """A new session, anonymous without an id. Raises `RequestError`, `TrajectoryError`."""
         if session_id is not None:
-            check_session_id(session_id)
+            if not _SESSION_ID.fullmatch(session_id):
+                reason = "is not 1 to 128 of A-Z a-z 0-9 . _ : @ -, or is . or .."
+                raise invalid_field(f"the session id {short_repr(session_id)} {reason}", "session_id")
             if session_id in self._sessions:
                 message = f"there is a session {session_id!r} already; use another id"
                 raise RequestError(409, message, code="session_exists")
@@ -270,7 +272,7 @@ class SessionStore:
     # Ending.
 
     async def end(self, session: Session) -> None:
-        """Finish and deliver a session, unless it was; it stays readable. `SessionNotDeliveredError`."""
+        """Deliver a session unless it was; it stays readable. Raises `SessionNotDeliveredError`."""
         await session.recorder.close()
         self._deliver(session)
 
@@ -294,7 +296,10 @@ class SessionStore:
             raise SessionNotDeliveredError(list(failures), first) from first
 
     def _deliver(self, session: Session) -> None:
-        """As `end`, synchronous: calls at the same time cannot hand a trajectory over twice."""
+        """Finish the trajectory of a session, and hand it over unless that is done. Raises as `end`.
+
+        Synchronous, so that calls at the same time cannot hand it over twice.
+        """
         if not session.trajectory.finished:
             session.trajectory.seconds = time.monotonic() - session.began
             session.trajectory.finish()
@@ -359,12 +364,3 @@ def _log_undelivered(session: Session, error: SessionNotDeliveredError) -> None:
     _log.error(
         "session %s: on_session_end failed, its trajectory was not delivered", session.id, exc_info=error.__cause__
     )
-
-
-def check_session_id(session_id: str) -> None:
-    """Raises `RequestError`."""
-    if not _SESSION_ID.fullmatch(session_id):
-        raise invalid_field(
-            f"the session id {short_repr(session_id)} is not 1 to 128 of A-Z a-z 0-9 . _ : @ -, or is . or ..",
-            "session_id",
-        )

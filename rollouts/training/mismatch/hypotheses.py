@@ -123,7 +123,7 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
 
 
 def built_in_hypotheses(pixel_scale: PixelScale | None = None) -> tuple[Hypothesis, ...]:
-    """The faults that `diagnose_mismatch` tests; `pixel_scale` is for items that record none."""
+    """The faults of media and first tokens to test; `pixel_scale` is for items that record none."""
 
     def of_pixels(label: str, change: _PixelChange) -> Variants:
         return lambda sample, items: _with_pixels(sample, pixel_scale, label, change)
