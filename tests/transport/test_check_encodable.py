@@ -11,23 +11,6 @@ from transport import EncodeError, encode
 from transport.wire.codec import check_encodable, is_plain
 
 
-@pytest.mark.parametrize(
-    ("value", "path"),
-    [
-        ({(1, 2): 3}, "info"),
-        ({"a": [0, {"b": object()}]}, "info['a'][1]['b']"),
-        ({"\ud800": 1}, "info (key '\\ud800')"),
-        ([({"a": {1, (2,)}},)], "info[0][0]['a']"),
-        ({"a": np.array([None])}, "info['a']"),
-    ],
-)
-def test_the_path_leads_to_what_cannot_be_encoded(value, path):
-    with pytest.raises(EncodeError) as refusal:
-        check_encodable(value, "info")
-    assert refusal.value.path == path
-    assert str(refusal.value).startswith(f"{path}: ")
-
-
 @pytest.mark.parametrize("code", [1, 2, 3, 77])
 @pytest.mark.parametrize(
     "shell",

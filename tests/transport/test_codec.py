@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import decimal
-import enum
 import zoneinfo
 from typing import Any
 
@@ -25,11 +23,6 @@ from transport import (
 )
 
 
-class Mood(enum.Enum):
-    CALM = 1
-    WILD = "w"
-
-
 @dataclasses.dataclass
 class Node:
     tokens: Any
@@ -37,7 +30,6 @@ class Node:
     next: Any = None
 
 
-wire_type("tests.codec.Mood")(Mood)
 wire_type("tests.codec.Node")(Node)
 
 
@@ -138,7 +130,6 @@ class Unregistered:
         (Node([Node(1, extras={"a": [object()]})]), r"Node\.tokens\[0\]\.extras\['a'\]\[0\]: .*builtins\.object"),
         ([{"a": Unregistered()}], r"value\[0\]\['a'\]: .*Unregistered.*wire_type"),
         ({"a": {2**64: 1}}, r"value\['a'\]: dict with a key .*64 bits"),
-        ([{2**64}], r"value\[0\]: set with an integer of more than 64 bits"),
         ([np.array([object()])], r"value\[0\]: dtype object"),
         ([np.zeros(2, "i4,O")], r"value\[0\]: dtype .* holds Python objects"),
         ([np.zeros(2, [(("title", "a"), "i4")])], r"value\[0\]: .*has no name on the wire\. .*one array per field"),
@@ -148,21 +139,14 @@ class Unregistered:
             r"value\[0\]",
         ),
         ({"a": Text("b")}, r"value\['a'\]: .*subclass of str"),
-        ({(1, 2): 3}, "key"),
-        ({"a": {Mood.CALM: 3}}, "key"),
         ([{1, (2, 3)}], r"value\[0\]: set with members of type tuple"),
-        ({np.float32(1): 3}, "key"),
-        ({MediaSource.of(b"image"): 3}, "key"),
         (Node([(), {"deep": [{(): 1}]}]), r"Node\.tokens\[1\]\['deep'\]\[0\]: dict with a key"),
         (["\ud800"], r"value\[0\]: text that is not Unicode"),
-        ([range(3)], r"value\[0\]: .*range"),
         (looped_list(), r"value\[1\]: a cycle"),
-        ({"a": [[], {"b": looped_list()}]}, r"value\['a'\]\[1\]\['b'\]\[1\]: a cycle"),
         (looped_node(), r"Node\.next\['back'\]\[0\]: the object contains itself"),
         (chain(1025), "nested over 1000 deep"),
         ([MediaSource("beef", b"")], r"value\[0\]: media digest"),
         ([dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))], "zoneinfo.ZoneInfo"),
-        ([decimal.Decimal(1)], "decimal.Decimal"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -15,7 +15,6 @@ from step_list_makers import object_step, on_tokens, turn
 
 from renderers import MultiModalData, PlaceholderRange
 from transport import (
-    DecodeError,
     EncodeError,
     MalformedError,
     RawTensor,
@@ -64,18 +63,13 @@ def test_where_torch_is_missing_a_tensor_rests_as_its_bytes() -> None:
 NO_PAYLOADS: list[Any] = [
     None,
     5,
-    np.arange(2),
     {},
-    {"__torch_tensor__": True},
     {**FLOATS, "more": 1},
     {**FLOATS, "__torch_tensor__": 1},
-    {**FLOATS, "__torch_tensor__": False},
     {**FLOATS, "dtype": None},
     {**FLOATS, "shape": 2},
     {**FLOATS, "shape": [2.0]},
-    {**FLOATS, "shape": [True]},
     {**FLOATS, "data": "text"},
-    {**FLOATS, "data": [1, 2]},
     {"__ndarray__": {"__ndarray__": 1}, "dtype": "float32"},
 ]
 
@@ -112,12 +106,6 @@ def test_payloads_that_are_not_what_they_say_are_errors(change: dict[str, Any]) 
         for payload in ({**FLOATS, **change}, [{"a": ({**FLOATS, **change},)}]):
             with pytest.raises(MalformedError):
                 walk_decode_tensors(payload, to_torch=to_torch)
-
-
-def test_an_array_that_torch_does_not_have_is_named() -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(DecodeError, match="no type is registered"):
-        decode_tensor_payload({**FLOATS, "dtype": "<U2", "shape": [1], "data": b"a\0\0\0b\0\0\0"}, to_torch=True)
 
 
 def test_depth_is_bounded() -> None:

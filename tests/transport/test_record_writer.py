@@ -1,4 +1,4 @@
-"""RecordWriter when its file is deleted or moved, an append is interrupted, threads share it, or it is closed."""
+"""RecordWriter when its file is deleted or moved, when an append is interrupted, and where it cannot be locked."""
 
 from __future__ import annotations
 
@@ -123,15 +123,6 @@ def test_a_signal_handler_may_close_the_writer_that_it_interrupts_and_not_append
     with pytest.raises((ValueError, TransportError)):
         out.append("outer")
     assert list(read_records(path)) == ["first"]
-
-
-def test_a_closed_writer_says_so(path: Path) -> None:
-    out = RecordWriter(path)
-    out.close()
-    out.close()
-    for attempt in (lambda: out.append(1), out.flush):
-        with pytest.raises(TransportError, match=r"episodes\.mmr is closed"):
-            attempt()
 
 
 def test_a_file_system_without_locks_is_named_and_no_file_is_written_without_one(

@@ -154,12 +154,6 @@ def test_a_record_that_does_not_fit_what_was_kept_is_refused(make: Maker, media:
         restore_multi_modal_data(dropped)
 
 
-def test_dropping_twice_is_refused() -> None:
-    dropped = drop_intermediate_multi_modal_data([dict_step(*turn("xA")), dict_step(*turn("xAy"))])
-    with pytest.raises(TransportError, match="removed already"):
-        drop_intermediate_multi_modal_data(dropped)
-
-
 @pytest.mark.parametrize("edit", ["removed", "reordered", "media gone", "one medium gone", "record gone bad"])
 def test_a_list_that_was_edited_is_not_restored_to_something_else(edit: str) -> None:
     dropped = drop_intermediate_multi_modal_data(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 
 import msgpack
 import pytest
@@ -88,18 +87,6 @@ async def test_patches_that_do_not_share_out_evenly_have_no_merge_area(server):
     found = await probed(server)
     assert found.merge_area is None
     assert found.placeholder_ids == {"image": IMAGE_PAD}
-
-
-async def test_a_server_whose_pixels_are_of_an_unknown_type_gets_source_files():
-    async with FakeVLLM(pixel_dtype="uint8") as server:
-
-        def other(content):
-            encoded = base64.b64decode(content["features"]["kwargs_data"]["image"][0])
-            changed = re.sub(rb"\xa5uint8", b"\xa4int8", encoded)
-            content["features"]["kwargs_data"]["image"][0] = base64.b64encode(changed).decode()
-
-        server.script[RENDER] += [change(other)]
-        assert (await probed(server)).pixel_dtype is None
 
 
 async def test_a_server_whose_tensors_cannot_be_read_gets_source_files():

@@ -6,14 +6,13 @@ import asyncio
 
 import pytest
 from engine_inputs import held
-from fake_http import Response, error_response, json_response
+from fake_http import error_response, json_response
 from fake_server import ABORT, ENCODER, LABEL, MM, PREFIX, RELOAD, FakeVLLM
 
 from rollouts.errors import (
     ArgumentError,
     CapabilityError,
     EngineError,
-    MalformedResultError,
     ServerError,
     WeightUpdateError,
 )
@@ -35,12 +34,6 @@ async def test_a_pause_forgets_what_the_server_held_before_and_after(server, con
     assert await control.is_paused()
     await control.resume()
     assert not await control.is_paused()
-
-
-async def test_a_pause_that_keeps_the_caches_forgets_no_media(server, control):
-    await control.pause("keep", clear_cache=False)
-    assert server.events == ["/pause"]
-    assert server.requests[-1].query["clear_cache"] == "false"
 
 
 async def test_the_error_without_development_mode_names_the_cure_and_nothing_is_sent(server, control, other):
@@ -66,12 +59,6 @@ async def test_the_error_without_development_mode_names_the_cure_and_nothing_is_
     assert not server.requests
 
 
-async def test_the_error_for_a_route_that_an_older_vllm_lacks_says_so(server, control):
-    server.script["/weight_info"] += [json_response({"detail": "Not Found"}, 404)]
-    with pytest.raises(CapabilityError, match="/weight_info: this vLLM is older"):
-        await control.served_version()
-
-
 # Sleeping.
 
 
@@ -94,14 +81,6 @@ async def test_what_the_state_of_the_server_forbids_is_not_sent(server, control,
     with pytest.raises((EngineError, ArgumentError), match=words):
         await call(control, other)
     assert set(server.events) <= {"forget"}
-
-
-async def test_without_a_reported_sleep_level_the_level_of_the_last_call_counts(server, control):
-    server.script["/metrics"] += [Response(body=b"up 1\n")] * 3
-    await control.sleep(1)
-    assert await control.is_sleeping()
-    with pytest.raises(EngineError, match="the server sleeps"):
-        await control.resume()
 
 
 async def test_dropped_weights_are_loaded_before_a_server_is_awake(server, control, other):
@@ -130,17 +109,6 @@ async def test_a_prefix_cache_that_was_not_reset_is_an_error_although_vllm_retur
         await control.reset_prefix_cache()
     server.busy = 0
     await control.reset_prefix_cache()
-
-
-@pytest.mark.parametrize("busy", [0, 1])
-async def test_an_empty_response_to_a_reset_is_a_success_only_if_nothing_runs(server, control, busy):
-    server.busy = busy
-    server.script[PREFIX] += [Response(body=b"")]
-    if busy:
-        with pytest.raises(ServerError, match="not reset"):
-            await control.reset_prefix_cache()
-    else:
-        await control.reset_prefix_cache()
 
 
 # Ending requests.
@@ -246,12 +214,6 @@ async def test_a_pause_that_fails_leaves_the_server_running_with_its_weights(ser
     assert "/resume" in server.events
 
 
-async def test_a_reload_with_an_unexpected_result_of_a_worker_is_a_failure(server, control, other):
-    server.script[RELOAD] += [json_response({"results": [None, "no"]})]
-    with pytest.raises(WeightUpdateError, match="the workers returned"):
-        await control.update_weights(other, "v1")
-
-
 async def test_nothing_resumes_a_server_in_the_middle_of_an_update(server, control, other):
     updating, release = await held(server, RELOAD, control.update_weights(other, "v1"))
     calls = [
@@ -290,17 +252,6 @@ async def test_a_version_without_a_name_is_refused_before_anything_is_sent(engin
 
 
 # Watching.
-
-
-async def test_a_response_of_another_shape_is_an_error(server, control):
-    server.script["/is_paused"] += [
-        json_response({"paused": True}),
-        json_response({"is_paused": "yes"}),
-        Response(body=b"<html>"),
-    ]
-    for _ in range(3):
-        with pytest.raises(MalformedResultError):
-            await control.is_paused()
 
 
 async def test_health_is_false_at_the_first_refusal_and_where_nothing_answers(server, control):

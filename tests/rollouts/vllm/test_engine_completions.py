@@ -9,14 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_inputs import PAD, connected, expected, generate_one, held, image, request
+from engine_inputs import connected, expected, generate_one, held, image, request
 from fake_http import Response, error_response, event_stream
 from fake_responses import change, hold, reset
 from fake_server import GENERATE, FakeVLLM
 
-from rollouts.engines.http.source_files import SourceFile
-from rollouts.engines.vllm import VLLMEngine, media_payload
-from rollouts.engines.vllm.media_payload import ContentPartsPayload
+from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import (
     ContextLengthError,
     EngineError,
@@ -46,13 +44,6 @@ async def test_every_sampling_parameter_is_in_the_request(engine, server):
     assert seen.headers["x-session-id"] == "s"
 
 
-async def test_streamed_tokens_are_the_tokens_of_the_whole_response(engine):
-    generate_request = request(image())
-    deltas = []
-    await engine.generate(generate_request, deltas.append)
-    assert np.concatenate([delta.token_ids for delta in deltas]).tolist() == expected(generate_request)
-
-
 async def test_cache_salts_differ_per_weight_version_and_stay_within_a_session(engine, server):
     await generate_one(engine, request(session_id="a"))
     await engine.control.update_weight_version("v2")
@@ -61,13 +52,6 @@ async def test_cache_salts_differ_per_weight_version_and_stay_within_a_session(e
     old, stays, new, without = [seen.json["cache_salt"] for seen in server.generations]
     assert old == stays
     assert new == without != old
-
-
-async def test_one_engine_serves_one_event_loop_after_another(server):
-    engine = VLLMEngine(server.base_url)
-    requests = [request(image()), request(image()), request()]
-    results = [await asyncio.to_thread(asyncio.run, generate_one(engine, each)) for each in requests]
-    assert [result.token_ids.tolist() for result in results] == [expected(each) for each in requests]
 
 
 async def test_another_event_loop_may_not_use_close_or_abort_an_engine(server, engine):
@@ -198,14 +182,6 @@ async def test_an_image_that_the_server_evicted_is_sent_again(engine, server):
     assert [seen.shipped for seen in server.generations] == [["cat"], [], ["cat"]]
 
 
-async def test_a_group_with_one_image_works_with_a_server_without_a_media_cache(engine, server):
-    """As with --mm-processor-cache-gb 0, or where another client clears the cache all the time."""
-    take = server._take_images
-    server._take_images = lambda body: (take(body), server.cached.clear())[0]
-    results = await asyncio.gather(*(generate_one(engine, request(image())) for _ in range(20)))
-    assert len(results) == 20
-
-
 async def test_a_repeated_500_with_the_image_sent_again_is_an_error(engine, server):
     generate_request = request(image())
     await generate_one(engine, generate_request)
@@ -257,21 +233,6 @@ async def test_an_error_after_the_first_token_is_no_missing_image(engine, server
     with pytest.raises(ServerError, match="Internal server error"):
         await engine.generate(request(image()), deltas.append)
     assert [each.token_ids.tolist() for each in deltas] == [[3]]
-
-
-async def test_an_image_that_cannot_be_decoded_is_an_error_of_the_request(server):
-    async with connected(VLLMEngine(server.base_url, media="content_parts"), server) as engine:
-        with pytest.raises(InvalidRequestError, match="not an image"):
-            await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
-
-
-async def test_an_image_used_twice_in_content_parts_has_its_data_in_both_places(monkeypatch):
-    """The server looks each up in its cache before it has taken any."""
-    generate_request = request(image(), image(), placeholder_token_ids={"image": PAD})
-    payload = ContentPartsPayload(generate_request)
-    monkeypatch.setattr(media_payload, "source_file", lambda source, modality, **_: SourceFile(b"", "image/png"))
-    parts = json.loads(b"{" + b"".join(payload.body_field(payload.names)) + b"}")["content_parts"]
-    assert [part["url"] for part in parts] == ["data:image/png;base64,"] * 2
 
 
 async def test_pixels_are_sent_again_after_a_restart_with_another_pixel_dtype(engine, server):

@@ -9,7 +9,6 @@ from fake_server import RELOAD, FakeVLLM
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.errors import (
-    ArgumentError,
     CapabilityError,
     EngineError,
     FleetControlError,
@@ -52,13 +51,6 @@ async def test_a_pause_that_fails_at_one_member_is_taken_back_at_the_others(serv
     assert failure.value.errors.keys() == {servers[1].base_url}
 
 
-async def test_sleeping_and_waking_reach_all_members(servers, fleet):
-    await fleet.control.sleep(1)
-    assert [server.level for server in servers] == [1, 1, 1]
-    await fleet.control.wake_up()
-    assert [server.level for server in servers] == [0, 0, 0]
-
-
 async def test_a_member_that_fails_an_update_is_ejected_and_named_and_the_others_serve_one_version(
     servers, fleet, other
 ):
@@ -93,14 +85,6 @@ async def test_a_second_update_is_refused_while_one_runs(servers, fleet, other):
     release.set()
     await first
     assert fleet.weight_version == "v1"
-
-
-async def test_an_update_with_a_wrong_argument_reaches_no_server(servers, fleet, other):
-    for server in servers:
-        server.requests.clear()
-    with pytest.raises(ArgumentError, match="in_flight"):
-        await fleet.update_weights(other, "v1", in_flight="now")
-    assert not any(server.requests for server in servers)
 
 
 async def test_engines_without_control_calls_are_named():

@@ -100,26 +100,20 @@ def test_sampling_masks_come_one_a_token():
     ("planted", "error"),
     [
         ({"logprobs": None}, MissingLogProbsError),
-        ({"logprobs": {"content": None}}, MissingLogProbsError),
         ({"logprobs": integers(IDS[:2], LOGPROBS[:2])}, MissingLogProbsError),
         ({"logprobs": integers(IDS, [-0.5, None, -1.0])}, MissingLogProbsError),
         ({"logprobs": integers([7, 8, 2])}, MalformedResultError),
         ({"logprobs": chat([7, 8, 2])}, MalformedResultError),
         ({"logprobs": {"content": [{"token": " a", "logprob": -1.0}] * 3}}, MalformedResultError),
         ({"finish_reason": None}, MalformedResultError),
-        ({"finish_reason": "tired"}, MalformedResultError),
         ({"finish_reason": "stop", "stop_reason": 5}, MalformedResultError),
         ({"index": 1}, MalformedResultError),
-        ({"index": -1}, MalformedResultError),
         ({"token_ids": None}, MalformedResultError),
         ({"token_ids": [7, 9, 2**40], "logprobs": integers([7, 9, 2**40])}, MalformedResultError),
-        ({"token_ids": [7, 9, -2], "logprobs": integers([7, 9, -2])}, MalformedResultError),
         ({"weight_versions": [{"version": "v1", "start": 0, "end": 2}]}, MalformedResultError),
-        ({"weight_versions": [{"version": "v1", "start": 1, "end": 3}]}, MalformedResultError),
         ({"weight_versions": [{"version": "v1"}]}, MalformedResultError),
         ({"sampling_mask": [[7]]}, MalformedResultError),
         ({"routed_experts": "no base64!"}, MalformedResultError),
-        ({"routed_experts": "AAAA"}, MalformedResultError),
         ({"routed_experts": npy(np.zeros((6, 2, 4), np.uint8))}, MalformedResultError),  # of 7 tokens
         ({"routed_experts": npy(np.array([object()] * 7, dtype=object))}, MalformedResultError),  # never unpickled
     ],
@@ -210,15 +204,9 @@ WITHOUT_RANKS = likeliest(
     [(9, -1.25, 0), (6, -0.25, 0), (3, -4.0, 0)],
     [(2, -3.0, 0), (5, -0.5, 0), (8, -1.5, 0)],
 )
-WITHOUT_THE_RANK_OF_THE_SAMPLED = likeliest(
-    integers,
-    [(7, -0.5, 1), (4, -2.0, 2)],
-    [(6, -0.25, 1), (9, -1.25, 2)],
-    [(5, -0.5, 1), (8, -1.5, 2), (2, -3.0, None)],
-)
 
 
-@pytest.mark.parametrize("shape", [NEWEST, CUT_AT_THREE, WITHOUT_RANKS, WITHOUT_THE_RANK_OF_THE_SAMPLED])
+@pytest.mark.parametrize("shape", [NEWEST, CUT_AT_THREE, WITHOUT_RANKS])
 def test_exactly_the_likeliest_tokens_come_out_of_every_shape_of_a_response(shape):
     answer = Generation("r", 1, top=2)
     (delta,) = answer.add_response(whole(choice(logprobs=shape)))
@@ -232,9 +220,6 @@ def test_exactly_the_likeliest_tokens_come_out_of_every_shape_of_a_response(shap
 CUT_AT_TWO = likeliest(
     integers, [(7, -0.5, 1), (4, -2.0, 2)], [(9, -1.25, 2), (6, -0.25, 1)], [(2, -3.0, 9), (5, -0.5, 1)]
 )
-CUT_WITHOUT_RANKS = likeliest(
-    chat, [(7, -0.5, 0), (4, -2.0, 0)], [(9, -1.25, 0), (6, -0.25, 0)], [(2, -3.0, 0), (5, -0.5, 0)]
-)
 TOO_FEW = likeliest(integers, [(7, -0.5, 1)], [(9, -1.25, 2)], [(2, -3.0, 9)])
 
 
@@ -242,7 +227,6 @@ TOO_FEW = likeliest(integers, [(7, -0.5, 1)], [(9, -1.25, 2)], [(2, -3.0, 9)])
     ("shape", "words"),
     [
         (CUT_AT_TWO, "lacks one of the 2 likeliest tokens"),
-        (CUT_WITHOUT_RANKS, "lacks one of the 2 likeliest tokens"),
         (TOO_FEW, "a token has 1 alternatives"),
     ],
 )
@@ -250,10 +234,3 @@ def test_a_list_in_which_the_sampled_token_has_the_place_of_a_likelier_one_is_an
     answer = Generation("r", 1, top=2)
     with pytest.raises(MissingLogProbsError, match=words):
         answer.add_response(whole(choice(logprobs=shape)))
-
-
-@pytest.mark.parametrize("logprobs", [integers(), likeliest(integers, *[[("x", -1.0, 1), (4, -2.0, 2)]] * 3)])
-def test_requested_likeliest_tokens_that_a_response_lacks_are_an_error(logprobs):
-    answer = Generation("r", 1, top=2)
-    with pytest.raises(MissingLogProbsError, match="likeliest"):
-        answer.add_response(whole(choice(logprobs=logprobs)))

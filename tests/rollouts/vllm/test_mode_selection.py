@@ -212,16 +212,6 @@ def test_two_items_of_a_request_travel_one_way_or_the_error_names_both(first, se
             assert str(found[0].item.mm_hash[:12]) in str(error)
 
 
-def test_a_placeholder_with_text_around_its_features_is_found_by_them_and_not_by_the_marker():
-    """Gemma 3: <start_of_image>, then the tokens that carry features, then <end_of_image>."""
-    request = request_of(pixels="a row of a batch", name="merged edges")
-    assert attempt(request, "features", SERVERS["counts rows"]) is None
-    form = media_payload(request, "auto", SERVERS["counts rows"])
-    assert isinstance(form, FeaturesPayload)
-    body = b"".join(form.body_field(form.names)).decode()
-    assert '"mm_placeholders":{"image":[{"offset":2,"length":4}]}' in body
-
-
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("source", ["file", "frames", "one frame", "no file"])
 @pytest.mark.parametrize("pixels", ["uint8", "floats of uint8"])
@@ -290,13 +280,6 @@ def test_frames_come_out_of_their_file_bit_for_bit_and_at_their_speed(count, hei
     decoded, speed = decode_video(MediaSource.of(data), MediaPolicy())
     assert np.array_equal(decoded, pixels)
     assert speed == pytest.approx(fps or 24.0, rel=1e-9)
-
-
-def test_frames_in_content_parts_travel_as_that_file():
-    request = request_of(modality="video", source="frames", pixels="floats", name="runs of other lengths")
-    form = media_payload(request, "auto", SERVER)
-    assert isinstance(form, ContentPartsPayload)
-    assert b"data:video/x-msvideo;base64," in b"".join(form.body_field(form.names))
 
 
 # What the server made of source files.

@@ -106,10 +106,8 @@ REFUSED = {
     "an id below 0": (request([-1, 2]), ["token 0", -1]),
     # Where media are.
     "a placeholder one token short": (shown(length=5), ["6 tokens"]),
-    "a placeholder one token long": (shown(length=7, ids=[1, 2, 3, *[PAD] * 7, 4, 5]), ["6 tokens"]),
     "a placeholder one token off": (shown(offset=4), ["token 9", 4, PAD]),
     "a placeholder past the end": (shown(offset=7), ["outside of the 12 tokens"]),
-    "a placeholder before the start": (shown(offset=-1), ["outside of the 12 tokens"]),
     "placeholders that overlap": (
         request([1, *[PAD] * 10], placed((image(), 1, 6), (image(name="second"), 5, 6))),
         ["before the end of the previous one at 7"],
@@ -121,7 +119,6 @@ REFUSED = {
     "an item without tokens": (request([1], placed((image(num_tokens=0), 1, 0))), ["0 tokens"]),
     "a pad without an image": (request([1, PAD, 2]), ["token 1", PAD, "no placeholder"]),
     "a pad beside an image": (shown(ids=[1, 2, 3, *[PAD] * 7, 4, 5]), ["token 9", "multi_modal_data"]),
-    "a pad behind the sampled ones": (request([1, PAD, 2, PAD], sampled=[(1, 3)]), ["token 3"]),
     "a marker that was not expanded": (
         request([1, VIDEO_PAD], placeholder_token_ids={"video": VIDEO_PAD}),
         ["token 1", "video"],
@@ -129,9 +126,7 @@ REFUSED = {
     "sampled tokens outside of the prompt": (request([1, PAD, 2], sampled=[(1, 4)]), ["sampled"]),
     # Lists and names.
     "no ranges": (lists(["first"], None, [image()]), ["different modalities"]),
-    "no hashes": (lists(None, [WHERE], [image()]), ["different modalities"]),
     "two hashes of one image": (lists(["first", "x"], [WHERE], [image()]), ["2 hashes"]),
-    "two ranges of one image": (lists(["first"], [WHERE] * 2, [image()]), ["2 placeholders"]),
     "no image": (lists(["first"], [WHERE], []), ["0 images"]),
     "another hash": (lists(["second"], [WHERE], [image()]), ["'second'"]),
     "an image among videos": (lists(["first"], [WHERE], [image()], "video"), ["is image"]),
@@ -150,8 +145,6 @@ REFUSED = {
     ),
     "pixels that are no rows": (shown(with_tensors(pixel_values=np.zeros((24, 3, 512), np.uint8))), ["(24, 3, 512)"]),
     "a grid of two numbers": (shown(with_tensors(image_grid_thw=np.array([4, 6]))), ["three patch counts"]),
-    "a grid with a number below 0": (shown(with_tensors(image_grid_thw=np.array([1, 4, -6]))), ["three patch counts"]),
-    "a grid of floats": (shown(with_tensors(image_grid_thw=np.array([1.0, 4.0, 6.0]))), ["three patch counts"]),
     "a grid past 64 bits": (shown(with_tensors(image_grid_thw=np.array([2**32, 2**32, 24]))), ["rows"]),
     "a grid of another number of tokens": (
         shown(
@@ -164,25 +157,18 @@ REFUSED = {
     "patches of another model": (shown(with_tensors(pixel_values=np.zeros((24, 1176), np.uint8))), [1176, 1536]),
     "no pixels": (shown(without("pixel_values")), ["no pixel_values"]),
     "no grid": (shown(without("image_grid_thw")), ["no image_grid_thw"]),
-    "no tensors": (shown(image(tensors={})), ["no tensors"]),
     "a tensor without a field": (shown(with_tensors(more=np.zeros(3))), ["fields"]),
     "a tensor of text": (shown(with_tensors(image_grid_thw=np.array(["a", "b", "c"]))), ["image_grid_thw", "str"]),
     # Sampling.
     "samples that are equal": (sampled(temperature=0.0, n=4), ["n is 4", "temperature 0"]),
     "a temperature that vLLM raises": (sampled(temperature=0.001), ["0.001", "0.01"]),
-    "a temperature above vLLM's": (sampled(temperature=2.5), ["2.5"]),
     "a seed that means none": (sampled(seed=-1), ["-1"]),
-    "a seed past 64 bits": (sampled(seed=2**63), [2**63]),
     "an option that vLLM would ignore": (sampled(extra={"top_q": 1}), ["top_q", "min_p"]),
     "an option that is a field": (sampled(extra={"temperature": 1}), ["temperature", "field of SamplingParams"]),
-    "an option with another name": (sampled(extra={"logprobs": 1}), ["logprobs", "top_logprobs"]),
-    "an option that the engine chooses": (sampled(extra={"output_kind": 1}), ["output_kind", "the engine"]),
     "an option about text": (sampled(extra={"detokenize": 1}), ["detokenize", "not text"]),
     "stop strings": (sampled(extra={"stop": 1}), ["stop", "stop_token_ids"]),
     "a minimum past the maximum": (sampled(max_tokens=256, extra={"min_tokens": 257}), ["min_tokens"]),
-    "a minimum that is no integer": (sampled(max_tokens=256, extra={"min_tokens": 1.5}), ["min_tokens"]),
     "an empty request id": (request(request_id=""), ["request_id"]),
-    "a request id with a space": (request(request_id="a b"), ["request_id"]),
     "a request id that is not ASCII": (request(request_id="ä"), ["request_id"]),
     "a session id with a line end": (request(session_id="a\r\nX-Evil: 1"), ["session_id"]),
     "a session id that is too long": (request(session_id="x" * 257), ["session_id"]),

@@ -18,11 +18,10 @@ from PIL import Image
 
 from renderers import MediaSource
 from rollouts import FinishReason
-from rollouts.engines.continuation import single_samples
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.generate import Generation
 from rollouts.engines.vllm.media_payload import ContentPartsPayload, media_payload
-from rollouts.errors import CapabilityError, ServerError
+from rollouts.errors import CapabilityError
 
 RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0")
 HIDDEN = json_response({"detail": "Not Found"}, 404)
@@ -52,12 +51,6 @@ class RustVLLM(FakeVLLM):
 async def server():
     async with RustVLLM() as server:
         yield server
-
-
-def picture(pixels=None):
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((32, 32, 3), np.uint8) if pixels is None else pixels).save(file, "PNG")
-    return replace(image(), source=MediaSource.of(file.getvalue()))
 
 
 # Features.
@@ -125,14 +118,6 @@ def test_a_name_in_the_servers_cache_stands_for_pixels():
     ]
     assert len(set(names)) == 3
     assert names[2] == names[3]  # the server decodes it
-
-
-async def test_a_body_that_is_too_large_names_the_limit(engine, server):
-    message = "Failed to buffer the request body: length limit exceeded"
-    server.script[GENERATE] = [Response(body=error_response(400, message, "Bad Request").body, status=400)]
-    with pytest.raises(ServerError, match=r"has \d+ bytes.*VLLM_HTTP_MAX_REQUEST_BODY_SIZE") as caught:
-        await engine.generate(request())
-    assert f"has {len(server.generations[-1].body)} bytes" in str(caught.value)
 
 
 # Samples.
@@ -215,12 +200,3 @@ async def test_a_pause_that_is_not_there_is_an_error_with_its_cure_and_no_pause(
     with pytest.raises(CapabilityError, match=cure):
         await engine.control.pause("abort")
     assert not await engine.control.is_paused()
-
-
-@pytest.mark.parametrize("seed", [-3, 2**63 - 2, 0])
-def test_seeds_of_samples_are_distinct_and_none_means_no_seed(seed):
-    seeds = [each.sampling.seed for each in single_samples(request(sampling={"n": 5, "seed": seed}))]
-    assert len(set(seeds)) == 5
-    assert seeds[0] == seed
-    assert -1 not in seeds
-    assert all(-(2**63) <= each < 2**63 for each in seeds)
