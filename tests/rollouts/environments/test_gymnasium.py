@@ -140,11 +140,6 @@ def test_an_environment_is_used_on_one_thread_and_closed_once(renderer):
     assert thread != threading.current_thread().name
 
 
-def test_a_step_before_a_reset_is_refused():
-    with pytest.raises(RolloutsError, match="call reset before step"):
-        asyncio.run(GymnasiumEnvironment(Counted).step({"role": "assistant", "content": "0, 0"}))
-
-
 async def test_an_environment_is_closed_after_a_long_step_though_close_was_cancelled():
     calls, stepping, may_return, closed = [], threading.Event(), threading.Event(), threading.Event()
 
@@ -208,16 +203,6 @@ class Pairs(Counted):
     action_space = spaces.MultiDiscrete([2, 3])
 
 
-def test_a_function_may_return_an_array_of_float64_for_a_box_of_float32(renderer):
-    environment = GymnasiumEnvironment(
-        lambda: gymnasium.make("Pendulum-v1", render_mode="rgb_array"),
-        parse_action=lambda text: np.array([float(text)]),
-    )
-    trajectory, _ = play(environment, ["-1.25", "7"], renderer, max_turns=2)
-    assert trajectory.turns[0].info["action"].tolist() == [-1.25]
-    assert "is not an action of Box" in trajectory.turns[1].info["invalid_action"]
-
-
 def test_other_spaces_need_a_function_that_parses_actions(renderer):
     with pytest.raises(
         EpisodeError, match=r"MultiDiscrete\(\[2 3\]\) is neither Discrete nor Box; pass .*parse_action"
@@ -270,12 +255,6 @@ def test_an_environment_that_cannot_be_shown_is_refused_with_the_reason(renderer
 def test_a_wrong_argument_is_refused_with_its_name(arguments, message):
     with pytest.raises(ArgumentError, match=message):
         GymnasiumEnvironment(**{"make": cart_pole, **arguments})
-
-
-def test_names_that_are_not_one_for_each_action_are_refused(renderer):
-    for names in (["left"], ["left", "LEFT"]):
-        with pytest.raises(EpisodeError, match="has 2 actions and action_names has"):
-            play(GymnasiumEnvironment(cart_pole, action_names=names), ["0"], renderer)
 
 
 def test_a_missing_gymnasium_names_the_extra(renderer, monkeypatch):

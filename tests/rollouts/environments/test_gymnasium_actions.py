@@ -129,32 +129,6 @@ def test_a_dash_that_is_no_sign_of_a_number_does_not_matter(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        *("- 1", "- **1**", "Answer \u2013 1", "**Action** \u2014 1", "Option-1", "right - 1", "-\n1", "&ndash; 1"),
-        *("Velocity is negative: 1", "minus 1", "x-\\text{1}"),
-    ],
-)
-def test_no_sign_is_looked_for_where_no_action_is_negative(text):
-    assert parse_action(text, FOUR) == 1
-    assert parse_action(text, spaces.Box(0, 1, (1,))).tolist() == [1]
-    for space in (FOUR, spaces.Box(0, 1, (1,))):
-        with pytest.raises(ValueError, match=r"-1 is not|is -1, not between"):
-            parse_action(text.replace("1", "-1"), space)
-
-
-@pytest.mark.parametrize("text", ["10\u207b\u00b9", "1\u207a", "1.x", "0.5x"])
-def test_a_number_that_goes_on_is_none(text):
-    with pytest.raises(ValueError, match="the answer has 0 numbers"):
-        parse_action(text, spaces.Box(-20, 20, (1,)))
-
-
-@pytest.mark.parametrize(("number", "value"), [("1.e-1", 0.1), ("1e\u22121", 0.1), ("-.5.", -0.5), ("1...", 1)])
-def test_a_number_is_read_as_far_as_it_goes(number, value):
-    assert parse_action(number, spaces.Box(-1, 1, (1,), np.float64)).tolist() == [value]
-
-
-@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("0.5", "the answer has 1 numbers; an action has 2"),
@@ -173,23 +147,10 @@ def test_the_bound_of_a_box_is_an_action_although_its_dtype_has_no_such_number()
         assert space.contains(parse_action(text, space))
 
 
-def test_a_box_of_integers_takes_no_fractions():
-    space = spaces.Box(0, 255, (1,), np.uint8)
-    assert parse_action("7", space).tolist() == [7]
-    for text, reason in (("7.5", "7.5, not an integer"), ("300", "300, not between 0 and 255")):
-        with pytest.raises(ValueError, match=reason):
-            parse_action(text, space)
-
-
 @pytest.mark.parametrize(
     ("space", "names", "text"),
     [
         (spaces.Discrete(3, start=-1), (), "Answer with the number of an action, from -1 to 1."),
-        (
-            spaces.Discrete(2, start=5),
-            ("stay", "go"),
-            "Answer with one of these actions, by name or number: stay (5), go (6).",
-        ),
         (spaces.Box(-2, 2, (1,)), (), "Answer with a number from -2 to 2."),
         (spaces.Box(-1, 1, (2, 3)), (), "Answer with 6 numbers, each from -1 to 1, separated by commas."),
         (
@@ -199,18 +160,10 @@ def test_a_box_of_integers_takes_no_fractions():
             "infinity.",
         ),
     ],
-    ids=["numbers", "names", "one number", "numbers of one range", "numbers of several ranges"],
+    ids=["numbers", "one number", "numbers of one range", "numbers of several ranges"],
 )
 def test_a_space_is_described_with_what_an_answer_must_be(space, names, text):
     assert describe_actions(space, names) == text
-
-
-@pytest.mark.parametrize(
-    "space", [spaces.MultiDiscrete([2, 3]), spaces.Text(5), spaces.Tuple([FOUR, FOUR])], ids=lambda s: type(s).__name__
-)
-def test_other_spaces_are_not_described(space):
-    with pytest.raises(RolloutsError, match="neither Discrete nor Box"):
-        describe_actions(space)
 
 
 @pytest.mark.parametrize(
@@ -218,11 +171,6 @@ def test_other_spaces_are_not_described(space):
 )
 def test_a_name_or_number_within_a_longer_name_is_no_action_of_its_own(text, action):
     assert parse_action(text, spaces.Discrete(3), ["left", "turn left", "turn left-2"]) == action
-
-
-def test_a_name_beside_a_longer_name_that_has_it_is_a_second_action():
-    with pytest.raises(ValueError, match="more than one action in the answer: left, turn left"):
-        parse_action("turn left, left", spaces.Discrete(2), ["left", "turn left"])
 
 
 def test_a_name_that_is_the_number_of_another_action_is_refused_before_the_first_turn():

@@ -39,21 +39,14 @@ class Colour(enum.Enum):
     ("value", "text"),
     [
         ("22 °C", "22 °C"),
-        ("", ""),
         (None, "null"),
-        (True, "true"),
-        (3, "3"),
-        (2.5, "2.5"),
         ({"a": [1, "ü"]}, '{"a": [1, "ü"]}'),
-        ([1, 2], "[1, 2]"),
         ((1, "a"), '[1, "a"]'),
-        ([], "[]"),
         (Point(), '{"x": 1}'),
         (Size(), '{"width": 2}'),
         (Colour.RED, '"red"'),
         (datetime.date(2030, 1, 2), '"2030-01-02"'),
         (np.float32(0.5), "0.5"),
-        (np.int64(7), "7"),
         (np.arange(3), "[0, 1, 2]"),
         ({"a": np.eye(2)}, '{"a": [[1.0, 0.0], [0.0, 1.0]]}'),
         ([{"type": "other"}], '[{"type": "other"}]'),
@@ -91,11 +84,9 @@ def test_a_sound_without_samples_is_a_failure_that_names_the_tool(sound):
     ("value", "reason"),
     [
         (object(), "returned a object that cannot be written as JSON"),
-        ({"a": {1, object()}}, "cannot be written as JSON"),
         (PIXELS / 255, r"returned an array \(4, 4, 3\) of float64; an image is uint8"),
-        (PIXELS.astype(np.int32), r"of int32; an image is uint8"),
     ],
-    ids=["object", "nested object", "floats", "integers"],
+    ids=["object", "floats"],
 )
 def test_a_value_that_no_message_can_hold_is_an_error_that_names_the_tool(value, reason):
     with pytest.raises(ToolResultError, match=f"tool 'look' {reason}" if reason.startswith("returned") else reason):
@@ -106,12 +97,10 @@ def test_a_value_that_no_message_can_hold_is_an_error_that_names_the_tool(value,
     ("image", "size"),
     [
         (Image.new("RGB", (0, 10)), "0x10 pixels"),
-        (Image.new("L", (10, 0)), "10x0 pixels"),
         (PIXELS[2:2], "4x0 pixels"),
-        (PIXELS[:, 4:, 0], "0x4 pixels"),
         (b"", "0 bytes"),
     ],
-    ids=["narrow", "flat", "flat array", "narrow grey array", "file"],
+    ids=["narrow", "flat array", "file"],
 )
 def test_an_image_without_pixels_is_a_failure_that_names_the_tool_and_the_size(image, size):
     for result in (image, ["before", image], {"type": "image", "image": image}):

@@ -255,20 +255,6 @@ def test_an_image_that_the_renderer_refuses_is_named_with_its_tool(renderer, mon
         play(environment(add, crop), [turn, "done"], renderer)
 
 
-def test_arguments_that_are_no_object_are_malformed():
-    tools = environment()
-
-    async def steps(arguments):
-        await tools.reset(0)
-        function = {"name": "add", "arguments": arguments}
-        return await tools.step({"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": function}]})
-
-    for arguments in ("[1, 2]", "{", "3"):
-        (message,) = asyncio.run(steps(arguments)).messages
-        assert message["content"].startswith("error: the arguments of add are ")
-        assert message["content"].endswith(", not a JSON object")
-
-
 attempts = st.builds(
     ParsedToolCall,
     raw=st.text(),

@@ -80,14 +80,6 @@ def test_the_prompt_after_a_call_is_the_full_render_of_the_conversation(family, 
     assert prompt == renderer.render_ids(messages, tools=tools().tools, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_call_of_an_unknown_tool_is_answered_in_the_next_prompt(family):
-    renderer = renderer_of(family)
-    contents, prompt, _ = answered(renderer, sampled_turn(renderer, {"name": "jump", "arguments": {"high": 1}}))
-    assert contents == ["error: there is no tool 'jump'; the tools are weather, distance"]
-    assert "there is no tool" in renderer.tokenizer.decode(prompt)
-
-
 HARMONY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
 MALFORMED = {
     "trl/qwen2_5": ['<tool_call>\n{"name": "weather", "arguments": {"city": }}\n</tool_call>', "<tool_call>weather"],

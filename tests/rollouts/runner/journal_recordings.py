@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,6 @@ from renderers import RenderedTokens
 from renderers.media.item import MediaSource
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.runner.group import Group
-from rollouts.runner.journal import Journal
 from rollouts.runner.journal_file import Recorder
 from rollouts.task import Task
 from transport import encode
@@ -61,15 +58,6 @@ def group(number: int, episodes: list[Trajectory], attempts: tuple[int, ...]) ->
 
 def open_recorder(directory: Path) -> Recorder:
     return Recorder(directory, fsync=False)
-
-
-def fill_disk(journal: Journal) -> None:
-    """From now on the file of the journal cannot grow."""
-
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    journal._recorder._writer._write = refuse  # type: ignore[method-assign]
 
 
 @dataclass

@@ -6,7 +6,6 @@ import logging
 import pytest
 from runner_world import Counting, make_runner, run_groups, tasks
 
-from rollouts import ThreadedEnvironment
 from rollouts.errors import RolloutsError
 from rollouts.runner import EpisodeLimits
 
@@ -83,12 +82,6 @@ def test_a_run_goes_on_where_not_all_of_its_first_groups_fail_in_one_way(rendere
     )
     assert error is None
     assert len(delivered) == count
-
-
-def test_an_error_in_a_threaded_environment_names_the_environment_in_it(renderer):
-    groups, _ = run_groups(renderer, tasks(1), lambda task: ThreadedEnvironment(Broken(task)))
-    assert "Broken.step raised KeyError" in groups["t0"].episodes[0].error
-    assert "ThreadedEnvironment" not in groups["t0"].episodes[0].error
 
 
 @pytest.mark.parametrize(("made", "text"), [(Counting, "Counting'>; return an instance"), (None, "reset and step")])

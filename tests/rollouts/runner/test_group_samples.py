@@ -54,9 +54,3 @@ def test_the_samples_of_a_group_can_be_those_of_some_agents(renderer):
     assert len(group.samples(renderer.processors, agents={"", "critic"})) == 2
     with pytest.raises(ArgumentError, match="agents"):
         group.samples(renderer.processors, agents="critic")
-
-
-def test_a_group_without_a_successful_episode_has_no_sample(renderer):
-    group = graded_group(renderer, 2)
-    only_failed = Group(group.task, group.episodes[1:], (1,), group.rewards[1:])
-    assert only_failed.samples(renderer.processors) == []

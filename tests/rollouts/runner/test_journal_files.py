@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,6 @@ async def resumed_error(directory: Path, runner: dict[str, Any], **options: Any)
     [
         ({"model": "b", "limits": {"turns": 3}}, "configuration.model is 'b', and the journal has 'a'"),
         ({"model": "a", "limits": {"turns": 4}}, "configuration.limits.turns is 4, and the journal has 3"),
-        ({"limits": {"turns": 3}}, "configuration.model is not given, and the journal has 'a'"),
-        ({"model": "a", "limits": {"turns": 3, "x": None}}, "configuration.limits.x is None, and the journal has none"),
     ],
 )
 async def test_another_configuration_is_refused_with_the_name_of_what_differs(
@@ -77,23 +74,6 @@ async def test_a_journal_that_is_in_use_is_refused(tmp_path: Path) -> None:
         Journal.open(tmp_path / "j")
     await journal.close()
     await make(tmp_path / "j")
-
-
-async def test_a_journal_serves_one_run(tmp_path: Path) -> None:
-    journal = await opened(tmp_path / "j")
-    with pytest.raises(JournalError, match="a runner uses it already"):
-        await journal.resume(CONFIGURATION)
-    await journal.close()
-    await journal.close()
-    with pytest.raises(JournalError, match=r"open it again with Journal.open"):
-        await journal.started(task(0))
-
-
-def test_a_path_that_is_a_file_or_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(JournalError, match=r"the directory cannot be made: .*Name another one"):
-            Journal.open(path)
 
 
 async def test_files_that_no_journal_of_this_version_wrote_are_refused_and_not_changed(tmp_path: Path) -> None:
@@ -250,13 +230,3 @@ async def test_with_fsync_groups_and_deliveries_wait_for_the_disk_and_single_epi
     await record(journal, range(1), delivered=True)
     await journal.close()
     assert flushed == (["task", "group", "closed"] if fsync else [])
-
-
-async def test_files_that_are_deleted_while_a_run_has_them_open_are_an_error_of_the_journal(tmp_path: Path) -> None:
-    journal = await opened(tmp_path / "j")
-    await record(journal, range(1))
-    shutil.rmtree(tmp_path / "j")
-    for call in (journal.started(task(1)), journal.close()):
-        with pytest.raises(JournalError, match="was deleted while it was being written"):
-            await call
-    await journal.close()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from journal_recordings import fill_disk
 from journalled_run import digest_of
 from runner_world import assert_no_task_is_left, make_runner, tasks
 
@@ -21,7 +18,6 @@ from rollouts.runner import (
     Journal,
     JournalError,
     JournalOfAnotherRunError,
-    Task,
 )
 from rollouts.runner.events import GroupFinished
 from rollouts.testing import ScriptedEngine
@@ -127,28 +123,12 @@ async def test_what_a_closed_stream_has_not_begun_to_deliver_goes_to_the_next_on
     assert len(others) == len(left) - 1
 
 
-async def test_what_collect_left_goes_to_collect_and_not_to_a_stream_of_other_tasks(
-    renderer: Any, tmp_path: Path
-) -> None:
-    left = await left_of_five(renderer, tmp_path)
-    async with journalled(renderer, tmp_path, tasks=tasks(6)) as runner:
-        evaluated = [group async for group in runner.stream([Task("evaluation", 0)])]
-        collected = await runner.collect(99)
-    assert ids(evaluated) == ["evaluation"]
-    assert set(ids(collected)) == left | {"t5"}
-
-
 async def test_a_journal_of_another_group_size_or_seed_is_refused_by_the_runner(renderer: Any, tmp_path: Path) -> None:
     await received(renderer, tmp_path, 1, group_size=2, seed=1)
     for options in ({"group_size": 3, "seed": 1}, {"group_size": 2, "seed": 2}):
         with pytest.raises(JournalOfAnotherRunError, match="give this run a directory of its own"):
             await received(renderer, tmp_path, 1, **options)
     assert await received(renderer, tmp_path, 1, group_size=2, seed=1) == []
-
-
-async def test_a_journal_records_integers_of_numpy_as_integers(renderer: Any, tmp_path: Path) -> None:
-    await received(renderer, tmp_path, 2, limit=1, group_size=np.int64(2), seed=np.int64(1))
-    assert len(await received(renderer, tmp_path, 2, group_size=2, seed=1)) == 2
 
 
 async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(renderer: Any, tmp_path: Path) -> None:
@@ -173,32 +153,6 @@ async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(
         assert first.task.task_id not in ids(groups)  # stale by 3
         assert {group.oldest_version for group in groups} <= {"2", "3"}
         assert len(groups) + runner.metrics()["groups_stale/drop"] == 3
-
-
-@pytest.mark.slow
-async def test_an_error_of_the_journal_whose_caller_was_cancelled_is_not_logged_as_never_retrieved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    gc.collect()  # what other tests left is not logged among what this one leaves
-    caplog.clear()
-    journal = Journal.open(tmp_path / "journal")
-    await journal.resume()
-    fill_disk(journal)
-    cancelled = threading.Event()
-    journal._thread.submit(cancelled.wait)
-    call = asyncio.create_task(journal.started(Task("one", bytes(100_000))))
-    await asyncio.sleep(0)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    cancelled.set()
-    with pytest.raises(JournalError, match="it cannot be written: No space left on device"):
-        await journal.started(Task("two", bytes(100_000)))
-    await journal.close()
-    await asyncio.sleep(0)
-    del call
-    gc.collect()
-    assert caplog.records == []
 
 
 async def test_a_consumer_that_is_cancelled_while_the_journal_is_read_may_ask_again(

@@ -30,22 +30,14 @@ def test_a_consumer_that_waits_is_always_served(mode, waiting, batch):
     assert mode.max_undelivered(Demand(waiting, batch)) >= waiting
 
 
-@modes
-def test_a_stream_has_no_limit_of_its_own(mode):
-    assert mode.max_undelivered(Demand(None, None)) is None
-
-
 @pytest.mark.parametrize(
     ("mode", "waiting", "undelivered"),
     [
         (Synchronous(), 0, 0),  # between two batches nothing starts
-        (Synchronous(), 8, 8),
         (OneStepOffPolicy(), 0, 8),
         (OneStepOffPolicy(), 8, 8),
-        (OneStepOffPolicy(), 12, 12),
         (OneStepOffPolicy(), 3, 3),  # those of the batch that are left
         (Asynchronous(3), 0, 24),
-        (Asynchronous(3), 8, 32),
         (Asynchronous(0), 0, 0),
     ],
 )
@@ -80,8 +72,3 @@ def test_a_sample_at_the_limit_is_kept_and_the_next_is_too_old(mode):
     assert is_too_old(mode, limit + 1)
     assert sample_weight(mode, limit) == 1.0
     assert is_dropped(mode, limit + 1) == (mode.on_stale == "drop")
-
-
-def test_the_weight_falls_with_each_update_beyond_the_limit():
-    mode = Asynchronous(2, "downweight")
-    assert [sample_weight(mode, staleness) for staleness in range(6)] == [1.0, 1.0, 1.0, 0.75, 0.6, 0.5]

@@ -108,17 +108,6 @@ async def test_a_stream_that_is_left_by_break_cancels_its_episodes(renderer):
     assert_no_task_is_left()
 
 
-async def test_a_closed_runner_refuses_further_use_and_may_be_closed_again(renderer):
-    async with make_runner(renderer, tasks=tasks(3)) as runner:
-        stream = runner.stream(tasks(3))
-        await anext(stream)
-    await runner.close()
-    for call in (lambda: runner.collect(1), lambda: anext(stream), runner.__aenter__):
-        with pytest.raises(RolloutsError, match="this Runner is closed"):
-            await call()
-    await stream.aclose()
-
-
 async def test_a_second_wait_for_the_same_groups_is_an_error_and_another_stream_is_not(renderer):
     engine = HeldEngine(renderer)
     async with make_runner(renderer, engine=engine, tasks=tasks(2)) as runner:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from runner_world import Counting, make_runner, run_groups, tasks
 
-from rollouts.errors import ArgumentError, ServerError, ServerUnreachableError
+from rollouts.errors import ArgumentError, ServerError
 from rollouts.runner import Journal, RetryPolicy
 
 NO_DELAY = RetryPolicy(max_attempts=3, first_delay=0.0)
@@ -49,12 +49,6 @@ def test_a_score_that_fails_as_an_engine_does_is_tried_again_and_its_episode_is_
     warnings = [record.message for record in caplog.records if "could not be scored" in record.message]
     assert len(warnings) == 1
     assert "episode t0/0.0 could not be scored, which is tried again" in warnings[0]
-
-
-def test_a_teacher_that_cannot_be_reached_is_waited_for_as_long_as_an_outage(renderer):
-    teacher = Failing(ServerUnreachableError("r", "connection refused"), 7)
-    group, environments = run_scored(renderer, teacher)
-    assert (len(teacher.calls), environments, group.num_failed) == (8, 1, 0)
 
 
 @pytest.mark.parametrize(

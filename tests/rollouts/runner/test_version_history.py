@@ -3,12 +3,10 @@
 import logging
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollouts import Trajectory, WeightSpan
-from rollouts.errors import ArgumentError
 from rollouts.runner.version_history import VersionHistory, oldest_place, staleness
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.version_order import VersionOrder
@@ -46,14 +44,6 @@ def test_versions_are_ordered_by_use_and_not_by_text(versions):
     assert [order.place(version) for version in versions] == list(range(len(versions)))
 
 
-def test_a_version_of_an_earlier_run_is_older_than_all_of_this_run():
-    history = history_of("base", "1")
-    assert [history.place("7"), history.place("6"), history.place("7")] == [-1, -2, -1]
-    assert history.current == "1"
-    assert history.versions == ("6", "7", "base", "1")
-    assert history.name_of(-2) == "6"
-
-
 def test_a_version_that_the_engine_reports_and_nobody_set_is_the_newest_and_is_logged_once(caplog):
     history = VersionHistory("a", lambda: "b")
     with caplog.at_level(logging.WARNING):
@@ -70,25 +60,6 @@ def test_a_token_without_a_version_counts_as_sampled_when_the_episode_began():
     assert oldest_place(partly, history, began=1) == 1
     labelled = Trajectory("e", nodes=[node(-1, 0), node(0, 4, ("2", 0, 4))])
     assert oldest_place(labelled, history, began=1) == 2
-
-
-def test_a_process_that_begins_with_older_weights_counts_from_the_newer_ones_that_it_loads():
-    history = history_of("base")
-    history.restore(["base", "1", "2", "3"])
-    assert [staleness(history, history.place(version)) for version in ("base", "2", "3")] == [0, 0, 0]
-    history.check_new("3")
-    history.start_using("3")
-    assert [staleness(history, history.place(version)) for version in ("base", "1", "2", "3")] == [3, 2, 1, 0]
-    with pytest.raises(ArgumentError, match="has been in use"):
-        history.check_new("3")
-
-
-def test_where_the_engine_reports_no_version_the_last_one_of_earlier_processes_is_in_use():
-    history = VersionHistory("", lambda: "")
-    history.restore(["0", "1"])
-    assert [staleness(history, history.place(version)) for version in ("0", "1")] == [1, 0]
-    assert staleness(history, history.place("2")) == 0, "another version of a token is newer"
-    assert history.versions == ("0", "1", "2")
 
 
 @given(names, names)

@@ -28,14 +28,6 @@ async def test_a_failed_update_raises_the_reason_of_the_engine_and_leaves_the_ve
         await updates.update(None, "1")  # the version has not been in use, so it can be tried again
 
 
-async def test_an_exception_of_an_engine_names_the_engine_and_the_version_in_use():
-    engine = HeldEngine(update_error=KeyError("lm_head"))
-    engine.update_release.set()
-    updates = WeightUpdates(engine, Reporter([]))
-    with pytest.raises(WeightUpdateError, match=r"HeldEngine.update_weights raised KeyError.*serves version '0'"):
-        await updates.update(None, "1")
-
-
 async def test_an_engine_that_does_not_label_the_new_weights_is_an_error():
     class Unlabelled(ScriptedEngine):
         async def update_weights(self, weights, version, *, in_flight="abort"):

@@ -16,8 +16,6 @@ from rollouts.testing import tiny_qwen3_vl
     [
         (["--host", "0.0.0.0"], "--api-key-file"),
         (["--engine", "sglang"], "--base-url URL and --engine sglang belong together"),
-        (["--engine", "vllm"], "--base-url URL and --engine vllm belong together"),
-        (["--engine", "local", "--base-url", "http://h"], "--base-url URL and --engine vllm belong together"),
         (["--api-key-file", "/nonexistent"], "/nonexistent: No such file or directory"),
         (["--port", "0", "--model", "./absent"], "--model: engine.directory: there is no /"),
         (["--port", "0", "--set", "limits.turns=1"], "--set: limits.turns: Extra inputs are not permitted"),
