@@ -40,7 +40,6 @@ def model():
     ("layout", "row", "column", "token"),
     [
         ("padded", 0, 0, "the first token of sample 0 (s0)"),
-        ("padded", 1, 0, "the first token of sample 1 (s1)"),
         ("padded", 1, 3, "padding"),
         ("packed", 0, 4, "the first token of sample 1 (s1)"),
         ("packed", 0, 6, "padding"),
@@ -95,9 +94,6 @@ def test_a_padding_id_beyond_the_embeddings_is_refused(model):
     batch = TrainingBatch.from_samples(samples_of([3, 2]), pad_id=1000)
     with pytest.raises(ArgumentError, match="pad_id is 1000; the embeddings of gpt2 have ids from 0 to 999"):
         token_logprobs(model, batch)
-
-
-# Plans without rows.
 
 
 # Random numbers.

@@ -181,8 +181,3 @@ def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_to
     parts = ("audio", "encoder") if family.name in AUDIO_MODELS else ("visual", "vision")
     tower = [gradient for name, gradient in found.items() if any(part in name for part in parts)]
     assert any(gradient.abs().max() > 1e-6 for gradient in tower)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss"])
-def test_gradients_of_a_packed_text_batch_are_the_sum_of_single_rows(name):
-    assert_same_gradients(text_model(name), text_samples(5, 23, 2, 9))

@@ -13,7 +13,6 @@ import pytest
 
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange, TemplateRenderer, load_renderer
 from renderers.media.item import TensorField
-from renderers.vision.patches import normalise, normalised
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
 from rollouts.engines.protocol import FinishReason
 from rollouts.errors import ArgumentError, PixelMismatchError, RolloutsError
@@ -130,14 +129,6 @@ def test_a_source_by_name_only_says_so_and_survives_copies_pickle_and_files(tmp_
         absent.verify()
 
 
-def test_text_only_episodes_need_no_processors_in_any_form() -> None:
-    node = TokenNode(-1, np.array([1], np.int32), np.ones(1, bool), np.zeros(1, np.float32))
-    forms: list[PixelForm] = ["source", *ARRAYS]
-    for form in forms:
-        packed = decode(encode(pack_episodes([Trajectory("t", nodes=[node])], pixels=form)))
-        assert packed.processors() == {}
-
-
 FLOAT_FIELDS = {"sizes": TensorField("batched", 0.0)}
 
 
@@ -201,12 +192,3 @@ def test_pixels_under_another_images_name_are_refused(episode: Trajectory, rende
         assert reference.mm_hash == first
         with pytest.raises(RolloutsError, match=reference.source.digest):
             reference.derive(mixed.processors())
-
-
-def test_still_images_stay_packed_on_the_receiving_side(episode: Trajectory, renderer: TemplateRenderer) -> None:
-    packed = decode(encode(pack_episodes([episode], pixels="uint8", processors=renderer.processors)))
-    reference = next(iter(packed.episodes[0].all_media()))
-    item = reference.derive(packed.processors())
-    assert item.tensors["pixel_values"].nbytes * 2 == item["pixel_values"].nbytes
-    assert item.scale is not None
-    np.testing.assert_array_equal(normalised(item, "pixel_values"), normalise(item["pixel_values"], item.scale))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefix_trees import distinct_tokens
-from training_samples import PAD, image, sample, samples_of, sound
+from training_samples import image, sample, samples_of, sound
 
 from rollouts.training import pack_samples
 from rollouts.training.truncation import truncate_sample
@@ -109,13 +109,6 @@ def continued(prompt, completion, name):
     return replace(prompt, **columns, name=name)
 
 
-def test_without_uniform_modality_a_step_may_mix():
-    """The violation that the test above must find is possible."""
-    samples = [sample(MAX_TOKENS, images=[image()]), sample(MAX_TOKENS)]
-    plan = pack_samples(samples, max_tokens=MAX_TOKENS, ranks=2)
-    assert len({frozenset(modalities_of(row)) for row in plan.steps[0]}) == 2
-
-
 def test_the_rows_of_several_images_are_spread_before_an_image_is_repeated():
     samples = [sample(4, images=[image(seed=n)], name=str(n)) for n in range(4)]
     plan = pack_samples(samples, max_tokens=16, ranks=4, uniform_modality=True)
@@ -139,13 +132,6 @@ def test_a_sample_that_is_truncated_ends_before_a_sound_that_does_not_fit_as_a_w
         assert len(shorter) == {2: limit, 1: 4, 0: 1}[kept]
         assert truncation.media == (2, kept) == (2, len(shorter.media))
     assert len(truncate_sample(whole, 20, max_patches=8)[0]) == 4
-
-
-def test_ranks_without_samples_get_a_neutral_row():
-    plan = pack_samples(samples_of([5]), max_tokens=8, ranks=3)
-    batches = [batch for rank in range(3) for batch in plan.batches(rank, pad_id=PAD)]
-    assert sorted(batch.lengths.tolist() for batch in batches) == [[1], [1], [5]]
-    assert sum(int(batch.loss_mask.sum()) for batch in batches) == 1
 
 
 # Balance.
@@ -184,12 +170,6 @@ def test_a_sample_without_a_trained_token_after_truncation_is_left_out():
     plan = pack_samples([sample(10, name="answer at the end"), *samples_of([3])], max_tokens=8, too_long="truncate")
     assert not plan.truncations
     assert plan.left_out[0].reason.endswith("truncated, it has no trained token")
-
-
-def test_a_sample_without_tokens_is_left_out_with_its_reason():
-    empty = replace(sample(2), **{name: getattr(sample(2), name)[:0] for name in COLUMNS}, name="empty")
-    plan = pack_samples([empty, *samples_of([2])], max_tokens=8)
-    assert [(row.name, row.reason) for row in plan.left_out] == [("empty", "it has no tokens")]
 
 
 COLUMNS = ("token_ids", "loss_mask", "logprobs", "advantages")

@@ -175,18 +175,6 @@ def test_the_scores_of_a_trajectory_are_columns_of_its_nodes_and_of_its_samples(
     assert taught.metrics["teacher_kl"] == pytest.approx(differences.mean(), abs=1e-4)
 
 
-def test_a_trajectory_with_media_needs_its_renderer(renderer, model):
-    with pytest.raises(ArgumentError, match="renderer is None; episode forked has media"):
-        scored(forked(renderer), model)
-
-
-def test_scores_of_another_trajectory_are_refused(renderer, model):
-    trajectory = forked(renderer)
-    scores, _ = scored(trajectory, model, renderer=renderer)
-    with pytest.raises(ArgumentError, match=r"the lengths of the scores is .*; the leaves of episode forked have"):
-        with_scores(trajectory, scores[:1])
-
-
 def test_an_engine_without_log_probabilities_of_the_prompt_is_refused(renderer):
     trajectory = forked(renderer)
 
@@ -229,7 +217,6 @@ def test_a_trained_sample_without_a_teacher_is_an_error_and_a_neutral_one_is_not
         (lambda sample: {"teacher_logprobs": sample.teacher_logprobs[:-1]}, "teacher_logprobs is float32"),
         (lambda sample: {"teacher_logprobs": np.full(len(sample), np.nan, np.float32)}, "under the teacher nan is not"),
         (lambda sample: {"teacher_top_ids": sample.teacher_top_ids[:, :1]}, "the teacher's top is no such pair"),
-        (lambda sample: {"teacher_top_ids": None}, "the teacher's top is no such pair"),
         (lambda sample: {"teacher_top_ids": sample.teacher_top_ids - 200}, "lacks the teacher's likeliest"),
     ],
 )
@@ -271,10 +258,8 @@ def replaced(old, new):
 TEMPLATE, PROMPT = "chat_template.jinja", "its chat template prints another prompt"
 OTHER_TEACHERS = [
     (TEMPLATE, replaced("<|im_start|>", "<|im_start|>the "), rf"{PROMPT}.*the user.*chat_template="),
-    (TEMPLATE, lambda text: text + "more", f"{PROMPT}, 'more' where the student's prints ''"),
     (TEMPLATE, replaced("system\\n' + show", "system: ' + show"), f"{PROMPT} with a system message, "),
     (TEMPLATE, replaced("'</tools>", "' </tools>"), f"{PROMPT} with tools, "),
-    (TEMPLATE, replaced("<tool_response>\\n", "<tool_response> "), f"{PROMPT} with tools, "),
     (TEMPLATE, replaced("'<|vision_start|>", "'Picture: <|vision_start|>"), f"{PROMPT} with an image, "),
     ("tokenizer.json", exchanged, r"its tokenizer of \d+ tokens gives 'a' the id 65, .* 64: take"),
     ("preprocessor_config.json", replaced("0.5", "0.1"), "it processes image input in another way"),
@@ -311,10 +296,9 @@ class AnsweringEngine(Engine):
     """Answers each request with given log-probabilities of its prompt."""
 
     def __init__(self, logprobs):
-        self.logprobs, self.used_adapters = logprobs, []
+        self.logprobs = logprobs
 
     async def generate(self, request, listen=None):
-        self.used_adapters.append(request.adapter)
         return GenerateResult(request.request_id, [completion([1])], self.logprobs)
 
     async def close(self):
@@ -326,7 +310,6 @@ class AnsweringEngine(Engine):
     [
         ([np.nan, -1.0], "3 tokens and 2 log-probabilities"),
         ([np.nan, np.nan, -1.0], "token 1 has log-probability nan"),
-        ([np.nan, -1.0, -np.inf], "token 2 has log-probability -inf"),
         ([np.nan, -1.0, 2.0], "token 2 has log-probability 2.0"),
         ([-1.0, -1.0, -1.0], "the first token has log-probability -1.0, and nothing predicts it"),
     ],
@@ -335,17 +318,6 @@ def test_scores_that_a_teacher_cannot_have_given_are_refused(logprobs, error):
     engine = AnsweringEngine(np.array(logprobs, np.float32))
     with pytest.raises((MissingLogProbsError, MalformedResultError), match=error):
         asyncio.run(score([text_row([65, 66, 67])], engine))
-
-
-def test_an_adapter_is_that_of_each_request():
-    engine = AnsweringEngine(np.array([np.nan, -1.0], np.float32))
-    asyncio.run(score([text_row([65, 66]), text_row([65, 67])], engine, adapter="a"))
-    assert engine.used_adapters == ["a", "a"]
-
-
-def test_an_address_is_no_engine():
-    with pytest.raises(ArgumentError, match=r"^engine is"):
-        asyncio.run(score([text_row([65, 66])], "http://127.0.0.1:8000"))
 
 
 def test_scores_of_another_teacher_replace_all_columns_of_the_first(renderer, model):

@@ -73,19 +73,6 @@ def test_every_division_into_chunks_gives_the_values_and_gradients_of_all_logits
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("used", [0, 1])
-def test_the_gradient_of_only_the_logprobs_or_only_the_entropy(used):
-    hidden, weight, bias, targets = inputs()
-    result = sequence_logprobs(hidden, weight, targets, bias=bias, chunk_positions=3, chunk_vocabulary=4)
-    expected = by_formula(hidden, weight, bias, targets)
-    for one, other in zip(
-        torch.autograd.grad(result[used].sum(), [hidden, weight, bias]),
-        torch.autograd.grad(expected[used].sum(), [hidden, weight, bias]),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-
-
 def test_logits_far_from_zero_neither_overflow_nor_lose_the_small_probability():
     hidden = torch.tensor([[1.0], [1.0]])
     weight = torch.tensor([[1000.0], [900.0], [-1000.0]])
