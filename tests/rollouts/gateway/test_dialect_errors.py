@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_server import IMAGE, data_url, png, served
+from gateway_server import IMAGE, png, served
 
 from rollouts.serve.app import create_app
 from rollouts.serve.gateway.limits import GatewayLimits
@@ -59,22 +59,17 @@ MESSAGES: list[tuple[Any, str, str]] = [
     ({}, "messages", "missing"),
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": "a"}, "messages", "valid list"),
-    ({"messages": [1]}, "messages[0]", "should be an object"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", "'user', 'assistant' or 'system'"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "valid list"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content[0].text", "unicode string"),
     ({"messages": [{**ASKED, "mood": 1}]}, "messages[0].mood", "unknown field"),
     ({"messages": [ASKED, {"role": "assistant", "content": "a"}]}, "messages[1]", "none continues the last one"),
-    (said("a"), "messages[0].content[0]", "valid dictionary"),
     (said({"type": "mood"}), "messages[0].content[0]", "'mood'"),
-    (said({"type": ["text"]}), "messages[0].content[0]", "['text']"),
-    (said({"type": "document", "source": {}}), "messages[0].content[0]", "'document'"),
     (said({"type": "text"}), "messages[0].content[0].text", "missing"),
     (said({"type": "text", "text": "a", "mood": 1}), "messages[0].content[0].mood", "unknown field"),
     (said({"type": "thinking", "thinking": "a"}), "messages[0].content[0]", "only an assistant message"),
     (said(USE), "messages[0].content[0]", "only an assistant message"),
-    (said(image()), "messages[0].content[0].source", "'type'"),
     (said(image(type="file", file_id="f")), "messages[0].content[0].source", "'base64', 'url'"),
     (said(image(type="base64", media_type="image/png")), "messages[0].content[0].source.data", "missing"),
     (said(image(type="base64", media_type="text/html", data="")), "messages[0].content[0].source.media_type", "png"),
@@ -107,7 +102,6 @@ MESSAGES: list[tuple[Any, str, str]] = [
     ({**HELLO, "max_tokens": 0}, "", "max_tokens"),
     ({**HELLO, "temperature": "hot"}, "", "temperature"),
     ({**HELLO, "stop_sequences": [""]}, "stop_sequences[0]", "at least 1 character"),
-    ({**HELLO, "stop_sequences": ["a"] * 65}, "stop_sequences", "at most 64 items"),
     ({**HELLO, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", "'bash_20250124'"),
     ({**HELLO, "tools": [{"name": "look"}]}, "tools[0].input_schema", "missing"),
     ({**HELLO, "tools": [{**TOOL, "input_schema": nested(80)}]}, "tools[0]", "deeper than 64"),
@@ -115,7 +109,6 @@ MESSAGES: list[tuple[Any, str, str]] = [
     (said(*[{"type": "text", "text": "a"}] * 10_000), "messages", "at most 10000"),
     (said({"type": "tool_result", "tool_use_id": "c", "content": [{}] * 10_000}), "messages", "at most 10000"),
     ({**HELLO, "tool_choice": {"type": "any"}}, "tool_choice.type", "'any': Input should be 'auto' or 'none'"),
-    ({**HELLO, "tool_choice": {"type": "tool", "name": "look"}}, "tool_choice.type", "'auto' or 'none'"),
     (
         {**HELLO, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
         "tool_choice.disable_parallel_tool_use",
@@ -124,7 +117,6 @@ MESSAGES: list[tuple[Any, str, str]] = [
     ({**HELLO, "output_config": {"format": {"type": "json_schema"}}}, "output_config.format", "should be None"),
     ({**HELLO, "container": "c"}, "container", "should be None"),
     ({**HELLO, "mood": 1}, "mood", "unknown field"),
-    ({**HELLO, "model": "\ud800"}, "model", "unicode string"),
 ]
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
@@ -141,21 +133,16 @@ RESPONSES: list[tuple[Any, str, str]] = [
     ({"input": []}, "input", "no items"),
     ({"input": 5}, "input", "valid list"),
     ({"input": "\ud800"}, "input[0].content[0].text", "unicode string"),
-    ({"input": [1]}, "input[0]", "an item is one of message, function_call"),
     ({"input": [{"type": "web_search_call"}]}, "input[0]", "'web_search_call'"),
-    ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0]", "'item_reference'"),
-    ({"input": [{"type": ["message"]}]}, "input[0]", "an item is one of message, function_call"),
     ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "'user', 'assistant', 'system' or 'developer'"),
     ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
     ({"input": [{"role": "user", "content": "a", "mood": 1}]}, "input[0].mood", "unknown field"),
-    (items("a"), "input[0].content[0]", "valid dictionary"),
     (items({"type": "input_file", "file_id": "f"}), "input[0].content[0]", "'input_file'"),
     (items({"type": "input_text", "text": 5}), "input[0].content[0].text", "valid string"),
     (items({"type": "input_image"}), "input[0].content[0]", "has no image"),
     (items({"type": "input_image", "file_id": "f"}), "input[0].content[0].file_id", "None"),
     (items({"type": "input_image", "image_url": "https://example.org"}), "input[0].content[0]", "fetches none"),
     (items({"type": "input_image", "image_url": "/etc/passwd"}), "input[0].content[0]", "neither a data URL"),
-    (items({"type": "input_image", "image_url": data_url(b"<html>")}), "input[0].content[0]", ""),
     ({"input": [OUTPUT]}, "input[0].role", "no assistant message before it"),
     ({"input": [CALL, {**OUTPUT, "call_id": "c2"}]}, "input[1].tool_call_id", "'c2' is the id of no call"),
     ({"input": [CALL, {**OUTPUT, "output": 5}]}, "input[1].output", "valid list"),
@@ -178,7 +165,6 @@ RESPONSES: list[tuple[Any, str, str]] = [
     ({"input": [ASKED] * 10_001}, "input", "at most 10000"),
     ({"input": [CALL, {**OUTPUT, "output": [{}] * 10_000}]}, "input", "at most 10000"),
     ({"input": "a", "tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
-    ({"input": "a", "tool_choice": {"type": "function", "name": "look"}}, "tool_choice", "'auto' or 'none'"),
     ({"input": "a", "parallel_tool_calls": False}, "parallel_tool_calls", "should be True"),
     ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.type", "'json_schema'"),
     ({"input": "a", "include": ["message.output_text.logprobs"]}, "include[0]", "output_text.logprobs"),
@@ -218,7 +204,7 @@ def test_what_cannot_be_honoured_is_refused_with_its_place_and_records_nothing(s
     assert session.status_code == 404 or session.json()["turns"] == 0
 
 
-@pytest.mark.parametrize("path", ["messages", "messages/count_tokens", "responses"])
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "messages/count_tokens", "responses"])
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"a":' * 50_000]
 )

@@ -119,15 +119,6 @@ def test_thinking_and_parallel_calls_are_continued_in_each_dialect(renderer, dia
     assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
 
 
-def test_the_dialects_mix_in_one_session(renderer):
-    script = [f"<think>\nhm\n</think>\n\nI look.{CALL}{CALL}", f"{CALL}", "Red."]
-    trajectories = [
-        play(renderer, script, [(dialect, False, ["red"], False) for dialect in order])[0]
-        for order in (("chat",) * 3, ("messages", "responses", "chat"), ("responses", "chat", "messages"))
-    ]
-    assert [plain_tree(one) for one in trajectories[1:]] == [plain_tree(trajectories[0])] * 2
-
-
 @pytest.mark.slow
 def test_what_a_model_samples_in_three_dialects_has_its_log_probabilities(tiny_model_dir):
     model = AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32)

@@ -96,11 +96,8 @@ WRONG = [
     ({"messages": [user("a"), asked("c1"), result("c2")]}, "messages[2].tool_call_id", "'c2' is the id of no call"),
     ({}, "messages", "missing"),
     ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": [1]}, "messages[0]", "not an object"),
     ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role", "'function'"),
-    ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0].role", "['user']"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "no content"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "not text"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "not text that UTF-8 can encode"),
     ({"messages": [{"role": "user", "content": "a", "mood": "\ud800"}]}, "messages[0].mood", "not supported"),
     ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls", "assistant"),
@@ -113,7 +110,6 @@ WRONG = [
         "files are not supported",
     ),
     (message_with({"type": "mood"}), "messages[0].content[0].type", "unknown part type 'mood'"),
-    (message_with({"type": ["text"]}), "messages[0].content[0].type", "['text']"),
     (message_with({"type": "text"}), "messages[0].content[0].text", "not text"),
     (message_with({"type": "text", "text": "a", "mood": 1}), None, "unknown key 'mood'"),
     (image_url("https://example.org/a.png"), "messages[0].content[0]", "fetches none"),
@@ -126,22 +122,16 @@ WRONG = [
     (message_with({"type": "image", "path": "/etc/passwd"}), None, "unknown key 'path'"),
     (message_with({"type": "image_url", "image_url": {"url": data_url(b"x"), "path": "/etc"}}), None, "unknown key"),
     (with_arguments('{"row": '), "messages[1].tool_calls[0].function.arguments", "not the text of a JSON object"),
-    (with_arguments("[1]"), "messages[1].tool_calls[0].function.arguments", "'[1]' is not the text of a JSON object"),
     ({**HELLO, "temperature": -1}, None, "temperature"),
     ({**HELLO, "top_k": 2**63}, None, "top_k is 9223372036854775808; pass 0 (off, -1 in vLLM) or more, below 2**31"),
-    ({**HELLO, "stop_token_ids": [2**70]}, None, "not a sequence of token ids, each from 0 to 2**31 - 1"),
     ({**HELLO, "max_completion_tokens": 1.5}, None, "max_tokens"),
     ({**HELLO, "n": 5}, "n", "at most 4"),
     ({**HELLO, "stop": [""]}, "stop[0]", "at least 1 character"),
-    ({**HELLO, "stop": ["a", "\ud800"]}, "stop[1]", "unicode string"),
     ({**HELLO, "tools": TOOLS * 10_000}, "messages", "10001 messages, parts of contents, tool calls and tools"),
-    ({"messages": [user("a"), asked(*map(str, range(10_000)))]}, "messages", "takes at most 10000"),
     ({**HELLO, "stop": ["a"] * 65}, "stop", "at most 64 items"),
-    ({**HELLO, "stop": ["a", "b" * 1025]}, "stop[1]", "at most 1024 characters"),
     ({**HELLO, "stream_options": {"mood": 1}}, None, "stream_options.mood"),
     ({**HELLO, "stream_options": {"continuous_usage_stats": True}}, "stream_options", "in the last chunk alone"),
     ({"messages": [user("a")] * 10_001}, "messages", "at most 10000"),
-    ({"messages": [user([{"type": "text", "text": "a"}] * 10_000)]}, "messages", "at most 10000"),
     ({**HELLO, "tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search': Input should be 'function'"),
     ({**HELLO, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
     ({**HELLO, "tool_choice": "required", "tools": TOOLS}, "tool_choice", "no call can be forced"),
@@ -176,14 +166,10 @@ def test_what_cannot_be_honoured_is_refused_with_its_place_and_records_nothing(s
     "messages",
     [
         [asked("c1", "c2"), result("c2"), result("c1")],
-        [asked("c1"), result("c1"), asked("c2"), result("c2"), user("b")],
         [asked("c1"), user("wait"), result("c1")],
-        [asked("c1"), asked("c2"), result("c1"), result("c2")],
         [asked("c1"), result("c1"), result("c1")],
         [asked("c1", "c2"), result("c1")],
-        [asked("c1"), result()],
         [asked(None), result("c1")],
-        [asked(None), result()],
         [asked("c1"), result("")],
     ],
 )
@@ -201,28 +187,6 @@ def test_a_message_in_a_later_request_is_named_by_its_index_in_that_request(serv
         client.chat.completions.create(model="policy", messages=messages)
     assert refused.value.param == "messages[3].content[0]"
     assert server.trajectory("later").num_turns == 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"a":' * 50_000, b"1" * 10_000],
-)
-def test_a_body_that_is_no_json_object_is_refused(server, content):
-    response = httpx.post(
-        f"{server.base_url}/chat/completions", content=content, headers={"Content-Type": "application/json"}
-    )
-    assert response.status_code == 400
-    error_of(response)
-
-
-def test_schemas_of_tools_nested_too_deep_are_refused(server):
-    schema = {}
-    for _ in range(200):
-        schema = {"properties": {"a": schema}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    response = post(server, {**HELLO, "tools": tools})
-    assert response.status_code == 400
-    assert "deeper than 64" in error_of(response)["message"]
 
 
 def test_other_content_types_are_refused(server):

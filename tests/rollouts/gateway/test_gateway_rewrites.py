@@ -111,12 +111,9 @@ def call_with(**changes: Any) -> Any:
     [
         {**ANSWER, "content": "I  look."},
         {**ANSWER, "role": "user"},
-        {**ANSWER, "tool_calls": []},
-        {**ANSWER, "tool_calls": ANSWER["tool_calls"] * 2},
         call_with(name="see"),
         call_with(arguments='{"row": 1, "on": 1, "at": [1, 2]}'),
         call_with(arguments='{"row": 1, "on": true, "at": [2, 1]}'),
-        call_with(arguments="{"),
     ],
 )
 def test_a_real_change_of_a_message_is_another_history(changed):

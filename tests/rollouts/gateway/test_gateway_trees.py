@@ -166,27 +166,6 @@ def test_of_choices_with_equal_tokens_the_next_turn_continues_the_one_that_the_c
     assert trajectory.nodes[trajectory.turns[3].node - 1].parent == trajectory.turns[taken].node
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sent", "leaves"),
-    [
-        ({"reasoning_content": None}, 1),
-        ({"reasoning_content": "", "reasoning": "hm"}, 1),
-        ({"reasoning_content": "other"}, 2),
-        ({"reasoning_content": "", "reasoning": "other"}, 2),
-    ],
-)
-def test_other_reasoning_is_another_message_and_none_is_not(renderer, sent, leaves):
-    engine = ScriptedEngine(["<think>\nhm\n</think>\n\none", "two"], renderer=renderer)
-    with served(engine, renderer) as server:
-        client = server.client("s")
-        first = client.chat.completions.create(model="m", messages=[user("a")])
-        echoed = {"role": "assistant", "content": first.choices[0].message.content, **sent}
-        client.chat.completions.create(model="m", messages=[user("a"), echoed, user("b")])
-        trajectory = server.trajectory("s")
-    assert len(trajectory.leaves()) == leaves
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_alternatives_are_the_likeliest_tokens_and_are_in_the_tree(renderer, stream):
     ids = [*renderer.tokenizer.encode_scaffold("one"), renderer.get_stop_token_ids()[0]]
