@@ -108,17 +108,14 @@ def sparse(crow, columns, shape=(9, 1)):
         (targets(data=[7] * 10, shape=[10, 1]), "the number of rows of target_prompt_logprobs is 10; .* send 9"),
         (targets(data=[-1] * 9), "name at least one token"),
         (targets(data=[10**6] * 9), "target_prompt_logprobs is 1000000"),
-        (targets(data=[-2] * 9), "target_prompt_logprobs is -2"),
         (targets(data=[2**70] * 9), "below 2"),
         (targets(data=[1.0] * 9, dtype="float32"), "float32"),
         (targets(shape=[9]), r"\[9\]"),
-        (targets(shape=[9, 2]), "9 values"),
         (sparse([0] * 9 + [1], [2**61], [9, 2**60]), "column 2305843009213693952"),
         (sparse([0, 1], [0]), "2 ends of rows"),
         (sparse([0] * 9 + [1], [0], [9, 2**70]), "sparse, "),
         (sparse([0] * 9 + [2**64], [0]), "below 2"),
         ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k is -1; pass 0 to 1024"),
-        ({"prompt_alt_tokens_k": 10**30}, "pass 0 to 1024"),
     ],
 )
 def test_other_targets_are_refused_with_the_place(server, options, text):

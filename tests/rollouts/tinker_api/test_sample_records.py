@@ -9,11 +9,10 @@ from training_samples import image
 
 from renderers import PlaceholderRange
 from rollouts import FinishReason
-from rollouts.tinker import sample_records
 from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult
 from rollouts.tinker.sample_records import SampleRecords
 from rollouts.trajectory_files import read_episodes
-from transport import FileLockedError, RecordReader
+from transport import RecordReader
 
 
 class Clock:
@@ -153,15 +152,6 @@ def test_memory_is_bounded_by_writing_what_was_used_least_recently(path):
     assert records._nbytes == 0
 
 
-def test_a_prompt_that_is_sampled_for_ever_does_not_become_one_tree(path, monkeypatch):
-    monkeypatch.setattr(sample_records, "_MAX_TURNS", 20)
-    records = SampleRecords(path)
-    for _ in range(3):
-        records.sampled("s", request([1]), result(*[[10]] * 9), "0")
-    assert [len(tree.turns) for tree in read(path)] == [27]
-    records.close()
-
-
 def test_a_request_for_the_log_probabilities_of_a_prompt_is_no_sample(path):
     records = SampleRecords(path)
     records.sampled("s", request([1, 2], prompt_logprobs=True, max_tokens=1), result([10]), "0")
@@ -196,10 +186,3 @@ def test_a_full_disk_costs_the_record_and_not_the_sample(path, caplog, monkeypat
     records.sampled("s", request([2]), result([10]), "0")
     records.close()
     assert list(map(paths, read(path))) == [[[2, 10]]]
-
-
-def test_a_file_in_use_is_refused(path):
-    records = SampleRecords(path)
-    with pytest.raises(FileLockedError):
-        SampleRecords(path)
-    records.close()

@@ -55,20 +55,6 @@ async def test_steps_and_requests_begin_in_the_order_of_their_arrival():
     assert servers.calls[-1] == "wake_up"
 
 
-async def test_steps_that_follow_each_other_leave_the_servers_asleep():
-    servers = Servers()
-    rest = SleepingServers(servers.call)
-    for _ in range(3):
-        async with rest.asleep():
-            pass
-    assert servers.calls == ["wake_up", "sleep"], "who knows how a killed program has left them"
-    async with rest.awake(), rest.awake():
-        pass
-    assert servers.calls == ["wake_up", "sleep", "wake_up"]
-    await rest.end()
-    assert servers.calls == ["wake_up", "sleep", "wake_up"]
-
-
 async def test_a_step_runs_without_a_server_and_fails_with_one_that_refuses_to_sleep():
     servers = Servers()
     rest = SleepingServers(servers.call)

@@ -20,9 +20,7 @@ from tinker.proto import tinker_public_pb2 as messages
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rollouts.engines.local.batch import Batch
-from rollouts.errors import CommandFileError
 from rollouts.serve.errors import RequestError
-from rollouts.serve.server import read_keys
 from rollouts.tinker import app as app_module
 from rollouts.tinker import futures as futures_module
 from rollouts.tinker import model_requests
@@ -32,11 +30,7 @@ from rollouts.tinker.backend import Limits
 from rollouts.tinker.futures import Futures
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.model_app import model_app
-from rollouts.tinker.model_requests import ModelRequests
 from rollouts.tinker.run_directory import RunDirectory
-from rollouts.tinker.sessions import Model, Session
-from rollouts.tinker.turns import Turns
-from rollouts.tinker.wire import TrainRequest
 from rollouts.training.trainer import Trainer
 
 IDS = list(range(5, 25))
@@ -173,12 +167,10 @@ def bare(chunk, **inputs):
 
 WRONG = [
     ([row()], "nonsense", None, "'nonsense'"),
-    ([row()], "stable_reinforce", None, "stable_reinforce"),
     ([row()], "cross_entropy", {"clip": 1.0}, "clip"),
     ([row(), row(weights=[1.0, float("nan"), *[1.0] * 17])], "cross_entropy", None, r"data\[1\].*weights\[1\] is nan"),
     ([row(weights=[1.0] * 3)], "cross_entropy", None, r"data\[0\].*\(3,\)"),
     ([row(), row(wieghts=np.ones(19, np.float32))], "cross_entropy", None, r"data\[1\].*wieghts"),
-    ([row(advantages=[1.0] * 19)], "ppo", None, r"data\[0\].*logprobs"),
     ([row([5, 6, 10**6])], "cross_entropy", None, r"data\[0\].*1000000"),
     ([row(target_tokens=IDS[2:])], "cross_entropy", None, r"data\[0\].*target_ids is .* .18,.; pass integers .19,."),
     ([bare(types.EncodedTextChunk(tokens=IDS), weights=[1.0] * 20)], "cross_entropy", None, "no target_tokens"),
@@ -218,7 +210,6 @@ def test_a_step_with_parameters_that_adam_has_not_fails_and_the_next_one_has_its
         (lambda message: setattr(message.data[0].loss_fn_inputs["weights"], "dtype", 0), "dtype 0"),
         (lambda message: setattr(message.data[0].model_input[0].encoded_text, "tokens", b"abc"), "3 bytes"),
         (lambda message: setattr(message.data[0].model_input[0].dmel, "dmel", b"abc"), "dmel"),
-        (lambda message: message.data[0].model_input.append(messages.Chunk()), "empty"),
     ],
 )
 def test_a_row_that_cannot_be_read_fails_with_its_place_and_the_next_request_has_its_turn(
@@ -288,7 +279,6 @@ SAMPLE = {"base_model": "tiny", "prompt": {"chunks": []}, "sampling_params": {}}
     [
         ("create_model", MODEL | {"base_model": "other"}, "'other'"),
         ("create_model", MODEL | {"lora_config": {"rank": 513}}, "rank is 513"),
-        ("create_model", MODEL | {"lora_config": {"rank": 0}}, "rank"),
         ("create_model", MODEL | {"lora_config": {"rank": 4} | NO_LAYERS}, "train_mlp"),
         ("create_model", MODEL | {"optimizer_config": {"type": "dimuon"}}, "'dimuon'"),
         ("create_model", MODEL | {"unknown": 1}, "unknown"),
@@ -372,22 +362,6 @@ def test_a_directory_without_a_model_is_an_error_before_torch_is_imported(tmp_pa
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode != 0
     assert f"error: --model: {tmp_path} has no " in ran.stderr
-
-
-@pytest.mark.parametrize("content", ["", "tml-a b", "secret", "tml-a\ntml-a\n"])
-def test_files_without_usable_keys_are_refused(tmp_path, content):
-    path = tmp_path / "keys"
-    path.write_text(content)
-    with pytest.raises(CommandFileError, match="keys"):
-        read_keys(path, prefix="tml-")
-
-
-def test_a_session_that_sends_nothing_ends_and_gives_its_place_back(app_of):
-    server = app_of(limits=Limits(sessions=1, models=1, session_seconds=0.0))
-
-    first = server.post("/api/v1/create_session", SESSION).json["session_id"]
-    server.post("/api/v1/create_session", SESSION)
-    assert server.post("/api/v1/session_heartbeat", {"session_id": first}).status == 404
 
 
 @pytest.mark.slow
@@ -489,80 +463,6 @@ async def test_what_idle_sessions_hold_is_released_again_after_any_error(monkeyp
     assert "of one service" in caplog.text
 
 
-def test_an_id_without_a_request_is_gone(server):
-    answer = server.post("/api/v1/retrieve_future", {"request_id": "other"})
-    assert answer.status == 410
-
-
-async def test_a_result_is_waited_for_and_can_be_fetched_again():
-    futures, ready = Futures(), asyncio.Event()
-
-    async def work():
-        await ready.wait()
-        return {"done": True}
-
-    futures.submit("a", work)
-    futures.submit("a", lambda: pytest.fail("it ran twice"))
-    assert await futures.result("a", 0.0) is None
-    ready.set()
-    assert await futures.result("a", 60.0) == {"done": True}
-    assert await futures.result("a", 60.0) == {"done": True}
-
-
-async def test_a_cancelled_request_is_gone_with_a_result_for_who_waits_and_one_that_may_not_be_cancelled_goes_on():
-    futures = Futures()
-    for name in "ab":
-        futures.submit(name, lambda: asyncio.sleep(1000), can_end=True)
-    futures.submit("trains", lambda: asyncio.sleep(0, {"done": True}))
-    waiting = [asyncio.ensure_future(futures.result(name, 60.0)) for name in "ab"]
-    await asyncio.sleep(0)
-    for name in ("a", "b", "trains", "unknown"):
-        futures.cancel(name)
-    for each in waiting:
-        assert (await each)["category"] == "user"
-    with pytest.raises(RequestError, match="send it again"):
-        await futures.result("a", 60.0)
-    assert await futures.result("trains", 60.0) == {"done": True}
-
-
-async def test_a_request_ends_that_nobody_has_asked_for_long_and_is_sent_again_by_who_comes_back(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(futures_module, "time", SimpleNamespace(monotonic=lambda: now))
-    futures, ended = Futures(), []
-
-    async def work(name):
-        try:
-            await asyncio.sleep(0 if name == "done" else 1000)
-        finally:
-            ended.append(name)
-
-    for name in ("asked", "held", "lost", "done"):
-        futures.submit(name, lambda name=name: work(name), can_end=True)
-    futures.submit("trains", lambda: work("trains"))
-    holding, gone = (asyncio.ensure_future(futures.result(name, 60.0)) for name in ("held", "lost"))
-    await asyncio.sleep(0.01)
-    now = 1.0
-    gone.cancel()  # its connection
-    await asyncio.wait([gone])
-    for later, expected in ((60.0, ["done"]), (61.5, ["done", "lost"])):
-        now = later
-        assert await futures.result("asked", 0.0) is None
-        futures.forget_unasked()
-        await asyncio.sleep(0)
-        assert ended == expected
-    with pytest.raises(RequestError, match="send it again"):
-        await futures.result("lost", 0.0)
-    assert await futures.result("trains", 0.0) is None
-    assert "done" in futures
-    now = 901.0
-    futures.forget_unasked()
-    assert "done" not in futures
-    assert "trains" in futures
-    assert futures.unfetched() == 2  # and the one that is held
-    holding.cancel()
-    await futures.close()
-
-
 @pytest.mark.slow
 def test_a_client_that_was_killed_keeps_nobody_waiting_and_its_samples_end(app_of, monkeypatch):
     monkeypatch.setattr(app_module, "_TIDY_SECONDS", 0.05)
@@ -633,23 +533,6 @@ def test_weights_that_a_client_saves_last_are_saved_though_it_has_ended_meanwhil
     assert saved.wait(30)
 
 
-async def test_a_server_that_is_stopped_waits_for_no_request_that_never_came():
-    """Also where the rows of a later one are being read."""
-    began, go_on, futures = threading.Event(), threading.Event(), Futures()
-
-    def read_rows(rows):
-        began.set()
-        assert go_on.wait(60)
-
-    model = Model("m", Session("s"), "tiny", None)
-    backend = SimpleNamespace(trainer=None, reader=SimpleNamespace(read_rows=read_rows))
-    service = SimpleNamespace(backend=backend, directory=None, futures=futures, model=lambda _: model)
-    ModelRequests(service, None).train(TrainRequest("m", 2, "cross_entropy", {}, False, []))
-    assert await asyncio.to_thread(began.wait, 60)
-    await asyncio.wait_for(futures.close(), turns_module.GAP_SECONDS / 2)
-    go_on.set()
-
-
 def test_a_session_with_many_requests_leaves_room_for_another(app_of, monkeypatch):
     server, go_on = app_of(limits=Limits(pending=8)), asyncio.Event()
     monkeypatch.setattr(LocalSampler, "sample", lambda *args, **options: go_on.wait())
@@ -703,23 +586,6 @@ async def test_results_that_were_fetched_are_kept_within_a_bound(monkeypatch):
     with pytest.raises(RequestError, match="'a'"):
         await futures.result("a", 60.0)
     assert await futures.result("c", 60.0) == b"x" * 100
-
-
-async def test_numbers_that_never_come_are_skipped_after_the_wait_and_the_order_stays(monkeypatch):
-    monkeypatch.setattr(turns_module, "GAP_SECONDS", 0.01)
-    turns, ran = Turns(), []
-
-    async def run(number):
-        await turns.take(number)
-        ran.append(number)
-        await asyncio.sleep(0.05)  # longer than the wait: one that runs is not skipped
-        turns.end(number)
-
-    numbers = [9, 4, 5, 2]
-    assert all(turns.accept(number) for number in numbers)
-    await asyncio.gather(*map(run, numbers))
-    assert ran == [2, 4, 5, 9]
-    assert not turns.accept(3)  # it comes too late, and its sender is told
 
 
 def _fails_in_the_client(training):
