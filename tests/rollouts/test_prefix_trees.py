@@ -5,17 +5,17 @@ import functools
 from dataclasses import replace
 
 import numpy as np
+import peft
 import pytest
 import torch
 from audio_models import AUDIO_MODELS
-from family_rows import loaded_family
+from family_rows import LoadedFamily, loaded_family
 from hypothesis import given
 from hypothesis import strategies as st
 from model_families import MEDIA_FAMILIES, TEXT_MODELS, text_config, with_seed
 from prefix_trees import (
     computed,
     computed_rows,
-    continued,
     difference,
     distinct_items,
     distinct_tokens,
@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 
 from renderers import PlaceholderRange
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
-from rollouts.models import forward, forward_pass, qwen3_vl
+from rollouts.models import forward, forward_pass
 from rollouts.training import TrainingBatch, candidate_logprobs, token_logprobs
 from rollouts.training.trainer import Trainer
 
@@ -73,22 +73,6 @@ HEARD = [pytest.param(name, marks=pytest.mark.slow) for name in AUDIO_MODELS]
 def test_a_model_computes_each_distinct_image_and_sound_once_with_the_values_of_separate_rows(name, layout):
     family = loaded_family(name)
     assert_equal_and_once(family.model, media_group(family), layout, shares=name not in WITHOUT_TREES)
-
-
-def test_an_image_in_two_branches_passes_the_tower_of_qwen3_vl_once(monkeypatch):
-    family = loaded_family("qwen3_vl")
-    picture, encoded = family.pixels(32, 48), []
-    rendered = [family.row(text, [family.pixels(32, 48), picture]).sample for text in ("x", "y")]
-    shared = [continued(each, len(each), [66, number]) for each in rendered for number in (67, 68)]
-    separate = computed(family.model, shared, share_prefixes=False)
-    encode = qwen3_vl.vision_features
-    monkeypatch.setattr(
-        qwen3_vl, "vision_features", lambda of, items: (encoded.append(len(items)), encode(of, items))[1]
-    )
-    with of_a_wide_model():
-        tree = computed(family.model, shared)
-    assert (tree.items, encoded) == (4, [3])
-    assert difference(tree, separate) < 1e-5
 
 
 def test_a_model_without_trees_computes_samples_that_begin_others_in_the_rows_of_these():
@@ -262,6 +246,16 @@ def test_a_tree_is_divided_at_branches_into_rows_of_at_most_max_row_tokens():
             computed(model, samples, max_row_tokens=wrong)
 
 
+def test_rows_may_be_padded_to_the_widths_that_attention_on_a_gpu_wants(monkeypatch):
+    model, samples = text_model("gemma2"), text_group()
+    separate = computed(model, samples, share_prefixes=False)
+    laid_out = forward_pass.tree_rows
+    monkeypatch.setattr(forward_pass, "tree_rows", lambda *args, **more: laid_out(*args, **{**more, "multiple_of": 64}))
+    tree = computed(model, samples)
+    assert shapes(tree)[0][1] % 64 == 0
+    assert difference(tree, separate) < 1e-5
+
+
 def test_llama_4_which_scales_scores_along_the_row_gets_rows_that_end_before_that():
     config = text_config("llama4_text")
     config.floor_scale, config.no_rope_layers = 70, [0, 1]
@@ -318,6 +312,16 @@ def test_errors_are_those_of_separate_rows():
     assert "310" in found[0][0]
 
 
+def test_samples_without_tokens_and_without_trained_tokens_are_in_a_tree_as_well():
+    model, samples = text_model("llama"), text_group()
+    untrained = [sample(each.token_ids, trained=len(each)) for each in samples]
+    assert not token_logprobs(model, TrainingBatch.from_samples(untrained, pad_id=0)).any()
+    empty = sample([], trained=0)
+    with_empty = [empty, *samples, untrained[0], empty]
+    separate = computed(model, with_empty, share_prefixes=False)
+    assert difference(computed(model, with_empty), separate) < 1e-5
+
+
 # Targets, precision, adapters.
 
 
@@ -339,6 +343,21 @@ def test_bfloat16_differs_as_much_as_other_layouts_of_separate_rows_do():
     assert found[0].rows[0].tree
     tree, padded, packed = (each.logprobs[each.logprobs != 0] for each in found)
     assert 0 < (tree - padded).abs().max() < 3 * (padded - packed).abs().max()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
+def test_an_adapter_has_the_gradients_of_separate_rows(name, tmp_path):
+    family = LoadedFamily(name, tmp_path)
+    lora = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = peft.get_peft_model(family.model, lora)
+    samples = media_group(family)
+    with of_a_wide_model():
+        tree = computed(model, samples)
+    assert tree.rows[0].tree
+    assert all("lora_" in name for name in tree.gradients)
+    assert difference(tree, computed(model, samples, share_prefixes=False)) < 1e-5
 
 
 @pytest.mark.parametrize("tokens", [8192, pytest.param(200, marks=pytest.mark.slow)])
