@@ -55,7 +55,9 @@ def shares_prefixes(architecture: Architecture, *, with_media: bool) -> bool:
     """
     results, key = _sharing.setdefault(architecture.model, {}), _case(architecture, with_media)
     if key not in results:
-        results[key] = _computes_trees(architecture, key[1])
+        # Other implementations read no such mask; a kernel on a GPU could take its values for indices.
+        results[key] = key[0] in ("sdpa", "eager") and not _counts_along_rows(architecture)
+        results[key] = results[key] and _computes_trees(architecture, key[1])
     return results[key]
 
 
@@ -63,6 +65,16 @@ def _case(architecture: Architecture, with_media: bool) -> tuple[str, bool]:
     """The implementation of attention, and whether token types change what a token sees."""
     attention = str(getattr(architecture.text_config, "_attn_implementation", None))
     return attention, with_media and attends_by_types(architecture)
+
+
+def _counts_along_rows(architecture: Architecture) -> bool:
+    """Whether layers count further along the row than a probe shows, whatever the mask says.
+
+    GPT-Neo's windows and the pools of DeepSeek V4's compressed attention are columns of the row; Moshi's forward
+    has no window, but the masks that transformers makes for it have.
+    """
+    config = architecture.text_config
+    return config.model_type in ("gpt_neo", "moshi") or hasattr(config, "compress_rates")
 
 
 def attends_by_types(architecture: Architecture) -> bool:

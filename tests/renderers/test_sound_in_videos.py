@@ -165,12 +165,12 @@ def silent_processors(renderer: TemplateRenderer) -> dict[Any, Any]:
 
 
 @pytest.mark.slow
-def test_the_first_film_whose_sound_is_dropped_is_logged_once_with_the_option(
+def test_the_first_sound_whose_sound_is_dropped_is_logged_once_with_the_option(
     family: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard, _ = family("qwen2_5_omni")
     silent = load_renderer(heard.files.directory)
-    monkeypatch.setattr(hf_processor, "_first_film", {"unlogged": True})
+    monkeypatch.setattr(hf_processor, "_first_sound", {"unlogged": True})
     frames = {"type": "video", "video": film(4, None, 7).frames, "fps": 4.0}
     heard.render([user(film(4, 1.0, 7))])
     silent.render([user(film(4, None, 7), frames, hear(sound(0.3)))])

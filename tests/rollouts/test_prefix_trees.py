@@ -8,6 +8,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+import transformers
 from audio_models import AUDIO_MODELS
 from family_rows import LoadedFamily, loaded_family
 from hypothesis import given
@@ -30,6 +31,8 @@ from transformers import AutoModelForCausalLM
 from renderers import PlaceholderRange
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models import forward, forward_pass
+from rollouts.models.forward_pass import ForwardPass
+from rollouts.models.packing_support import shares_prefixes
 from rollouts.training import TrainingBatch, candidate_logprobs, token_logprobs
 from rollouts.training.trainer import Trainer
 
@@ -381,3 +384,17 @@ def test_a_trainer_shares_the_rows_of_a_group_within_its_passes(tokens, tmp_path
     assert all(np.linalg.norm(of_tree[name] - each) < 1e-5 * norm for name, each in of_separate.items())
     assert computed_tokens[0] < computed_tokens[1] == sum(map(len, data))
     assert tokens == 200 or computed_tokens[0] == distinct_tokens(data)
+
+
+def test_a_model_whose_windows_are_columns_of_a_row_computes_no_trees() -> None:
+    """The probe has fewer tokens than a window of GPT-Neo, so that it shows no difference."""
+    config = transformers.GPTNeoConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_layers=2,
+        attention_types=[[["global", "local"], 1]],
+        num_heads=2,
+        window_size=32,
+    )
+    model = transformers.GPTNeoForCausalLM(config)
+    assert not shares_prefixes(ForwardPass(model).architecture, with_media=False)

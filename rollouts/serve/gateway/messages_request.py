@@ -206,7 +206,7 @@ def _conversation(body: _MessagesBody, allow_urls: bool) -> Iterator[tuple[dict[
         yield {"role": "system", "content": content}, Place("system", "system")
     for index, raw in enumerate(body.messages):
         text = plain_text(raw, _PLAIN_KEYS)
-        if text is not None and raw["role"] in ("user", "assistant"):
+        if text is not None and raw.get("role") in ("user", "assistant"):
             yield {"role": raw["role"], "content": text}, index
             continue
         place = f"messages[{index}]"

@@ -21,6 +21,7 @@ from rollouts.serve.gateway.request_checks import (
     Strict,
     Text,
     check_count,
+    check_depth,
     check_encodable,
     check_tools,
     function_tool,
@@ -222,6 +223,8 @@ def read_responses_request(
     for name, value in fields.items():
         if name not in _NOT_ECHOED:
             check_encodable(value, name)
+            if name != "tools":  # whose parameters are checked one by one
+                check_depth(value, name)
     return ResponsesRequest(
         model=read.model,
         history=History([*first, *(message for message, _ in conversation)], tools or None),

@@ -215,10 +215,10 @@ class Session:
         """Keep a response and its conversation from message `first` on, equal messages once."""
         messages = []
         for digest, sent in zip(history.digests[1:], history.messages, strict=True):
-            kept = self._stored_messages.setdefault(digest, sent)
-            if kept is sent or kept != sent:
+            kept = self._stored_messages.get(digest)
+            if kept is not sent and kept != sent:
                 self.count(kept_bytes(sent))
-                kept = sent
+                kept = self._stored_messages.setdefault(digest, sent) if kept is None else sent
             messages.append(kept)
         self.responses[response["id"]] = StoredResponse(response, [*messages[first:], message])
         self.count(kept_bytes(response, message) + _PLACE_BYTES * len(messages))
