@@ -56,8 +56,8 @@ def shares_prefixes(architecture: Architecture, *, with_media: bool) -> bool:
     results, key = _sharing.setdefault(architecture.model, {}), _case(architecture, with_media)
     if key not in results:
         # Other implementations read no such mask; a kernel on a GPU could take its values for indices.
-        results[key] = key[0] in ("sdpa", "eager") and not _counts_along_rows(architecture)
-        results[key] = results[key] and _computes_trees(architecture, key[1])
+        takes_masks = key[0] in ("sdpa", "eager") and not _counts_along_rows(architecture)
+        results[key] = takes_masks and _computes_trees(architecture, key[1])
     return results[key]
 
 
