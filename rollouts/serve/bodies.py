@@ -74,6 +74,11 @@ def json_object(data: bytes) -> dict[str, Any]:
     return value
 
 
+def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not null: null says in each API that a field is left out."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def _validated(data: bytes, kind: type[Body]) -> Body:
     try:
         return kind.model_validate(_loads(data))

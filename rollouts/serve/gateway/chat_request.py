@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rollouts.engines.protocol import SamplingParams
 from rollouts.errors import short_repr
-from rollouts.serve.bodies import json_object, unknown_field
+from rollouts.serve.bodies import json_object, unknown_field, without_nulls
 from rollouts.serve.errors import invalid_field, unsupported_field
 from rollouts.serve.gateway.chat_messages import read_message
 from rollouts.serve.gateway.dialect import Place, TurnRequest
@@ -139,7 +139,7 @@ def read_chat_request(
     max_parts: int,
 ) -> ChatRequest:
     """The request in a body. Raises `RequestError`; `InvalidRequestError` for options out of range."""
-    fields = {name: value for name, value in json_object(body).items() if value is not None}
+    fields = without_nulls(json_object(body))
     read = validated(_ChatBody, fields)
     _check_fields(read.model_extra or {})
     if read.stream_options.continuous_usage_stats:

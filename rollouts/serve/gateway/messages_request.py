@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from rollouts.engines.protocol import SamplingParams
-from rollouts.serve.bodies import json_object
+from rollouts.serve.bodies import json_object, without_nulls
 from rollouts.serve.errors import NO_THREADS, RequestError, invalid_message, unsupported_field
 from rollouts.serve.gateway.dialect import Place, TurnRequest
 from rollouts.serve.gateway.history import History
@@ -156,7 +156,7 @@ def read_messages_request(
     body: bytes, defaults: SamplingParams, *, allow_urls: bool, max_choices: int, max_parts: int
 ) -> TurnRequest:
     """The request in a body of `/v1/messages` or `/v1/messages/count_tokens`, as `Dialect` says it."""
-    fields = {name: value for name, value in json_object(body).items() if value is not None}
+    fields = without_nulls(json_object(body))
     check_count(_lists(fields), max_parts, "messages")
     read = validated(_MessagesBody, fields)
     if read.thread is not None:
@@ -178,7 +178,7 @@ def read_messages_request(
         history=History([message for message, _ in conversation], tools or None),
         place=lambda index: _place(conversation[index][1]),
         tools=tools or None,
-        sampling=replace(defaults, **{name: value for name, value in sampling.items() if value is not None}),
+        sampling=replace(defaults, **without_nulls(sampling)),
         stop=tuple(read.stop_sequences),
         calls_tools=calls_tools,
         stream=read.stream,

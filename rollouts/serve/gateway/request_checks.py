@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from renderers.parsing.json_text import no_object_reason
 from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
-from rollouts.serve.bodies import invalid_body
+from rollouts.serve.bodies import invalid_body, without_nulls
 from rollouts.serve.errors import invalid_field, invalid_message, unsupported_field
 from rollouts.serve.gateway.dialect import TurnRequest
 
@@ -104,7 +104,7 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
 def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
     """A tool in the form of chat completions."""
     function = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+    return {"type": "function", "function": without_nulls(function)}
 
 
 def check_tools(tools: list[dict[str, Any]]) -> None:

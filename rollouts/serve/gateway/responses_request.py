@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from rollouts.engines.protocol import SamplingParams
 from rollouts.errors import short_repr
-from rollouts.serve.bodies import json_object
+from rollouts.serve.bodies import json_object, without_nulls
 from rollouts.serve.errors import invalid_message, unsupported_field
 from rollouts.serve.gateway.dialect import Place, TurnRequest
 from rollouts.serve.gateway.history import History
@@ -197,7 +197,7 @@ def read_responses_request(
     body: bytes, defaults: SamplingParams, *, allow_urls: bool, max_choices: int, max_parts: int
 ) -> ResponsesRequest:
     """The request in a body of `/v1/responses`, as `Dialect` says it."""
-    fields = {name: value for name, value in json_object(body).items() if value is not None}
+    fields = without_nulls(json_object(body))
     items = list(objects(fields.get("input")))
     lists = [item.get(key) for item in items for key in ("content", "output")]
     check_count((fields.get("input"), fields.get("tools"), *lists), max_parts, "input")
@@ -209,8 +209,7 @@ def read_responses_request(
     if not read.input and read.previous_response_id is None:
         raise unsupported_field("input has no items; send a text or at least one item", "input")
     sampling = {"max_tokens": read.max_output_tokens, "temperature": read.temperature, "top_p": read.top_p}
-    given = {name: value for name, value in sampling.items() if value is not None}
-    used = replace(defaults, **given)
+    used = replace(defaults, **without_nulls(sampling))
     conversation = _conversation(read.input, allow_urls)
     first = [{"role": "system", "content": read.instructions}] if read.instructions else []
 

@@ -21,7 +21,7 @@ from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import EngineError, is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
-from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected
+from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected, without_nulls
 from rollouts.serve.errors import RequestError, answering_errors, invalid_field
 from rollouts.serve.gateway.chat_answers import CHAT
 from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, decoder, prompt_of, token_texts_of
@@ -342,8 +342,7 @@ class Gateway:
         """The fields of a request about a session. A body may be left out. Raises `RequestError`."""
         if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
             return {}
-        body = await read_object(request)
-        fields = {name: value for name, value in body.items() if value is not None}
+        fields = without_nulls(await read_object(request))
         for name, value in fields.items():
             if name not in types:
                 raise invalid_field(f"unknown field {name[:80]!r}; it is one of {', '.join(types)}", name[:80])

@@ -216,9 +216,11 @@ class Session:
         messages = []
         for digest, sent in zip(history.digests[1:], history.messages, strict=True):
             kept = self._stored_messages.get(digest)
-            if kept is not sent and kept != sent:
+            if kept is None:
+                self._stored_messages[digest] = sent
+            if kept != sent:
                 self.count(kept_bytes(sent))
-                kept = self._stored_messages.setdefault(digest, sent) if kept is None else sent
+                kept = sent
             messages.append(kept)
         self.responses[response["id"]] = StoredResponse(response, [*messages[first:], message])
         self.count(kept_bytes(response, message) + _PLACE_BYTES * len(messages))

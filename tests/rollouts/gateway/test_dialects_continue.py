@@ -160,19 +160,25 @@ def changed(answer: Answer, **changes: Any) -> Answer:
     ],
 )
 async def test_what_a_client_changed_is_the_named_reason_of_a_fork(renderer, dialect, change, reasons):
+    figures = await figures_after(
+        renderer, dialect, lambda answer: change(SYSTEM, [User(["Which?"]), answer, User(["And now?"])])
+    )
+    assert (figures["fork_reasons"], figures["forks"]) == (reasons, sum(reasons.values()))
+
+
+async def figures_after(renderer, dialect, second):
+    """The figures of a session of two turns; `second(answer)` gives the system text and the talk of the second one."""
     engine = ScriptedEngine(["<think>\nhm\n</think>\n\nRed.", "Blue."], renderer=renderer)
     gateway = Gateway(engine, renderer)
     transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         path = f"/sessions/s/v1/{PATHS[dialect]}"
-        talk: list[Any] = [User(["Which?"])]
-        response = await client.post(path, json=BODIES[dialect](SYSTEM, talk))
-        talk += [answer_of(dialect, response.json()), User(["And now?"])]
-        second = await client.post(path, json=BODIES[dialect](*change(SYSTEM, talk)))
-        assert second.status_code == 200
+        response = await client.post(path, json=BODIES[dialect](SYSTEM, [User(["Which?"])]))
+        body = BODIES[dialect](*second(answer_of(dialect, response.json())))
+        assert (await client.post(path, json=body)).status_code == 200
         figures = (await client.get("/sessions/s")).json()
     await gateway.close()
-    assert (figures["fork_reasons"], figures["forks"]) == (reasons, sum(reasons.values()))
+    return figures
 
 
 IN_PIECES: dict[str, Any] = {
@@ -193,17 +199,10 @@ IN_PIECES: dict[str, Any] = {
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_an_answer_that_is_sent_back_in_pieces_is_continued(renderer, dialect):
-    engine = ScriptedEngine(["<think>\nhm\n</think>\n\nRed.", "Blue."], renderer=renderer)
-    gateway = Gateway(engine, renderer)
-    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        path = f"/sessions/s/v1/{PATHS[dialect]}"
-        talk: list[Any] = [User(["Which?"])]
-        await client.post(path, json=BODIES[dialect](SYSTEM, talk))
-        talk += [Answer(dialect, IN_PIECES[dialect], "", "", []), User(["And now?"])]
-        assert (await client.post(path, json=BODIES[dialect](SYSTEM, talk))).status_code == 200
-        figures = (await client.get("/sessions/s")).json()
-    await gateway.close()
+    pieces = Answer(dialect, IN_PIECES[dialect], "", "", [])
+    figures = await figures_after(
+        renderer, dialect, lambda answer: (SYSTEM, [User(["Which?"]), pieces, User(["And now?"])])
+    )
     assert (figures["turns"], figures["forks"]) == (2, 0)
 
 
