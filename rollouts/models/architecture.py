@@ -176,17 +176,18 @@ def placeholder_ids(config: Any) -> frozenset[int]:
 
 def forward_parameters(module: Any) -> frozenset[str]:
     """The keyword arguments that `module.forward` names."""
-    return frozenset(inspect.signature(module.forward).parameters)
+    return _parameters(getattr(module.forward, "__func__", module.forward))
 
 
 def cache_argument(function: Any) -> str:
     """The name under which `function` of transformers takes its key-value cache; releases have one or the other."""
-    return _cache_argument(getattr(function, "__func__", function))  # not the bound method, which holds the model
+    return "cache" if "cache" in _parameters(getattr(function, "__func__", function)) else "past_key_values"
 
 
-@functools.cache  # sampling asks for each token
-def _cache_argument(function: Any) -> str:
-    return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
+@functools.lru_cache(maxsize=256)  # sampling asks for each token
+def _parameters(function: Any) -> frozenset[str]:
+    """The names of the parameters of a function; not of a bound method, whose model would be kept."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def token_type_argument(architecture: Architecture, module: Any, *, with_media: bool = False) -> str | None:

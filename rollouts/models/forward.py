@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -17,12 +18,15 @@ from rollouts.models.architecture import (
     forward_parameters,
     token_type_argument,
 )
+from rollouts.models.item_features import FeatureCache, encodes_alone, towers
 from rollouts.models.media_inputs import media_inputs
 from rollouts.models.packed_masks import packed_masks
-from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.placed_rows import PlacedRows, RowItem
 from rollouts.models.placeholders import base_for, base_for_text
 from rollouts.models.positions import row_positions
-from rollouts.models.sounds_by_range import encodes_alone
+
+#: Base models with towers that return something else than features of one item after another.
+_undivided: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def forward_inputs(
@@ -32,12 +36,14 @@ def forward_inputs(
     positions: np.ndarray,
     *,
     explicit_masks: bool = False,
+    items: Sequence[RowItem] | None = None,
 ) -> dict[str, Any]:
     """The keyword arguments of the forward of `module`, the model or its base model; on the model's device.
 
     `input_ids` (B, T); padded rows have `attention_mask` (B, T), packed rows have none: transformers then
     separates sequences where `position_ids` begin again. With `explicit_masks` packed rows have the masks of
-    `packed_masks`. `position_ids`, token types and the tensors of the media as far as the forward takes them.
+    `packed_masks`. `position_ids`, token types and the tensors of the media, or of `items` of them, as far
+    as the forward takes them.
     """
     model, takes = architecture.model, forward_parameters(module)
     types = torch.from_numpy(rows.token_types()).to(model.device)
@@ -46,11 +52,12 @@ def forward_inputs(
         tensors["attention_mask"] = torch.from_numpy(rows.attention_mask).long()
     if "position_ids" in takes:
         tensors["position_ids"] = torch.from_numpy(positions)
-    with_media = any(sequence.media for sequence in rows.sequences)
-    if (name := token_type_argument(architecture, module, with_media=with_media)) is not None:
+    placed = rows.items()
+    if (name := token_type_argument(architecture, module, with_media=bool(placed))) is not None:
         tensors[name] = types
     media = media_inputs(
         rows,
+        placed if items is None else items,
         takes=takes,
         model_class=type(module).__name__,
         dtype=model.dtype,
@@ -61,21 +68,35 @@ def forward_inputs(
     return {name: tensor.to(model.device) for name, tensor in tensors.items()} | media | masks
 
 
-def generic_hidden_states(
-    architecture: Architecture, rows: PlacedRows, *, cache: Any = None, explicit_masks: bool = False
+def hidden_states(
+    architecture: Architecture,
+    rows: PlacedRows,
+    *,
+    cache: Any = None,
+    explicit_masks: bool = False,
+    features: FeatureCache | None = None,
 ) -> tuple[torch.Tensor, np.ndarray]:
     """The last layer's hidden states (B, T, hidden) of placed rows, and the position after each sequence, int64 (N,).
 
-    They come from the model's own base model; `explicit_masks` as in `forward_inputs`. Raises `SampleError`
-    for rows that the model cannot take, and `UnsupportedModelError`, with what was tried, if the forward
-    fails.
+    They come from the model's own base model; `explicit_masks` as in `forward_inputs`. Each distinct item
+    passes its tower once, if it is not in `features`, to which it is added. Raises `SampleError` for rows
+    that the model cannot take, and `UnsupportedModelError`, with what was tried, if the forward fails.
     """
     positions, following = row_positions(architecture, rows)
-    inputs = forward_inputs(architecture, rows, architecture.base, positions, explicit_masks=explicit_masks)
-    return run_base(architecture, base_for(architecture, rows), inputs, cache=cache, rows=rows), following
+    base = architecture.base
+    while True:
+        items, methods = towers(base, rows, features, divides=base not in _undivided)
+        inputs = forward_inputs(architecture, rows, base, positions, explicit_masks=explicit_masks, items=items)
+        try:
+            run = base_for(architecture, rows, methods)
+            return run_base(architecture, run, inputs, cache=cache, rows=rows), following
+        except UnsupportedModelError as error:
+            if base in _undivided or not isinstance(error.__cause__, NotImplementedError):
+                raise
+            _undivided.add(base)
 
 
-def generic_next_hidden_states(
+def next_hidden_states(
     architecture: Architecture,
     token_ids: torch.Tensor,
     positions: torch.Tensor,

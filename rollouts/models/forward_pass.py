@@ -1,20 +1,19 @@
-"""One model's forward passes: the generic ones, or the faster ones of Qwen3-VL."""
+"""One model's forward passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
-from renderers import MediaItem
 from rollouts.errors import UnsupportedModelError
-from rollouts.models import forward, qwen3_vl
+from rollouts.models import forward
 from rollouts.models.architecture import EXTEND, Architecture, architecture
+from rollouts.models.item_features import FeatureCache
 from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
-from rollouts.models.packed_masks import packed_masks
 from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
@@ -27,9 +26,6 @@ from rollouts.models.prefix_tree import (
     separate_trees,
     tree_rows,
 )
-from rollouts.models.qwen3_vl import VisionFeatures
-
-EncodeImages = Callable[[Sequence[MediaItem]], list[VisionFeatures]]
 
 
 class Prefill(NamedTuple):
@@ -50,7 +46,6 @@ class ForwardPass:
         self.architecture: Architecture = architecture(model)
         self.model = self.architecture.model
         output_head(self.architecture)  # checked now, and not when it is needed
-        self._is_qwen3_vl = self.architecture.model_type == qwen3_vl.MODEL_TYPE
 
     @property
     def head(self) -> OutputHead:
@@ -68,11 +63,7 @@ class ForwardPass:
         explicit_masks = rows.packed and (
             rows.tree is not None or packing_of(self.architecture, with_media=with_media) == "masks"
         )
-        if not self._is_qwen3_vl:
-            return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
-        features, types = self.encode(qwen3_vl.distinct_items(rows)), torch.from_numpy(rows.token_types())
-        masks = packed_masks(self.architecture, rows, types.to(self.model.device)) if explicit_masks else None
-        return qwen3_vl.hidden_states(self.model, rows, features, masks=masks)[0]
+        return forward.hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
 
     def trees(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> list[Tree]:
         """Sequences in prefix trees for rows of at most `max_row_tokens` tokens; see `prefix_trees`.
@@ -123,14 +114,10 @@ class ForwardPass:
         multiple_of = 16 if packed and self.model.device.type == "cuda" else 1
         return tree_rows(sequences, rows, pad_id=pad_id, packed=packed, multiple_of=multiple_of)
 
-    def prefill(self, rows: PlacedRows, cache: Any, encode: EncodeImages) -> Prefill:
-        """Run prompts, one a row, padded on the left, and fill the cache; `encode` gives the features of Qwen3-VL."""
+    def prefill(self, rows: PlacedRows, cache: Any, features: FeatureCache | None = None) -> Prefill:
+        """Run prompts, one a row, padded on the left, and fill the cache; `features` as in `hidden_states`."""
         check_placeholders(self.architecture, rows)
-        if self._is_qwen3_vl:
-            features = encode(qwen3_vl.distinct_items(rows))
-            hidden, following = qwen3_vl.hidden_states(self.model, rows, features, cache=cache)
-        else:
-            hidden, following = forward.generic_hidden_states(self.architecture, rows, cache=cache)
+        hidden, following = forward.hidden_states(self.architecture, rows, cache=cache, features=features)
         return Prefill(hidden, torch.from_numpy(following).to(self.model.device))
 
     def next_hidden_states(
@@ -140,9 +127,7 @@ class ForwardPass:
 
         `attention_mask` is bool (B, cached + 1).
         """
-        if self._is_qwen3_vl:
-            return qwen3_vl.next_hidden_states(self.model, token_ids, positions, attention_mask, cache)
-        return forward.generic_next_hidden_states(self.architecture, token_ids, positions, attention_mask, cache)
+        return forward.next_hidden_states(self.architecture, token_ids, positions, attention_mask, cache)
 
     def check_steps(self) -> None:
         """Raise `UnsupportedModelError` if a token after a cache gets other hidden states than in a whole row.
@@ -156,7 +141,7 @@ class ForwardPass:
         try:
             cache = DynamicCache(config=self.architecture.text_config)
             with torch.no_grad():
-                following = self.prefill(before, cache, self.encode).following
+                following = self.prefill(before, cache).following
                 stepped = self.next_hidden_states(last, following, mask, cache)
                 expected = self.hidden_states(whole)[:, -1]
         except (AttributeError, KeyError) as error:  # of the cache, which wants to know the layers
@@ -168,7 +153,3 @@ class ForwardPass:
             "for a token after a cache of three",
             "from those in a row of four, so its completions could not be sampled token by token",
         )
-
-    def encode(self, items: Sequence[MediaItem]) -> list[VisionFeatures]:
-        """The features of images and videos for Qwen3-VL's forward; an empty list for no items."""
-        return qwen3_vl.vision_features(self.model, items) if items else []

@@ -14,7 +14,7 @@ from renderers.errors import MediaError
 from renderers.vision.batching import batch_tensors
 from renderers.vision.patches import normalised
 from rollouts.errors import SampleError
-from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.placed_rows import PlacedRows, RowItem
 
 #: Modality of Qwen-VL -> the model's parameter name for its patches.
 PIXELS: Mapping[str, str] = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -22,6 +22,7 @@ PIXELS: Mapping[str, str] = {"image": "pixel_values", "video": "pixel_values_vid
 
 def media_inputs(
     rows: PlacedRows,
+    placed: Sequence[RowItem],
     *,
     takes: Collection[str],
     model_class: str,
@@ -29,14 +30,13 @@ def media_inputs(
     device: torch.device,
     pads_sounds: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The tensors of all items, by row and column, as `batch_tensors` combines them; floats in `dtype`.
+    """The tensors of items of the rows, as `batch_tensors` combines them; floats in `dtype`.
 
     `takes` are the keyword arguments of the forward of `model_class`. With `pads_sounds`, zeros pad those
-    that have no value for it: each is taken out of the batch again (`encoding_alone`). Raises `SampleError`,
+    that have no value for it: each is taken out of the batch again (`item_features`). Raises `SampleError`,
     which names the row, for a tensor that is not among them, for patches that contradict their grid, and for
     uint8 pixels without a scale.
     """
-    placed = rows.items()
     if not placed:
         return {}
     items = [_as_floats(each.item) for each in placed]
@@ -66,16 +66,6 @@ def item_tensors(items: Sequence[MediaItem], dtype: torch.dtype) -> dict[str, to
     """
     tensors = batch_tensors([_as_floats(item) for item in items])
     return {name: _tensor(array, dtype) for name, array in tensors.items()}
-
-
-def float_pixels(items: Sequence[MediaItem]) -> np.ndarray:
-    """The normalised Qwen-VL patches of images and videos, concatenated: float32 (patches of all, patch size)."""
-    pixels = [normalised(item, PIXELS[item.modality]) for item in items]
-    for item, values in zip(items, pixels, strict=True):
-        if values.dtype == np.uint8:
-            raise SampleError(item.mm_hash, _NO_SCALE)
-        _check_patches(item.mm_hash, item, len(values))
-    return np.concatenate(pixels)
 
 
 _NO_SCALE = (

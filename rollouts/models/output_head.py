@@ -17,7 +17,7 @@ import transformers
 
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import FORWARD_ERRORS, Architecture, same_random_numbers, token_type_argument
-from rollouts.models.forward import generic_hidden_states
+from rollouts.models.forward import hidden_states
 from rollouts.models.placed_rows import TokenRow, placed_rows
 
 # Attributes of text configurations that limit, multiply or divide the logits.
@@ -221,7 +221,7 @@ def check_equal_states(
 
 def _states(architecture: Architecture, ids: Sequence[int]) -> torch.Tensor:
     with torch.no_grad(), same_random_numbers(architecture):
-        return generic_hidden_states(architecture, placed_rows([TokenRow(np.array(ids))], pad_id=0))[0]
+        return hidden_states(architecture, placed_rows([TokenRow(np.array(ids))], pad_id=0))[0]
 
 
 def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:

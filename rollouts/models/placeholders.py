@@ -15,7 +15,7 @@ from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.models.architecture import EXTEND, MERGE, SEARCHES, Architecture
 from rollouts.models.placed_rows import PlacedRows
-from rollouts.models.sounds_by_range import encoding_alone, extending, merging
+from rollouts.models.sounds_by_range import extending, merging
 
 
 def literal_positions(architecture: Architecture, rows: PlacedRows) -> np.ndarray:
@@ -72,16 +72,16 @@ def _first_error(rows: PlacedRows, wrong: np.ndarray, reason: str) -> SampleErro
     return SampleError(rows.sequences[rows.sequence_ids[row, column]].name, f"{token}, {reason}")
 
 
-def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
-    """The base model, or a shallow copy that finds placeholders by range and encodes each sound by itself.
+def base_for(architecture: Architecture, rows: PlacedRows, methods: Mapping[str, Any]) -> Any:
+    """The base model, or a shallow copy that finds placeholders by range and has `methods` (see `towers`).
 
     The copy is needed for literal placeholder tokens, for rows with images and videos in a model that has one
-    id for both, and for sounds of different lengths. It shares parameters, submodules and hooks with the base
+    id for both, and for items that are encoded once. It shares parameters, submodules and hooks with the base
     model and is used for one forward pass, so that other threads are not affected. Raises `SampleError` for a
     literal token in a model without a known search.
     """
     base = copy.copy(architecture.base)
-    replaced = {**_search_by_range(architecture, base, rows), **encoding_alone(base, rows)}
+    replaced = {**_search_by_range(architecture, base, rows), **methods}
     vars(base).update(replaced)  # a module's own assignment refuses a function in the place of a submodule
     return base if replaced else architecture.base
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from renderers import MediaItem
 from renderers.placement import PlacedItem
 from rollouts.errors import SampleError
 from rollouts.models.architecture import EXTEND, MERGE, Architecture
+from rollouts.models.item_features import are_padded
 from rollouts.models.placed_rows import PlacedRows
 
 
@@ -92,22 +91,6 @@ def length_heard_otherwise(search: str | None, media: Sequence[PlacedItem]) -> i
     return image if search == EXTEND and first.get("audio", image) < image else 0
 
 
-def encodes_alone(base: Any) -> bool:
-    """Whether the tower of `base` is called with single sounds where a batch would pad one of them."""
-    return hasattr(base, "get_audio_features")
-
-
-def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:
-    """Attributes for `base`: each sound is encoded without the padding of a batch, where that would pad one.
-
-    Some towers let padding change the features of a shorter sound. Empty where all sounds have one shape.
-    """
-    sounds = [each.item for each in rows.items() if each.item.has_sound]
-    if not encodes_alone(base) or not _are_padded(sounds):
-        return {}
-    return {"get_audio_features": _one_by_one(base.get_audio_features, sounds)}
-
-
 def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained: np.ndarray) -> None:
     """Raise `SampleError` for sounds of which the model's own forward makes other features in this batch than
     alone, or than those that tokens in `trained`, bool (B, T), were sampled with.
@@ -116,7 +99,7 @@ def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained:
     sounds = [each for each in placed if each.item.has_sound]
     seeing = {each.sequence for each in placed if each.item.modality == "image"}
     # Model types whose towers let the padding of a batch change the features of a shorter sound.
-    if architecture.model_type in {"phi4_multimodal", "qwen3_omni_moe_thinker"} and _are_padded(
+    if architecture.model_type in {"phi4_multimodal", "qwen3_omni_moe_thinker"} and are_padded(
         [each.item for each in sounds]
     ):
         beside = "sounds of other lengths"
@@ -135,39 +118,3 @@ def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained:
         f"of {architecture.model_type}. Compute the batch with token_logprobs, or make batches of rows that "
         "are alike",
     )
-
-
-def _are_padded(items: Sequence[MediaItem]) -> bool:
-    """Whether a batch of these items would pad one of them."""
-    shapes = {(name, item[name].shape) for item in items for name in item if item.fields[name].kind == "batched"}
-    return len(shapes) > len({name for name, _ in shapes})
-
-
-def _one_by_one(original: Callable[..., Any], sounds: Sequence[MediaItem]) -> Callable[..., Any]:
-    parameters = inspect.signature(original)
-
-    def features(*args: Any, **kwargs: Any) -> Any:
-        bound = parameters.bind(*args, **kwargs)
-        outputs = []
-        for index, item in enumerate(sounds):
-            own = parameters.bind(*args, **kwargs)
-            for name, value in bound.arguments.items():
-                if name in item and isinstance(value, torch.Tensor):
-                    own.arguments[name] = value[index][tuple(map(slice, item[name].shape))][None]
-            outputs.append(original(*own.args, **own.kwargs))
-        return type(outputs[0])(**{name: _joined(name, [each[name] for each in outputs]) for name in outputs[0]})
-
-    return features
-
-
-def _joined(name: str, parts: Sequence[Any]) -> Any:
-    """Outputs of single sounds as those of a batch: rows one after another, or (1, T, ...) each and padded to one T."""
-    if not isinstance(parts[0], torch.Tensor):
-        return parts[0]
-    if len({part.shape[1:] for part in parts}) > 1:
-        longest, padding = max(part.shape[1] for part in parts), name == "audio_mel_mask"  # True on padding
-        parts = [
-            torch.cat([part, part.new_full((1, longest - part.shape[1], *part.shape[2:]), padding)], dim=1)
-            for part in parts
-        ]
-    return torch.cat(list(parts))

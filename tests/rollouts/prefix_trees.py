@@ -13,7 +13,7 @@ from audio_models import AUDIO_MODELS
 from family_rows import LoadedFamily
 
 from renderers.placement import PlacedItem
-from rollouts.models import forward_pass, prefix_tree
+from rollouts.models import forward, forward_pass, prefix_tree
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.placed_rows import PlacedRows
 from rollouts.training import TrainingBatch, TrainingSample, token_logprobs_and_entropy
@@ -26,16 +26,13 @@ class Computed(NamedTuple):
     entropy: torch.Tensor
     gradients: dict[str, torch.Tensor]
     rows: list[PlacedRows]
+    #: How many images and sounds passed their towers.
+    items: int
 
     @property
     def tokens(self) -> int:
         """How many tokens the model computed, padding left out."""
         return sum(int(rows.attention_mask.sum()) for rows in self.rows)
-
-    @property
-    def items(self) -> int:
-        """How many images and sounds passed their towers."""
-        return sum(len(rows.items()) for rows in self.rows)
 
 
 @contextmanager
@@ -55,14 +52,15 @@ def computed_rows() -> Iterator[list[PlacedRows]]:
 def computed(model: Any, samples: Sequence[TrainingSample], layout: Any = "padded", **options: Any) -> Computed:
     batch = TrainingBatch.from_samples(samples, pad_id=0, layout=layout)
     model.zero_grad()
-    with computed_rows() as rows:
+    with computed_rows() as rows, mock.patch.object(forward, "media_inputs", wraps=forward.media_inputs) as inputs:
         scored = token_logprobs_and_entropy(model, batch, **options)
     # Another weight for every token, so that the gradient of a shared token is a sum of different ones.
     weights = torch.linspace(-1, 1, scored.logprobs.numel()).view_as(scored.logprobs)
     (weights * scored.logprobs + weights.flip(0) * scored.entropy).sum().backward()
     gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad()
-    return Computed(scored.logprobs.detach(), scored.entropy.detach(), gradients, rows)
+    items = sum(len(call.args[1]) for call in inputs.call_args_list)
+    return Computed(scored.logprobs.detach(), scored.entropy.detach(), gradients, rows, items)
 
 
 @contextmanager
@@ -104,17 +102,17 @@ def text_group() -> list[TrainingSample]:
 
 
 def media_group(family: LoadedFamily) -> list[TrainingSample]:
-    """Two prompts that differ in their second item, with completions; forks inside a turn, after an item and
-    before one; a sampled placeholder token, which is text; a sample without media."""
+    """Prompts that differ in their second item, or in the order of the items, with completions; forks inside a turn,
+    after an item and before one; a sampled placeholder token, which is text; a sample without media."""
     if family.name in AUDIO_MODELS:
         first, second, other = family.sound(0.5), family.sound(0.7), family.sound(0.7)
-        prompts = [family.row("two", sounds=[first, each]).sample for each in (second, other)]
+        prompts = [family.row("two", sounds=each).sample for each in ([first, second], [first, other], [second, first])]
     else:
         first, second, other = family.pixels(32, 48), family.pixels(40, 40), family.pixels(40, 40)
-        prompts = [family.row("two", [first, each]).sample for each in (second, other)]
+        prompts = [family.row("two", each).sample for each in ([first, second], [first, other], [second, first])]
     rng = np.random.default_rng(2)
     samples = [
-        continued(prompt, len(prompt), rng.integers(65, 90, length)) for prompt in prompts for length in (5, 7, 0)
+        continued(prompt, len(prompt), rng.integers(65, 90, length)) for prompt in prompts[:2] for length in (5, 7, 0)
     ]
     (_, one), (_, two) = prompts[0].media
     literal = int(prompts[0].token_ids[one.runs[0][0]])
@@ -123,6 +121,7 @@ def media_group(family: LoadedFamily) -> list[TrainingSample]:
         continued(prompts[0], one.end, [66, 67, 68]),
         continued(prompts[0], two.offset, [66, 67, 68]),
         continued(prompts[0], len(prompts[0]) - 2, [literal, literal, 68]),
+        continued(prompts[2], len(prompts[2]), [70, 71]),
         family.row("only text").sample,
     ]
 
@@ -148,14 +147,4 @@ def distinct_tokens(samples: Sequence[TrainingSample]) -> int:
 
 
 def distinct_items(samples: Sequence[TrainingSample]) -> int:
-    """The number of different beginnings of samples that end with an item."""
-    return len(
-        {
-            (
-                each.token_ids[: at.end].tobytes(),
-                tuple(item.mm_hash for item, other in each.media if other.offset <= at.offset),
-            )
-            for each in samples
-            for _, at in each.media
-        }
-    )
+    return len({item.mm_hash for each in samples for item, _ in each.media})

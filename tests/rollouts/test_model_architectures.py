@@ -93,6 +93,26 @@ def test_another_image_or_sound_changes_the_log_probabilities(family):
         assert not close(of_samples(family.model, [given]), of_samples(family.model, [other]))
 
 
+def test_a_tower_whose_features_are_not_those_of_one_item_after_another_encodes_each_item_at_each_place(monkeypatch):
+    family = loaded_family("qwen2_5_vl")
+    one, other = family.pixels(32, 48), family.pixels(40, 40)
+    samples = [family.row("x", images).sample for images in ([one, other], [other, one])]
+    expected, counts = of_samples(family.model, samples), []
+    base = family.model.model
+    encode = base.get_image_features
+
+    def encoded(pixels, grids, **options):
+        counts.append(len(grids))
+        output = encode(pixels, grids, **options)
+        output.pooler_output = torch.cat(output.pooler_output).split(3)
+        return output
+
+    monkeypatch.setattr(base, "get_image_features", encoded)
+    for _ in range(2):
+        assert close(of_samples(family.model, samples), expected)
+    assert counts == [2, 4, 4]  # the first was tried once
+
+
 def test_llama_4_with_images_is_refused_where_its_own_forward_fails_and_right_where_it_works(monkeypatch):
     family = loaded_family("llama4")
     rows = [

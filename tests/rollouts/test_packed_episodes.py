@@ -13,10 +13,10 @@ import pytest
 
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange, TemplateRenderer, load_renderer
 from renderers.media.item import TensorField
+from renderers.vision.patches import normalised
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
 from rollouts.engines.protocol import FinishReason
 from rollouts.errors import ArgumentError, PixelMismatchError, RolloutsError
-from rollouts.models.qwen3_vl import float_pixels
 from rollouts.training import samples_from_trajectory
 from rollouts.trajectory.packed_episodes import AbsentSource, PackedEpisodes, PixelForm, pack_episodes
 from transport import RecordReader, RecordWriter, decode, decode_frames, encode, encode_frames
@@ -102,7 +102,9 @@ def test_pixels_travel_without_their_sources_and_train_without_a_processor(
     packed = decode_frames(frames)
     (sample,) = samples_from_trajectory(packed.episodes[0], advantage=1.0, processors=packed.processors())
     (expected,) = samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
-    floats, exact = (float_pixels([item for item, _ in one.media]) for one in (sample, expected))
+    floats, exact = (
+        np.concatenate([normalised(item, "pixel_values") for item, _ in one.media]) for one in (sample, expected)
+    )
     assert floats.dtype == np.float32
     np.testing.assert_array_equal(floats, exact)
     for (item, where), (original, original_where) in zip(sample.media, expected.media, strict=True):

@@ -19,7 +19,8 @@ from rollouts.engines.protocol import (
     TopLogprobs,
     WeightSpan,
 )
-from rollouts.models.forward_pass import EncodeImages, ForwardPass
+from rollouts.models.forward_pass import ForwardPass
+from rollouts.models.item_features import FeatureCache
 from rollouts.models.placed_rows import TokenRow, placed_rows
 
 
@@ -128,7 +129,7 @@ class _Scores(NamedTuple):
 
 
 class Batch:
-    """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the model's.
+    """The requests of one batch. `features` are those of media items, kept for later ones; `max_length` is the model's.
 
     `is_interrupted` is asked after every token. Once it returns True, the unfinished completions end with
     `FinishReason.ABORT`; each has at least one token. So do those of a request that is aborted. So do all
@@ -140,14 +141,14 @@ class Batch:
         self,
         forward: ForwardPass,
         running: Sequence[RunningRequest],
-        encode_images: EncodeImages,
+        features: FeatureCache,
         max_length: int,
         is_interrupted: Callable[[], bool],
     ) -> None:
         self._forward = forward
         self._running = running
         self._requests = requests = [each.request for each in running]
-        self._encode_images = encode_images
+        self._features = features
         self._max_length = max_length
         self._is_interrupted = is_interrupted
         self._prompts: list[TokenRow] = []  # distinct ones
@@ -207,7 +208,7 @@ class Batch:
         # On the left, so that the last column has the last token of every prompt.
         rows = placed_rows(self._prompts, pad_id=getattr(config, "pad_token_id", None) or 0, side="left")
         cache = DynamicCache(config=config)
-        hidden, following = self._forward.prefill(rows, cache, self._encode_images)
+        hidden, following = self._forward.prefill(rows, cache, self._features)
         logits = self._forward.head.logits(hidden[:, -1])
         prompts = torch.tensor([sample.prompt for sample in self._samples], device=hidden.device)
         if len(self._samples) > len(self._prompts):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
@@ -46,13 +46,13 @@ try:
 except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
-from rollouts.engines.local.adapters import LocalAdapter, LocalAdapters
+from rollouts.engines.local.adapters import LocalAdapters
 from rollouts.engines.local.batch import Batch
 from rollouts.engines.local.weights import checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
+from rollouts.models.item_features import FeatureCache, ItemFeatures
 from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import inserted
-from rollouts.models.qwen3_vl import VisionFeatures
 
 
 class LocalEngine(Engine):
@@ -100,7 +100,7 @@ class LocalEngine(Engine):
             raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
         # By adapter, which may change the vision tower, version of the weights, and mm_hash.
         # Features of images that are kept on the device of the model.
-        self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(256 * 2**20)
+        self._features: ByteLRU[tuple[Hashable, str], ItemFeatures] = ByteLRU(256 * 2**20)
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)
@@ -361,25 +361,8 @@ class LocalEngine(Engine):
             # With the lock held: no update of the weights comes between this and the batch.
             version = self._weight_version
 
-            def encode(items: Sequence[Any]) -> list[VisionFeatures]:
-                return self._encode_images(items, adapter, version)
-
-            return Batch(self._forward, requests, encode, self._max_length, is_interrupted).run(version)
-
-    def _encode_images(self, items: Sequence[Any], adapter: LocalAdapter | None, version: str) -> list[VisionFeatures]:
-        """Features of images; those that the current weights have encoded before come from the cache."""
-        features: dict[str, VisionFeatures] = {}
-        missing = []
-        for item in items:
-            if (cached := self._features.get((adapter, version, item.mm_hash))) is None:
-                missing.append(item)
-            else:
-                features[item.mm_hash] = cached
-        if missing:
-            for item, encoded in zip(missing, self._forward.encode(missing), strict=True):
-                features[item.mm_hash] = encoded
-                self._features.put((adapter, version, item.mm_hash), encoded, encoded.nbytes)
-        return [features[item.mm_hash] for item in items]
+            features = FeatureCache(self._features, (adapter, version))
+            return Batch(self._forward, requests, features, self._max_length, is_interrupted).run(version)
 
     def _load(self, weights: Mapping[str, Any] | str | Path, version: str, interrupts: bool) -> None:
         if interrupts:
