@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 from collections.abc import Iterator
@@ -139,17 +138,24 @@ def _without_output_layer(model: Any, output_layer: Any) -> Any:
     the model, but for the ones around the output layer, which are copied.
     """
     *around, last = next(name for name, each in model.named_modules() if each is output_layer).split(".")
-    part = copied = _copied(model)
+    part = copied = _with_own_modules(model)
     for name in around:
-        part._modules[name] = inner = _copied(part._modules[name])
+        part._modules[name] = inner = _with_own_modules(part._modules[name])
         part = inner
     part._modules[last] = torch.nn.Identity()
     return copied
 
 
-def _copied(module: Any) -> Any:
-    copied = copy.copy(module)
+def _with_own_modules(module: Any) -> Any:
+    copied = shallow_copy(module)
     vars(copied)["_modules"] = {**module._modules}
+    return copied
+
+
+def shallow_copy(module: Any) -> Any:
+    """Another module with the attributes of `module`: its parameters, submodules and hooks are the same objects."""
+    copied = object.__new__(type(module))  # `copy` calls the class of a module that FSDP divides
+    vars(copied).update(vars(module))
     return copied
 
 

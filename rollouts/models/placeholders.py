@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from renderers import MediaItem
 from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.models.architecture import EXTEND, MERGE, SEARCHES, Architecture
+from rollouts.models.architecture import EXTEND, MERGE, SEARCHES, Architecture, shallow_copy
 from rollouts.models.placed_rows import PlacedRows
 from rollouts.models.sounds_by_range import extending, merging
 
@@ -80,7 +79,7 @@ def base_for(architecture: Architecture, rows: PlacedRows, methods: Mapping[str,
     model and is used for one forward pass, so that other threads are not affected. Raises `SampleError` for a
     literal token in a model without a known search.
     """
-    base = copy.copy(architecture.base)
+    base = shallow_copy(architecture.base)
     replaced = {**_search_by_range(architecture, base, rows), **methods}
     vars(base).update(replaced)  # a module's own assignment refuses a function in the place of a submodule
     return base if replaced else architecture.base
@@ -130,7 +129,7 @@ def base_for_text(architecture: Architecture, token_ids: torch.Tensor) -> Any:
     literal = torch.isin(token_ids, torch.tensor(sorted(architecture.placeholder_ids), device=token_ids.device))
     if not bool(literal.any()):
         return architecture.base
-    base = copy.copy(architecture.base)
+    base = shallow_copy(architecture.base)
     vars(base).update(_searching(architecture, str(architecture.search), token_ids, torch.zeros_like(token_ids)))
     return base
 

@@ -113,6 +113,17 @@ def test_a_tower_whose_features_are_not_those_of_one_item_after_another_encodes_
     assert counts == [2, 4, 4]  # the first was tried once
 
 
+def test_a_base_model_that_fsdp_divided_encodes_each_image_once(monkeypatch):
+    """`fully_shard` gives a module a class whose `__new__` makes the original class: `copy.copy` fails."""
+    family = loaded_family("qwen2_5_vl")
+    one, other = family.pixels(32, 48), family.pixels(40, 40)
+    samples = [family.row("x", images).sample for images in ([one, other], [other, one])]
+    expected = of_samples(family.model, samples)
+    base = family.model.model
+    monkeypatch.setattr(base, "__class__", type("Divided", (type(base),), {"__new__": type(base)}))
+    assert close(of_samples(family.model, samples), expected)
+
+
 def test_llama_4_with_images_is_refused_where_its_own_forward_fails_and_right_where_it_works(monkeypatch):
     family = loaded_family("llama4")
     rows = [
