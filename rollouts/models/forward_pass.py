@@ -13,6 +13,7 @@ from renderers import MediaItem
 from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward, qwen3_vl
 from rollouts.models.architecture import EXTEND, Architecture, architecture
+from rollouts.models.expert_routing import RoutingComparison, replayed_experts
 from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
@@ -51,6 +52,8 @@ class ForwardPass:
         self.model = self.architecture.model
         output_head(self.architecture)  # checked now, and not when it is needed
         self._is_qwen3_vl = self.architecture.model_type == qwen3_vl.MODEL_TYPE
+        #: What `hidden_states` adds its replaced choices of experts to.
+        self.routing: RoutingComparison | None = None
 
     @property
     def head(self) -> OutputHead:
@@ -60,7 +63,8 @@ class ForwardPass:
     def hidden_states(self, rows: PlacedRows) -> torch.Tensor:
         """The last layer's hidden states (B, T, hidden). Differentiable. Packed rows where `packing_of` is not None.
 
-        Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward fails.
+        Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward fails,
+        and the errors of `replayed_experts` for rows with experts.
         """
         check_placeholders(self.architecture, rows)
         check_token_ids(self.architecture, rows)
@@ -69,7 +73,8 @@ class ForwardPass:
             rows.tree is not None or packing_of(self.architecture, with_media=with_media) == "masks"
         )
         if not self._is_qwen3_vl:
-            return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
+            with replayed_experts(self.architecture, rows.experts(), self.routing):
+                return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
         features, types = self.encode(qwen3_vl.distinct_items(rows)), torch.from_numpy(rows.token_types())
         masks = packed_masks(self.architecture, rows, types.to(self.model.device)) if explicit_masks else None
         return qwen3_vl.hidden_states(self.model, rows, features, masks=masks)[0]
