@@ -1,6 +1,6 @@
 """The experts of a sampler in the place of those that a model chooses in its forward pass, differentiable.
 
-"Rollout routing replay" (Ma et al. 2025, arXiv:2510.11370): the router's own scores, at the experts of the sampler.
+"Rollout routing replay" (Ma et al. 2025, arXiv:2510.11370): the router's scores at the sampler's experts.
 """
 
 from __future__ import annotations
@@ -73,14 +73,19 @@ def replayed_experts(
     if len(wrong := experts[(experts < -1) | (experts >= count)]):
         raise ArgumentError("an expert", int(wrong[0]), f"pass those of this model, from 0 to {count - 1}")
     if experts.shape[3] != taken:
-        raise ArgumentError("the number of experts a token", experts.shape[3], f"pass {taken}, as this model takes")
+        raise ArgumentError("the number of experts a token", experts.shape[3], f"pass {taken} for this model")
     layers = _layers_of(architecture, [name for name, _ in routers], experts.shape[2])
     of_tokens = torch.from_numpy(experts.reshape(-1, *experts.shape[2:]).astype(np.int64))
-    given = [partial(_given, of_tokens[:, layer].to(architecture.model.device), comparison) for layer in layers]
+    of_tokens = of_tokens.to(architecture.model.device)
+    given = [partial(_given, of_tokens[:, layer], comparison) for layer in layers]
+
+    def contexts() -> tuple[Any, Any]:
+        return nullcontext(), _replaced(architecture, given)
+
     with ExitStack() as replaced:
         for module in architecture.base.modules():
             if (checkpoint := getattr(module, "_gradient_checkpointing_func", None)) is not None:
-                again = partial(checkpoint, context_fn=lambda: (nullcontext(), _replaced(architecture, given)))
+                again = partial(checkpoint, context_fn=contexts)
                 replaced.enter_context(_attribute(module, "_gradient_checkpointing_func", again))
         replaced.enter_context(_replaced(architecture, given))
         yield
@@ -100,7 +105,8 @@ def check_replay(architecture: Architecture) -> int:
     count, routers = num_experts(architecture), _routers(architecture)
 
     def states(replace: _Replace) -> torch.Tensor:
-        with torch.no_grad(), same_random_numbers(architecture), _replaced(architecture, [replace] * len(routers)):
+        replaced = _replaced(architecture, [replace] * len(routers))
+        with torch.no_grad(), same_random_numbers(architecture), replaced:
             return generic_hidden_states(architecture, rows)[0]
 
     def own_choice(chosen: torch.Tensor) -> torch.Tensor:
@@ -188,7 +194,7 @@ def _attribute(module: Any, name: str, value: object) -> Iterator[None]:
             setattr(module, name, before)
 
 
-def _replacing(architecture: Architecture, forward: Callable[..., Any], replace: _Replace) -> Callable[..., Any]:
+def _replacing(architecture: Architecture, forward: Any, replace: _Replace) -> Any:
     """`forward` of a router with other experts in place of its own."""
     count = num_experts(architecture)
 
@@ -210,7 +216,7 @@ class _ReplacedTopK(TorchFunctionMode):
         super().__init__()
         self.calls = 0
         self._replace, self._count = replace, count
-        self._masked: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+        self._masked: Any = (None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

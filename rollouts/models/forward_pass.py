@@ -63,8 +63,8 @@ class ForwardPass:
     def hidden_states(self, rows: PlacedRows) -> torch.Tensor:
         """The last layer's hidden states (B, T, hidden). Differentiable. Packed rows where `packing_of` is not None.
 
-        Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward fails,
-        and the errors of `replayed_experts` for rows with experts.
+        Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward
+        fails, and the errors of `replayed_experts` for rows with experts.
         """
         check_placeholders(self.architecture, rows)
         check_token_ids(self.architecture, rows)
@@ -73,8 +73,9 @@ class ForwardPass:
             rows.tree is not None or packing_of(self.architecture, with_media=with_media) == "masks"
         )
         if not self._is_qwen3_vl:
-            with replayed_experts(self.architecture, rows.experts(), self.routing):
-                return forward.generic_hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
+            known = self.architecture
+            with replayed_experts(known, rows.experts(), self.routing):
+                return forward.generic_hidden_states(known, rows, explicit_masks=explicit_masks)[0]
         features, types = self.encode(qwen3_vl.distinct_items(rows)), torch.from_numpy(rows.token_types())
         masks = packed_masks(self.architecture, rows, types.to(self.model.device)) if explicit_masks else None
         return qwen3_vl.hidden_states(self.model, rows, features, masks=masks)[0]

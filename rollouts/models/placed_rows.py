@@ -34,8 +34,8 @@ class TokenRow:
     """A row of n tokens with media: what a forward pass computes. Rows with more columns (samples, data) extend it.
 
     `token_ids` integers (n,); `media` in prompt order, whose ranges count from the first token; `name` is for errors.
-    `experts`, integers (n, layers, experts a token), are those that compute each token in place of the model's
-    choice, which remains where they are -1, and everywhere if they are None.
+    `experts`, integers (n, layers, experts a token), compute each token in place of those that the model
+    chooses, which remain where they are -1, and everywhere if they are None.
     """
 
     experts: np.ndarray | None = None
@@ -128,9 +128,9 @@ class PlacedRows:
         return sorted(placed, key=lambda each: (each.row, each.placeholder.offset))
 
     def experts(self) -> np.ndarray | None:
-        """int32 (B, T, layers, experts a token) of `TokenRow.experts`, -1 elsewhere; None if no sequence has any.
+        """int32 (B, T, layers, experts a token) of `TokenRow.experts`, -1 elsewhere; None if there are none.
 
-        Raises `SampleError` for sequences with other numbers of layers, or of experts a token, than the first.
+        Raises `SampleError` for a sequence with another number of layers, or of experts a token.
         """
         given = [(each.name, each.experts) for each in self.sequences if each.experts is not None]
         if not given:
@@ -139,9 +139,10 @@ class PlacedRows:
         for name, experts in given:
             if experts.shape[1:] != first:
                 reason = f"its experts are for {experts.shape[1:]} layers and experts a token"
-                raise SampleError(name, f"{reason}, those of another row for {first}; pass rows of one sampler")
-        none = np.full((1, *first), -1, dtype=np.int32)
-        parts = [none.repeat(len(each), 0) if each.experts is None else each.experts for each in self.sequences]
+                cure = "pass rows of one sampler"
+                raise SampleError(name, f"{reason}, those of another row for {first}; {cure}")
+        none = np.empty((0, *first), dtype=np.int32)
+        parts = [none if each.experts is None else each.experts for each in self.sequences]
         return laid_out(parts, self.starts, np.full((*self.input_ids.shape, *first), -1, dtype=np.int32))
 
     def token_types(self) -> np.ndarray:

@@ -84,9 +84,9 @@ def prefix_trees(
 
 
 def _keys(sequence: TokenRow, numbers: dict[object, int]) -> np.ndarray:
-    """int64 (n,): equal where the token, its experts and, in the range of an item, the item and its range are equal.
+    """int64 (n,): equal where the token and, in the range of an item, the item and its range are equal.
 
-    Of experts, hashes are added, by which sequences are ordered; `_experts_differ` compares themselves.
+    Hashes of experts are added, by which sequences are ordered; `_experts_differ` compares the experts.
     """
     keys = sequence.token_ids.astype(np.int64)
     for item, placeholder in sequence.media:

@@ -78,7 +78,12 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
 
 
 def check_data(
-    data: Sequence[Datum], loss: NamedLoss, architecture: Architecture, vocabulary: int, *, routed_experts: bool = False
+    data: Sequence[Datum],
+    loss: NamedLoss,
+    architecture: Architecture,
+    vocabulary: int,
+    *,
+    routed_experts: bool = False,
 ) -> list[Datum]:
     """The rows with their names, after a check of everything that can be known without a forward pass.
 
@@ -116,7 +121,7 @@ def check_data(
             raise SampleError(datum.name, f"{error}; place each item at as many tokens as its processor makes of it")
         if routed_experts:
             if datum.experts is None:
-                reason = "it has no experts; let the server report them, or make a Trainer without routed_experts"
+                reason = "it has no experts; let the server report them, or leave out routed_experts=True"
                 raise SampleError(datum.name, reason)
             check_column(datum.name, "experts", datum.experts, "iu", (count, "layers", "experts a token"))
         rows = placed_rows([datum], pad_id=architecture.neutral_id)

@@ -42,14 +42,13 @@ def token_logprobs(
     fail, the usual ones are computed, and a `RuntimeWarning` says why.
 
     With `routed_experts`, a mixture of experts computes each token with the experts that the sampler took
-    (`TrainingSample.routed_experts`), weighted by the scores that its own routers give these, through which the
-    gradient goes (arXiv:2510.11370). Samples share a token where they have the same experts for it and for
-    those before.
+    (`TrainingSample.routed_experts`), weighted by its own routers' scores of these, through which the
+    gradient goes (arXiv:2510.11370). Samples share tokens as far as their experts are the same.
 
     Raises `SampleError`, which names the row, for media and token ids that the model cannot take,
     `SampleError` for a `loss_mask` that was changed to train padding or the first token of a sample, and
     `UnsupportedModelError`, which says what was tried, for a model whose hidden states or output layer are
-    not accessible. With `routed_experts` also `SampleError` for a sample that is trained and has none, and the
+    not accessible. With `routed_experts` also `SampleError` for a trained sample that has none, and the
     errors of `replayed_experts`.
     """
     return _scored(

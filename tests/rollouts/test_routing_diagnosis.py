@@ -104,7 +104,7 @@ def test_another_number_of_experts_a_token_is_not_replayed_and_the_reason_says_i
     ]
     diagnosis = diagnosed(model, samples)
     assert diagnosis.causes == ()
-    assert "the number of experts a token is 4; pass 2, as this model takes" in routing_of(diagnosis).skipped
+    assert "the number of experts a token is 4; pass 2 for this model" in routing_of(diagnosis).skipped
 
 
 # Samples and batches.
