@@ -1,28 +1,42 @@
-"""The experts that a model chooses in a forward pass: recorded, and replaced by given ones."""
+"""The experts of a sampler in the place of those that a model chooses in its forward pass, differentiable.
+
+"Rollout routing replay" (Ma et al. 2025, arXiv:2510.11370): the router's scores at the sampler's experts.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from rollouts.errors import ArgumentError, UnsupportedModelError
-from rollouts.models.architecture import Architecture
+from rollouts.models.architecture import Architecture, same_random_numbers
+from rollouts.models.forward import hidden_states
+from rollouts.models.output_head import check_equal_states, probe_ids, relative_difference
+from rollouts.models.placed_rows import TokenRow, placed_rows
 
 # transformers' name for what it records of the modules that choose experts.
 _RECORDED = "router_logits"
-_TOPK = (torch.topk, torch.Tensor.topk)
+_TOPK, _MASKED_FILL = (torch.topk, torch.Tensor.topk), (torch.masked_fill, torch.Tensor.masked_fill)
+
+#: The experts (tokens, k) that take the place of those that a router has chosen, of its scores.
+_Replace = Callable[[torch.Tensor], torch.Tensor]
+
+#: The number of experts a token of models that `check_replay` has found to compute with given ones.
+_verified: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
 class RoutingComparison:
-    """`choices`: how often a layer chose the experts of a token; `different`: how often it chose others."""
+    """`choices`: how often experts of a token were replaced in a layer; `different`: how often by others."""
 
     choices: int = 0
     different: int = 0
@@ -33,35 +47,104 @@ def num_experts(architecture: Architecture) -> int:
     # Names in configurations for the number of experts, and for how many of them a token takes.
     numbers = [
         getattr(architecture.text_config, name, None)
-        for name in ("num_experts", "num_local_experts", "n_routed_experts")
+        for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     ]
     return max([number for number in numbers if isinstance(number, int) and number > 1], default=0)
 
 
 @contextmanager
-def replayed_experts(architecture: Architecture, experts: np.ndarray) -> Iterator[RoutingComparison]:
-    """Inside, a forward pass over one row of n tokens takes `experts` in place of those that its routers choose.
+def replayed_experts(
+    architecture: Architecture, experts: np.ndarray | None, comparison: RoutingComparison | None = None
+) -> Iterator[None]:
+    """Inside, a forward pass over rows (B, T) takes `experts` in place of those that its routers choose.
 
-    `experts` are integers (n - 1, layers, experts a token) for all tokens but the last, which keeps its own:
-    the layers are those with routers, or all of the model. The weights of the experts are the model's own.
-    The comparison has how many choices differed, the order of a token's experts left out.
+    `experts` are integers (B, T, layers, experts a token), -1 where the model's own remain; None: everywhere.
+    The layers are those with routers, or all of the model. The weights of the experts are what the model
+    computes for these experts from its router's scores, with their gradients; also where layers are computed
+    again in the backward pass (gradient checkpointing, not the reentrant one). `comparison` is added to.
 
     Raises `ArgumentError` for experts of another number of layers or beyond those of the model, and
-    `UnsupportedModelError` for a model whose routers transformers does not name, or which do not choose by
-    one `topk` over all experts.
+    `UnsupportedModelError` as `check_replay` does.
     """
-    routers = _routers(architecture)
-    count = num_experts(architecture)
-    if experts.size and not 0 <= int(experts.min()) <= int(experts.max()) < count:
-        numbers = f"from {experts.min()} to {experts.max()}"
-        raise ArgumentError("experts", numbers, f"pass those of this model, from 0 to {count - 1}")
-    layers = _layers_of(architecture, [name for name, _ in routers], experts.shape[1])
-    comparison = RoutingComparison()
+    if experts is None:
+        yield
+        return
+    taken, routers, count = check_replay(architecture), _routers(architecture), num_experts(architecture)
+    if len(wrong := experts[(experts < -1) | (experts >= count)]):
+        raise ArgumentError("an expert", int(wrong[0]), f"pass those of this model, from 0 to {count - 1}")
+    if experts.shape[3] != taken:
+        raise ArgumentError("the number of experts a token", experts.shape[3], f"pass {taken} for this model")
+    layers = _layers_of(architecture, [name for name, _ in routers], experts.shape[2])
+    of_tokens = torch.from_numpy(experts.reshape(-1, *experts.shape[2:]).astype(np.int64))
+    of_tokens = of_tokens.to(architecture.model.device)
+    given = [partial(_given, of_tokens[:, layer], comparison) for layer in layers]
+
+    def contexts() -> tuple[Any, Any]:
+        return nullcontext(), _replaced(architecture, given)
+
     with ExitStack() as replaced:
-        for (_, router), layer in zip(routers, layers, strict=True):
-            forward = _replaying(architecture.model_type, router.forward, experts[:, layer], count, comparison)
+        for module in architecture.base.modules():
+            if (checkpoint := getattr(module, "_gradient_checkpointing_func", None)) is not None:
+                again = partial(checkpoint, context_fn=contexts)
+                replaced.enter_context(_attribute(module, "_gradient_checkpointing_func", again))
+        replaced.enter_context(_replaced(architecture, given))
+        yield
+
+
+def check_replay(architecture: Architecture) -> int:
+    """The number of experts a token of a model in which `replayed_experts` computes with given experts.
+
+    At first use the model runs on four text tokens. With its own experts in another order it has to compute
+    the same, up to rounding, and with others something else. Its routers must be modules that transformers
+    names, and choose by one `topk` over all experts. Raises `UnsupportedModelError`.
+    """
+    if architecture.model in _verified:
+        return _verified[architecture.model]
+    numbers: list[int] = []
+    rows = placed_rows([TokenRow(np.array(probe_ids(architecture)))], pad_id=0)
+    count, routers = num_experts(architecture), _routers(architecture)
+
+    def states(replace: _Replace) -> torch.Tensor:
+        replaced = _replaced(architecture, [replace] * len(routers))
+        with torch.no_grad(), same_random_numbers(architecture), replaced:
+            return hidden_states(architecture, rows)[0]
+
+    def own_choice(chosen: torch.Tensor) -> torch.Tensor:
+        numbers.append(chosen.shape[-1])
+        return chosen
+
+    own, turned = states(own_choice), states(lambda chosen: chosen.flip(-1))
+    consequence = "so that given experts would not be weighted as it weights its own"
+    check_equal_states(architecture, (own, turned), "with its experts in another order", consequence)
+    others = states(lambda chosen: (chosen + 1) % count)
+    if not relative_difference(own, others) > relative_difference(own, turned):
+        reason = "the experts that its routers return do not change its hidden states"
+        raise UnsupportedModelError(architecture.model_type, reason)
+    return _verified.setdefault(architecture.model, numbers[0])
+
+
+@contextmanager
+def _replaced(architecture: Architecture, replace: Sequence[_Replace]) -> Iterator[None]:
+    """Inside, the routers choose what the function of each makes of its own choice."""
+    with ExitStack() as replaced:
+        for (_, router), function in zip(_routers(architecture), replace, strict=True):
+            forward = _replacing(architecture, router.forward, function)
             replaced.enter_context(_attribute(router, "forward", forward))
-        yield comparison
+        yield
+
+
+def _given(given: torch.Tensor, comparison: RoutingComparison | None, chosen: torch.Tensor) -> torch.Tensor:
+    """Given experts (tokens, k) in place of the chosen ones, but for those that are -1."""
+    if len(given) != len(chosen):  # Ernie 4.5 VL has other routers for the tokens of images
+        rule = f"its router chooses for {len(chosen)}, not for all of a pass, and cannot take given experts"
+        raise ArgumentError("the number of tokens of a layer", len(given), rule)
+    given = given.to(chosen.device)
+    known = (given >= 0).all(dim=-1)
+    if comparison is not None:
+        differ = (given.sort().values != chosen.sort().values).any(dim=-1)
+        comparison.choices += int(known.sum())
+        comparison.different += int((differ & known).sum())
+    return torch.where(known[:, None], given, chosen)
 
 
 def _routers(architecture: Architecture) -> list[tuple[str, Any]]:
@@ -111,47 +194,44 @@ def _attribute(module: Any, name: str, value: object) -> Iterator[None]:
             setattr(module, name, before)
 
 
-def _replaying(
-    model_type: str, forward: Callable[..., Any], experts: np.ndarray, count: int, comparison: RoutingComparison
-) -> Callable[..., Any]:
-    """`forward` of a router with the experts int (n - 1, k) of one layer in place of its own."""
+def _replacing(architecture: Architecture, forward: Any, replace: _Replace) -> Any:
+    """`forward` of a router with other experts in place of its own."""
+    count = num_experts(architecture)
 
-    def replaying(*args: Any, **kwargs: Any) -> Any:
-        with _ReplacedTopK(experts, count, comparison) as replaced:
+    def replacing(*args: Any, **kwargs: Any) -> Any:
+        with _ReplacedTopK(replace, count) as replaced:
             result = forward(*args, **kwargs)
         if replaced.calls != 1:
-            topk = f"topk for {experts.shape[1]} of all {count} experts"
-            reason = f"its routers call {topk} {replaced.calls} times instead of once"
-            raise UnsupportedModelError(model_type, reason)
+            reason = f"its routers call topk over all {count} experts {replaced.calls} times instead of once"
+            raise UnsupportedModelError(architecture.model_type, reason)
         return result
 
-    return replaying
+    return replacing
 
 
 class _ReplacedTopK(TorchFunctionMode):
-    """Inside, `topk` over the experts of all tokens returns the given experts and their values."""
+    """Inside, `topk` over the experts of all tokens returns other experts and their values."""
 
-    def __init__(self, experts: np.ndarray, count: int, comparison: RoutingComparison) -> None:
+    def __init__(self, replace: _Replace, count: int) -> None:
         super().__init__()
         self.calls = 0
-        self._experts, self._count, self._comparison = experts, count, comparison
+        self._replace, self._count = replace, count
+        self._masked: Any = (None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func in _MASKED_FILL:
+            self._masked = (result, args[0])
         if func not in _TOPK:
             return result
         values, chosen = args[0] if args else kwargs["input"], result.indices
-        if values.shape[-1] != self._count or chosen.shape[-1] != self._experts.shape[1] or _is_one_group(values):
+        if values.shape[-1] != self._count or _is_one_group(values):
             return result  # of groups of experts
         self.calls += 1
-        own = chosen.reshape(-1, chosen.shape[-1])
-        if len(own) != len(self._experts) + 1:
-            rule = f"pass one row for each of the {len(own)} tokens but the last"
-            raise ArgumentError("the number of rows of experts", len(self._experts), rule)
-        given = torch.from_numpy(self._experts.astype(np.int64)).to(own.device)
-        self._comparison.choices += len(given)
-        self._comparison.different += int((given.sort().values != own[:-1].sort().values).any(dim=-1).sum())
-        replaced = torch.cat([given, own[-1:]]).reshape(chosen.shape)
+        replaced = self._replace(chosen.reshape(-1, chosen.shape[-1])).reshape(chosen.shape)
+        # DeepSeek V2 weights experts by scores that are 0 outside of the groups that it chose.
+        masked, scores = self._masked
+        values = scores if values is masked else values
         return torch.return_types.topk((values.gather(-1, replaced), replaced))
 
 

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward
 from rollouts.models.architecture import EXTEND, Architecture, architecture
+from rollouts.models.expert_routing import RoutingComparison, replayed_experts
 from rollouts.models.item_features import FeatureCache
 from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
 from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
@@ -46,6 +47,8 @@ class ForwardPass:
         self.architecture: Architecture = architecture(model)
         self.model = self.architecture.model
         output_head(self.architecture)  # checked now, and not when it is needed
+        #: What `hidden_states` adds its replaced choices of experts to.
+        self.routing: RoutingComparison | None = None
 
     @property
     def head(self) -> OutputHead:
@@ -55,7 +58,8 @@ class ForwardPass:
     def hidden_states(self, rows: PlacedRows) -> torch.Tensor:
         """The last layer's hidden states (B, T, hidden). Differentiable. Packed rows where `packing_of` is not None.
 
-        Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward fails.
+        Raises `SampleError` for rows that the model cannot take, `UnsupportedModelError` if its forward
+        fails, and the errors of `replayed_experts` for rows with experts.
         """
         check_placeholders(self.architecture, rows)
         check_token_ids(self.architecture, rows)
@@ -63,7 +67,9 @@ class ForwardPass:
         explicit_masks = rows.packed and (
             rows.tree is not None or packing_of(self.architecture, with_media=with_media) == "masks"
         )
-        return forward.hidden_states(self.architecture, rows, explicit_masks=explicit_masks)[0]
+        known = self.architecture
+        with replayed_experts(known, rows.experts(), self.routing):
+            return forward.hidden_states(known, rows, explicit_masks=explicit_masks)[0]
 
     def trees(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> list[Tree]:
         """Sequences in prefix trees for rows of at most `max_row_tokens` tokens; see `prefix_trees`.

@@ -15,7 +15,7 @@ import numpy as np
 from renderers import MediaItem, PlaceholderRange
 from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, SampleError
 from rollouts.values import check_choice, check_integer
 
 if TYPE_CHECKING:
@@ -34,14 +34,23 @@ class TokenRow:
     """A row of n tokens with media: what a forward pass computes. Rows with more columns (samples, data) extend it.
 
     `token_ids` integers (n,); `media` in prompt order, whose ranges count from the first token; `name` is for errors.
+    `experts`, integers (n, layers, experts a token), compute each token in place of those that the model
+    chooses, which remain where they are -1, and everywhere if they are None.
     """
 
-    __slots__ = ("media", "name", "token_ids")
+    experts: np.ndarray | None = None
 
-    def __init__(self, token_ids: np.ndarray, media: Sequence[PlacedItem] = (), name: str = "-") -> None:
+    def __init__(
+        self,
+        token_ids: np.ndarray,
+        media: Sequence[PlacedItem] = (),
+        name: str = "-",
+        experts: np.ndarray | None = None,
+    ) -> None:
         self.token_ids = token_ids
         self.media = media
         self.name = name
+        self.experts = experts
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -49,7 +58,8 @@ class TokenRow:
     def part(self, begin: int, end: int) -> TokenRow:
         """The tokens `begin:end` with the media in them, numbers that cut no range of an item."""
         media = [(item, at.shifted(-begin)) for item, at in self.media if begin <= at.offset < end]
-        return TokenRow(self.token_ids[begin:end], media, self.name)
+        experts = None if self.experts is None else self.experts[begin:end]
+        return TokenRow(self.token_ids[begin:end], media, self.name, experts)
 
 
 class RowItem(NamedTuple):
@@ -116,6 +126,24 @@ class PlacedRows:
             for item, placeholder in sequence.media
         ]
         return sorted(placed, key=lambda each: (each.row, each.placeholder.offset))
+
+    def experts(self) -> np.ndarray | None:
+        """int32 (B, T, layers, experts a token) of `TokenRow.experts`, -1 elsewhere; None if there are none.
+
+        Raises `SampleError` for a sequence with another number of layers, or of experts a token.
+        """
+        given = [(each.name, each.experts) for each in self.sequences if each.experts is not None]
+        if not given:
+            return None
+        first = given[0][1].shape[1:]
+        for name, experts in given:
+            if experts.shape[1:] != first:
+                reason = f"its experts are for {experts.shape[1:]} layers and experts a token"
+                cure = "pass rows of one sampler"
+                raise SampleError(name, f"{reason}, those of another row for {first}; {cure}")
+        none = np.empty((0, *first), dtype=np.int32)
+        parts = [none if each.experts is None else each.experts for each in self.sequences]
+        return laid_out(parts, self.starts, np.full((*self.input_ids.shape, *first), -1, dtype=np.int32))
 
     def token_types(self) -> np.ndarray:
         """int64 (B, T): 1 on feature tokens of images, 2 of videos, 3 of sounds, by range; 0 elsewhere."""

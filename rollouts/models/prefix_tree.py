@@ -67,6 +67,7 @@ def prefix_trees(
     for place, (one, other) in enumerate(itertools.pairwise(order), 1):
         length = min(len(keys[one]), len(keys[other]))
         differs = keys[one][:length] != keys[other][:length]
+        differs |= _experts_differ(sequences[one], sequences[other], length)
         common = int(differs.argmax()) if differs.any() else length
         while (cut := min(_cut(sequences[number], common, joins_items) for number in (one, other))) < common:
             common = cut
@@ -83,12 +84,26 @@ def prefix_trees(
 
 
 def _keys(sequence: TokenRow, numbers: dict[object, int]) -> np.ndarray:
-    """int64 (n,): equal where the token and, in the range of an item, the item and its range are equal."""
+    """int64 (n,): equal where the token and, in the range of an item, the item and its range are equal.
+
+    Hashes of experts are added, by which sequences are ordered; `_experts_differ` compares the experts.
+    """
     keys = sequence.token_ids.astype(np.int64)
     for item, placeholder in sequence.media:
         number = numbers.setdefault((item.mm_hash, placeholder), len(numbers) + 1)
         keys[placeholder.offset : placeholder.end] += number << 32  # token ids are int32
+    if sequence.experts is not None:
+        experts = sequence.experts.reshape(len(keys), -1).astype(np.int64)
+        keys += experts @ np.random.default_rng(0).integers(1 << 62, size=experts.shape[1])  # modulo 2^64
     return keys
+
+
+def _experts_differ(one: TokenRow, other: TokenRow, length: int) -> np.ndarray | bool:
+    """bool (length,): whether given experts of the first tokens differ; or one bool for all of them."""
+    if one.experts is None or other.experts is None or one.experts.shape[1:] != other.experts.shape[1:]:
+        return one.experts is not other.experts
+    differ: np.ndarray = (one.experts[:length] != other.experts[:length]).any(axis=(1, 2))
+    return differ
 
 
 def _cut(sequence: TokenRow, common: int, joins_items: bool) -> int:

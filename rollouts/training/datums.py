@@ -28,7 +28,8 @@ class Datum(TokenRow):
     what the loss takes for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`,
     `mask`, `sequence_ratio_mask`, `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids`
     and `teacher_top_logprobs`. For "cross_entropy", `target_ids` and `weights` may be (n, k): k targets for
-    each token, with a weight each.
+    each token, with a weight each. `experts` integers (n, layers, experts a token): those that computed each
+    token when it was sampled, for `Trainer(routed_experts=True)`.
 
     A `Trainer` checks it, and names it in errors by its place in the list: `data[3]`.
     """
@@ -38,6 +39,7 @@ class Datum(TokenRow):
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     media: Sequence[PlacedItem] = ()
     name: str = ""
+    experts: np.ndarray | None = None
 
 
 def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
@@ -71,18 +73,31 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
                 raise SampleError(sample.name, f"the loss {loss!r} needs its {name}; add them with with_teacher")
             columns[name] = np.where(mask if column.ndim == 1 else mask[:, None], column[1:], 0)
     inputs = {name: columns[name].astype(np.float32) for name in names}
-    return Datum(sample.token_ids[:count], sample.token_ids[1:], inputs, sample.media)
+    experts = None if sample.routed_experts is None else sample.routed_experts[1:]
+    return Datum(sample.token_ids[:count], sample.token_ids[1:], inputs, sample.media, experts=experts)
 
 
-def check_data(data: Sequence[Datum], loss: NamedLoss, architecture: Architecture, vocabulary: int) -> list[Datum]:
+def check_data(
+    data: Sequence[Datum],
+    loss: NamedLoss,
+    architecture: Architecture,
+    vocabulary: int,
+    *,
+    routed_experts: bool = False,
+) -> list[Datum]:
     """The rows with their names, after a check of everything that can be known without a forward pass.
+
+    Without `routed_experts` they have no experts.
 
     Raises `SampleError`.
     """
     if not data:
         raise ArgumentError("data", data, "pass a list with at least one Datum")
     longest = getattr(architecture.text_config, "max_position_embeddings", None)
-    named = [replace(datum, name=f"data[{index}]") for index, datum in enumerate(data)]
+    named = [
+        replace(datum, name=f"data[{index}]", experts=datum.experts if routed_experts else None)
+        for index, datum in enumerate(data)
+    ]
     for datum in named:
         check_column(datum.name, "token_ids", datum.token_ids, "iu", ("n",))
         if not (count := len(datum)):
@@ -104,6 +119,11 @@ def check_data(data: Sequence[Datum], loss: NamedLoss, architecture: Architectur
             _check_candidates(datum.name, datum.inputs, named[0].inputs, vocabulary)
         if (error := item_placement_error(datum.media, count)) is not None:
             raise SampleError(datum.name, f"{error}; place each item at as many tokens as its processor makes of it")
+        if routed_experts:
+            if datum.experts is None:
+                reason = "it has no experts; let the server report them, or leave out routed_experts=True"
+                raise SampleError(datum.name, reason)
+            check_column(datum.name, "experts", datum.experts, "iu", (count, "layers", "experts a token"))
         rows = placed_rows([datum], pad_id=architecture.neutral_id)
         check_placeholders(architecture, rows)
         check_token_ids(architecture, rows)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.forward import forward_inputs
@@ -13,6 +15,7 @@ from rollouts.models.placeholders import check_placeholders, check_token_ids, re
 from rollouts.models.positions import row_positions
 from rollouts.models.sounds_by_range import refuse_changed_sounds
 from rollouts.training.batch import TrainingBatch
+from rollouts.training.samples import TrainingSample
 from rollouts.training.token_extras import of_samples
 
 
@@ -56,10 +59,10 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     return forward_inputs(known, rows, known.model, positions, explicit_masks=packing == "masks")
 
 
-def batch_rows(batch: TrainingBatch) -> PlacedRows:
-    """The samples of a batch with their media, in the rows and columns that the batch has for them."""
+def batch_rows(batch: TrainingBatch, *, routed_experts: bool = False) -> PlacedRows:
+    """The `batch_sequences` of a batch, in the rows and columns that the batch has for them."""
     return PlacedRows(
-        sequences=tuple(batch_sequences(batch)),
+        sequences=tuple(batch_sequences(batch, routed_experts=routed_experts)),
         input_ids=batch.input_ids.cpu().numpy(),
         position_ids=batch.position_ids.cpu().numpy(),
         sequence_ids=batch.sequence_ids.cpu().numpy(),
@@ -68,10 +71,27 @@ def batch_rows(batch: TrainingBatch) -> PlacedRows:
     )
 
 
-def batch_sequences(batch: TrainingBatch) -> list[TokenRow]:
-    """The samples of a batch with the token ids that the batch has, which may have been changed."""
+def batch_sequences(batch: TrainingBatch, *, routed_experts: bool = False) -> list[TokenRow]:
+    """The samples of a batch with the token ids that the batch has, which may have been changed.
+
+    With `routed_experts` the sampler's experts compute all tokens but the last, whose are not known. Raises
+    `SampleError` for a sample with trained tokens that has none.
+    """
     ids_of_samples = of_samples(batch.input_ids.cpu(), batch.starts, batch.lengths)
     return [
-        TokenRow(ids.numpy(), sample.media, sample.name)
+        TokenRow(ids.numpy(), sample.media, sample.name, _experts(sample) if routed_experts else None)
         for sample, ids in zip(batch.samples, ids_of_samples, strict=True)
     ]
+
+
+def _experts(sample: TrainingSample) -> np.ndarray | None:
+    """int32 (n, layers, experts a token): those that compute each token of a sample, -1 for the last one."""
+    experts = sample.routed_experts
+    if experts is not None:
+        # A row of the sample has the experts of the pass that predicted its token: those of the token before.
+        unknown = np.full_like(experts[:1], -1, dtype=np.int32)
+        return np.concatenate([experts[1:].astype(np.int32), unknown])
+    if sample.loss_mask.any():
+        cure = "let the server report them, or leave out routed_experts=True"
+        raise SampleError(sample.name, f"it has no routed_experts to compute with; {cure}")
+    return None

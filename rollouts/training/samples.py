@@ -29,9 +29,9 @@ class TrainingSample(TokenRow):
     with the ranges of their placeholder tokens. `weight_spans` count trained tokens: 0 is the first token of
     the mask. `name` identifies the row in errors. `routed_experts`, integers (n, layers, experts a token),
     are those of the sampler's pass that predicted each token, the first row without meaning; None where the
-    engine did not report them. They change no loss: `diagnose_mismatch` reads them. `top_logprobs` (n, k) are
-    the likeliest tokens of the sampler in the place of each token, with -1 and NaN where none were recorded,
-    as in prompts; None where none were at all.
+    engine did not report them. `token_logprobs(routed_experts=True)` computes with them. `top_logprobs` (n,
+    k) are the likeliest tokens of the sampler in the place of each token, with -1 and NaN where none were
+    recorded, as in prompts; None where none were at all.
 
     A teacher's columns (`rollouts.training.score`), each None where there was no teacher: `teacher_logprobs`
     float32 (n,), finite on trained tokens; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 (n, k),

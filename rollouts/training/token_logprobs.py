@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError
+from rollouts.models.expert_routing import check_replay
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.packing_support import packing_of
 from rollouts.models.prefix_tree import MAX_ROW_TOKENS
@@ -19,7 +20,12 @@ from rollouts.values import check_integer
 
 
 def token_logprobs(
-    model: Any, batch: TrainingBatch, *, share_prefixes: bool = True, max_row_tokens: int = MAX_ROW_TOKENS
+    model: Any,
+    batch: TrainingBatch,
+    *,
+    routed_experts: bool = False,
+    share_prefixes: bool = True,
+    max_row_tokens: int = MAX_ROW_TOKENS,
 ) -> torch.Tensor:
     """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
 
@@ -35,12 +41,19 @@ def token_logprobs(
     results are those of separate rows, up to rounding. `share_prefixes=False` turns it off. Where such rows
     fail, the usual ones are computed, and a `RuntimeWarning` says why.
 
+    With `routed_experts`, a mixture of experts computes each token with the experts that the sampler took
+    (`TrainingSample.routed_experts`), weighted by its own routers' scores of these, through which the
+    gradient goes (arXiv:2510.11370). Samples share tokens as far as their experts are the same.
+
     Raises `SampleError`, which names the row, for media and token ids that the model cannot take,
     `SampleError` for a `loss_mask` that was changed to train padding or the first token of a sample, and
     `UnsupportedModelError`, which says what was tried, for a model whose hidden states or output layer are
-    not accessible.
+    not accessible. With `routed_experts` also `SampleError` for a trained sample that has none, and the
+    errors of `replayed_experts`.
     """
-    return _scored(model, batch, batch.input_ids, 1.0, share_prefixes, max_row_tokens).logprobs
+    return _scored(
+        model, batch, batch.input_ids, 1.0, share_prefixes, max_row_tokens, routed_experts=routed_experts
+    ).logprobs
 
 
 def candidate_logprobs(
@@ -89,12 +102,17 @@ def _scored(
     temperature: float,
     share_prefixes: bool,
     max_row_tokens: int,
+    *,
+    routed_experts: bool = False,
 ) -> SequenceLogprobs:
     """For targets (B, T) or (B, T, K): their log-probabilities, in the same shape, and the entropy (B, T)."""
     check_integer("max_row_tokens", max_row_tokens)
     trained = batch.loss_mask.cpu()
     check_trained(trained, batch.position_ids.cpu(), batch.sequence_ids, batch.samples)
     forward = ForwardPass(model)
+    if routed_experts:
+        # Whatever the samples are: processes that divide a model (FSDP) run its probe together.
+        check_replay(forward.architecture)
     if not batch.lengths.any():
         empty = torch.zeros(targets.shape, dtype=torch.float32, device=forward.model.device)
         return SequenceLogprobs(empty, empty.new_zeros(batch.loss_mask.shape))
@@ -105,11 +123,11 @@ def _scored(
     is_packed = batch.layout == "packed" and packing_of(forward.architecture, with_media=with_media)
     scored = position_logprobs(
         forward,
-        batch_sequences(batch),
+        batch_sequences(batch, routed_experts=routed_experts),
         (sample, position),
         targets[batch.loss_mask.to(targets.device)],
         pad_id=batch.pad_id,
-        packed=(lambda: batch_rows(batch)) if is_packed else None,
+        packed=(lambda: batch_rows(batch, routed_experts=routed_experts)) if is_packed else None,
         temperature=temperature,
         max_row_tokens=max_row_tokens if share_prefixes else 0,
     )

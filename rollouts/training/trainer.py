@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from rollouts.engines.local.weights import checkpoint_weights, matched_weights
 from rollouts.errors import ArgumentError
 from rollouts.files import replaced_path
+from rollouts.models.expert_routing import check_replay
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.loading import load_model, without_progress_bars
 from rollouts.models.lora_modules import (
@@ -115,6 +116,8 @@ class Trainer:
       and frames in one forward pass. They bound the memory; the sum over the passes is that of one large
       pass.
     - `share_prefixes`: rows that begin with the same tokens and media share these in a pass.
+    - `routed_experts`: a mixture of experts computes each row with the experts that the sampler took, as
+      `token_logprobs(routed_experts=True)`; `datum_from_sample` takes them from samples.
     - `directory`: that of the base model.
     - `lock`: held by every call that uses the model. An engine that samples from the same model shares it:
       `LocalEngine(trainer.model, lock=trainer.lock)`.
@@ -131,13 +134,17 @@ class Trainer:
         tokens_per_pass: int = 8192,
         patches_per_pass: int = 32768,
         share_prefixes: bool = True,
+        routed_experts: bool = False,
     ) -> None:
         self._tokens_per_pass = check_integer("tokens_per_pass", tokens_per_pass)
         self._patches_per_pass = check_integer("patches_per_pass", patches_per_pass)
         self._share_prefixes = share_prefixes
+        self._routed_experts = routed_experts
         self.directory = Path(directory)
         self._forward = ForwardPass(model)
         self.model = self._forward.model.eval().requires_grad_(False)
+        if routed_experts:
+            check_replay(self._forward.architecture)
         # Re-entrant: who needs several calls with nothing between them holds it around them.
         self.lock = threading.RLock()
         self._modules = dict(self.model.named_modules())
@@ -364,7 +371,8 @@ class Trainer:
         backward: bool,
     ) -> LossResult:
         named, numbers = named_loss(loss), loss_options(loss, options)
-        data = check_data(data, named, self._forward.architecture, len(self._forward.head.weight))
+        known, vocabulary = self._forward.architecture, len(self._forward.head.weight)
+        data = check_data(data, named, known, vocabulary, routed_experts=self._routed_experts)
         logprobs: list[np.ndarray] = [np.empty(0, np.float32)] * len(data)
         outcomes: list[Outcome] = []
         with inserted(trained.replacements):

@@ -350,6 +350,12 @@ def _qwen3_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTra
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_TEXT, vocab_size=vocabulary))
 
 
+def _olmoe_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    own = {"num_experts": 16, "num_experts_per_tok": 4, "num_key_value_heads": 2}
+    config = transformers.OlmoeConfig(**{**_TEXT, **own}, vocab_size=vocabulary)
+    return transformers.OlmoeForCausalLM(config)
+
+
 _FAMILIES: Mapping[str, tuple[Callable[[], Any], Callable[[int, Mapping[str, int]], Any]]] = {
     "gemma3": (_gemma3_processor, _gemma3_model),
     "glm-4.5v": (_glm_processor, _glm_model),
@@ -365,6 +371,7 @@ _FAMILIES: Mapping[str, tuple[Callable[[], Any], Callable[[int, Mapping[str, int
     "audio-flamingo3": (audio_families.FAMILIES["audio_flamingo3"], _audio_flamingo3_model),
     "glm-asr": (audio_families.FAMILIES["glm_asr"], _glm_asr_model),
     "qwen3": (_qwen3_tokenizer, _qwen3_model),  # a text model
+    "olmoe": (_qwen3_tokenizer, _olmoe_model),  # a text model
 }
 
 

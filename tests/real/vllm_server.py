@@ -48,6 +48,11 @@ _SERVE = (
     *("--enforce-eager", "--skip-mm-profiling"),
     *_PROCESSOR_LIMITS,
 )
+# Each token of a request passes the model, so that `expert_records.py` records its experts.
+_EXPERTS = (
+    *("--worker-extension-cls", "expert_records.RecordedExperts"),
+    *("--no-enable-prefix-caching", "--max-num-seqs", "1"),
+)
 # Its input ends when the process of the tests ends, even if it was killed; then it kills the processes of the server.
 _WATCHDOG = 'read -r _; kill -9 "-$0"'
 
@@ -136,6 +141,8 @@ MODES: Mapping[str, Mode] = {
     "qwen3-omni": Mode(family="qwen3-omni", arguments=_SOUNDS),
     "qwen3-asr": Mode(family="qwen3-asr", arguments=_SOUNDS),
     "glm-asr": Mode(family="glm-asr", arguments=_SOUNDS),
+    "olmoe": Mode(family="olmoe", arguments=_EXPERTS),
+    "qwen3-omni-experts": Mode(family="qwen3-omni", arguments=(*_SOUNDS, *_EXPERTS)),
     # Mistakes of an operator; of an argument that is given twice the last one counts.
     "short": Mode(arguments=("--max-model-len", "96")),
     "raw-logits": Mode(arguments=("--logprobs-mode", "raw_logits", "--limit-mm-per-prompt", '{"image":1,"video":0}')),

@@ -17,12 +17,14 @@ from renderers import MediaItem
 from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
-from rollouts.models.expert_routing import RoutingComparison, num_experts, replayed_experts
+from rollouts.models.expert_routing import RoutingComparison, num_experts
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.mismatch.compared import compare_tokens
 from rollouts.training.mismatch.hypotheses import Cause, Hypothesis, built_in_hypotheses
 from rollouts.training.mismatch.report import MismatchReport, mismatch_report
+from rollouts.training.model_inputs import batch_sequences
+from rollouts.training.position_logprobs import position_logprobs
 from rollouts.training.samples import TrainingSample
 from rollouts.training.token_logprobs import token_logprobs, token_logprobs_and_entropy
 from rollouts.values import check_integer, check_positive
@@ -321,15 +323,20 @@ def _replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> tuple[
     """The log-probabilities of the trained tokens of a sample with its `routed_experts`, float64 (n,), in one
     forward pass; and how many of these experts the model itself did not choose.
 
-    Raises the errors of `replayed_experts` and `token_logprobs`.
+    Raises the errors of `token_logprobs`.
     """
-    experts = sample.routed_experts
-    assert experts is not None
     batch = TrainingBatch.from_samples([sample], pad_id=pad_id)
-    forward = ForwardPass(model)  # the first one of a model runs a pass of its own
-    with replayed_experts(forward.architecture, experts[1:]) as comparison:  # no probe may run in it
-        tokens = compare_tokens(batch, token_logprobs(model, batch, share_prefixes=False))
-    return tokens.trainer.astype(np.float64), comparison
+    forward, places = ForwardPass(model), np.flatnonzero(sample.loss_mask)
+    forward.routing = RoutingComparison()
+    scored = position_logprobs(
+        forward,
+        batch_sequences(batch, routed_experts=True),
+        (np.zeros_like(places), places - 1),
+        torch.from_numpy(sample.token_ids[places].astype(np.int64)),
+        pad_id=pad_id,
+        max_row_tokens=0,
+    )
+    return scored.logprobs.cpu().numpy().astype(np.float64), forward.routing
 
 
 _LARGEST_TEMPERATURE = 20.0

@@ -59,8 +59,8 @@ class Cause(StrEnum):
     )
     MOE_ROUTING = (
         "MoE routing",
-        "replay the sampler's routing in the trainer (`routed_experts` of a completion), or compute the router in "
-        "float32 on both sides",
+        "compute with the sampler's experts (`token_logprobs(..., routed_experts=True)`), or compute the "
+        "router in float32 on both sides",
     )
 
 
