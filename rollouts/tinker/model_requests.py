@@ -50,7 +50,7 @@ class ModelRequests:
         def computed(data: list[Datum]) -> LossResult:
             started = time.monotonic()
             compute = self._trainer.forward if request.forward_only else self._trainer.forward_backward
-            result = compute(model.model_id, data, request.loss, request.options)
+            result = compute(model.model_id, data, request.loss, request.options, correction=request.correction)
             if self._backend.check_mismatch:
                 result = result._replace(metrics=result.metrics | mismatch(data, result))
             seconds, only = time.monotonic() - started, request.forward_only

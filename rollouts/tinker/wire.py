@@ -40,6 +40,9 @@ class Row(NamedTuple):
 class TrainRequest(NamedTuple):
     """Rows for a loss of a model. `options` are the numbers of the loss, as sent.
 
+    Those whose names begin with `correction.` are the `correction` of `Trainer.forward_backward`; None: there
+    are none of these.
+
     `seq_id` counts the requests of the model. `problem`: why the rows cannot be read; then there are none.
     """
 
@@ -47,6 +50,7 @@ class TrainRequest(NamedTuple):
     seq_id: int
     loss: str
     options: Mapping[str, Any]
+    correction: Mapping[str, Any] | None
     forward_only: bool
     rows: Sequence[Row]
     problem: RequestError | None = None
@@ -81,7 +85,9 @@ def read_train_request(body: bytes) -> TrainRequest:
     options: dict[str, Any] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         options[name] = value.text if value.WhichOneof("value") == "text" else value.number
-    fields = (message.model_id, message.seq_id, message.loss_fn, options, message.forward_only)
+    prefix = "correction."
+    correction = {name.removeprefix(prefix): options.pop(name) for name in list(options) if name.startswith(prefix)}
+    fields = (message.model_id, message.seq_id, message.loss_fn, options, correction or None, message.forward_only)
     try:
         _check_sparse(message)
         return TrainRequest(*fields, [_row(f"data[{number}]", datum) for number, datum in enumerate(message.data)])

@@ -15,6 +15,7 @@ except ImportError as error:
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
 from rollouts.training.batch import TrainingBatch, micro_batches
 from rollouts.training.checkpoints import save_checkpoint
+from rollouts.training.correction import rollout_correction
 from rollouts.training.distillation import (
     distillation_advantages,
     forward_kl_loss,
@@ -31,6 +32,7 @@ from rollouts.training.losses import (
     sequence_ratio_loss,
     sft_loss,
 )
+from rollouts.training.masked_terms import Correction
 from rollouts.training.media_tensors import concatenated_media
 from rollouts.training.mismatch import (
     Hypothesis,
@@ -50,7 +52,6 @@ from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logpr
 from rollouts.training.staleness import (
     Staleness,
     StalenessSplit,
-    fresh_token_mask,
     sample_staleness,
     split_by_staleness,
     token_lags,
@@ -60,6 +61,7 @@ from rollouts.training.trajectory_samples import samples_from_trajectory
 from rollouts.training.truncation import Truncation, truncate_sample
 
 __all__ = [
+    "Correction",
     "DegenerateGroup",
     "Hypothesis",
     "MismatchReport",
@@ -83,7 +85,6 @@ __all__ = [
     "distillation_advantages",
     "dro_loss",
     "forward_kl_loss",
-    "fresh_token_mask",
     "generalised_jsd_loss",
     "group_advantages",
     "importance_sampling_loss",
@@ -97,6 +98,7 @@ __all__ = [
     "replace_tokens",
     "report_text",
     "reverse_kl_loss",
+    "rollout_correction",
     "sample_from_rendered",
     "sample_staleness",
     "samples_from_trajectory",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import torch
 
 from renderers.placement import PlacedItem, item_placement_error
 from rollouts.engines.token_checks import float32_array
@@ -14,9 +16,13 @@ from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.models.prefix_tree import Tree
-from rollouts.training.named_losses import CANDIDATES, NamedLoss, named_loss
+from rollouts.training.correction import correction_options, rollout_correction
+from rollouts.training.named_losses import CANDIDATES, CORRECTION_WEIGHTS, NamedLoss, named_loss
 from rollouts.training.samples import TrainingSample, check_column
 from rollouts.training.truncation import tower_rows, trees_within
+
+#: What a row may have besides the inputs of its loss, where a correction is made.
+CORRECTED = frozenset({"sampler_logprobs", "lags"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,9 +33,10 @@ class Datum(TokenRow):
     (n,): the model predicts target t from the tokens 0 to t, so that it usually is token t + 1. `inputs` are
     what the loss takes for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`,
     `mask`, `sequence_ratio_mask`, `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids`
-    and `teacher_top_logprobs`. For "cross_entropy", `target_ids` and `weights` may be (n, k): k targets for
-    each token, with a weight each. `experts` integers (n, layers, experts a token): those that computed each
-    token when it was sampled, for `Trainer(routed_experts=True)`.
+    and `teacher_top_logprobs`. With a correction also `sampler_logprobs` and `lags`. For "cross_entropy",
+    `target_ids` and `weights` may be (n, k): k targets for each token, with a weight each. `experts` integers
+    (n, layers, experts a token): those that computed each token when it was sampled, for
+    `Trainer(routed_experts=True)`.
 
     A `Trainer` checks it, and names it in errors by its place in the list: `data[3]`.
     """
@@ -160,6 +167,52 @@ def _check_candidates(
     if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary:
         wrong = ids.max() if ids.max() >= vocabulary else ids.min()
         raise SampleError(name, f"teacher_top_ids has {wrong}; the ids of the model are from 0 to {vocabulary - 1}")
+
+
+def corrected_data(
+    data: Sequence[Datum],
+    loss: NamedLoss,
+    options: Mapping[str, Any],
+    policy_logprobs: Callable[[], Sequence[np.ndarray]],
+) -> tuple[list[Datum], dict[str, float]]:
+    """The rows as `rollout_correction` leaves them to a loss, and its figures.
+
+    `policy_logprobs` computes those of the trained model, where the rows have no `sampler_logprobs` beside
+    `logprobs`. Raises `ArgumentError` and `SampleError`.
+    """
+    names = CORRECTED & data[0].inputs.keys()
+    for datum in data:
+        if differing := sorted(names ^ CORRECTED & datum.inputs.keys()):
+            raise SampleError(datum.name, f"{differing[0]} is in this row or in data[0] alone; pass it in each or none")
+    inputs = [loss.inputs_of(datum.inputs) for datum in data]
+    mask_name = "sequence_ratio_mask" if "sequence_ratio_mask" in loss.required else "mask"
+    logprobs = [each["logprobs"] for each in inputs]
+    policy, sampler = logprobs, [each.get("sampler_logprobs", each["logprobs"]) for each in inputs]
+    if "sampler_logprobs" not in names:
+        policy = list(policy_logprobs())
+        if correction_options(options).has_weights:
+            logprobs = policy  # the loss's own ratio to the sampler would be a second weight
+    lags = _one_row([each["lags"] for each in inputs]) if "lags" in names else None
+    lengths = [len(datum) for datum in data]
+    correction = rollout_correction(
+        _one_row(policy),
+        _one_row(sampler),
+        _one_row([each[mask_name] for each in inputs]) != 0,
+        torch.from_numpy(np.repeat(np.arange(len(data)), lengths))[None],
+        options,
+        lags=lags,
+    )
+    parts = [np.split(each[0].numpy(), np.cumsum(lengths)[:-1]) for each in (correction.weights, correction.mask)]
+    corrected = [
+        replace(datum, inputs={**each, "logprobs": old, CORRECTION_WEIGHTS: weights, mask_name: mask})
+        for datum, each, old, weights, mask in zip(data, inputs, logprobs, *parts, strict=True)
+    ]
+    return corrected, correction.figures
+
+
+def _one_row(columns: Sequence[np.ndarray]) -> torch.Tensor:
+    """Values of all rows, one after another, float32 (1, n)."""
+    return torch.from_numpy(np.concatenate(columns).astype(np.float32))[None]
 
 
 def passes(

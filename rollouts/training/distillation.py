@@ -12,12 +12,12 @@ import torch
 
 from rollouts.errors import ArgumentError
 from rollouts.training.losses import PolicyLoss, importance_sampling_loss
-from rollouts.training.masked_terms import MeanOver, checked_mask, log_ratios, masked_logprobs, masked_mean
+from rollouts.training.masked_terms import Mask, MeanOver, checked_mask, log_ratios, masked_logprobs, masked_mean
 from rollouts.values import check_positive, finite_number
 
 
 def distillation_advantages(
-    logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, mask: torch.Tensor, *, coefficient: float = 1.0
+    logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, mask: Mask, *, coefficient: float = 1.0
 ) -> torch.Tensor:
     """coefficient * (log p(teacher) - log p(student)) on masked tokens, 0 elsewhere; (B, T), without gradient.
 
@@ -31,16 +31,16 @@ def distillation_advantages(
     `ArgumentError`.
     """
     factor = check_positive("coefficient", coefficient)
-    mask = checked_mask(logprobs, mask, teacher_logprobs=teacher_logprobs)
-    values = -factor * log_ratios(logprobs.detach(), teacher_logprobs, mask)
-    return torch.zeros_like(logprobs, dtype=values.dtype, requires_grad=False).masked_scatter(mask, values)
+    trained = checked_mask(logprobs, mask, teacher_logprobs=teacher_logprobs)
+    values = -factor * log_ratios(logprobs.detach(), teacher_logprobs, trained)
+    return torch.zeros_like(logprobs, dtype=values.dtype, requires_grad=False).masked_scatter(trained, values)
 
 
 def reverse_kl_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     teacher_logprobs: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     mean_over: MeanOver = "tokens",
     sequence_ids: torch.Tensor | None = None,
@@ -67,7 +67,7 @@ def reverse_kl_loss(
 def forward_kl_loss(
     top_logprobs: torch.Tensor,
     teacher_top_logprobs: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     mean_over: MeanOver = "tokens",
     sequence_ids: torch.Tensor | None = None,
@@ -84,15 +84,15 @@ def forward_kl_loss(
     as 1e-6, which is what sums of float32 can tell. A scalar. The first two arguments are (B, T, k); the
     others are those of `sft_loss`.
     """
-    mask = _checked_mask_of_top(top_logprobs, teacher_top_logprobs, mask)
-    teacher, student = _with_rest(teacher_top_logprobs.detach(), mask), _with_rest(top_logprobs, mask)
+    trained = _checked_mask_of_top(top_logprobs, teacher_top_logprobs, mask)
+    teacher, student = _with_rest(teacher_top_logprobs.detach(), trained), _with_rest(top_logprobs, trained)
     return masked_mean(_divergence(teacher, student), mask, mean_over, sequence_ids, normaliser)
 
 
 def generalised_jsd_loss(
     top_logprobs: torch.Tensor,
     teacher_top_logprobs: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     beta: float = 0.5,
     mean_over: MeanOver = "tokens",
@@ -109,8 +109,8 @@ def generalised_jsd_loss(
     weight = finite_number(beta)
     if weight is None or not 0 < weight < 1:
         raise ArgumentError("beta", beta, "pass a number above 0 and below 1; forward_kl_loss is the limit of beta 0")
-    mask = _checked_mask_of_top(top_logprobs, teacher_top_logprobs, mask)
-    teacher, student = _with_rest(teacher_top_logprobs.detach(), mask), _with_rest(top_logprobs, mask)
+    trained = _checked_mask_of_top(top_logprobs, teacher_top_logprobs, mask)
+    teacher, student = _with_rest(teacher_top_logprobs.detach(), trained), _with_rest(top_logprobs, trained)
     mixture = torch.logaddexp(teacher + math.log(weight), student + math.log1p(-weight))
     terms = weight * _divergence(teacher, mixture) + (1 - weight) * _divergence(student, mixture)
     return masked_mean(terms, mask, mean_over, sequence_ids, normaliser)
@@ -130,7 +130,7 @@ def _with_rest(top_logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.cat([top, rest], dim=-1)
 
 
-def _checked_mask_of_top(top_logprobs: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _checked_mask_of_top(top_logprobs: torch.Tensor, teacher: torch.Tensor, mask: Mask) -> torch.Tensor:
     """The mask (B, T) on the device of `top_logprobs` (B, T, k), after a check of all shapes and dtypes."""
     for name, tensor in {"top_logprobs": top_logprobs, "teacher_top_logprobs": teacher}.items():
         if tensor.dim() != 3 or tensor.shape != top_logprobs.shape or not tensor.is_floating_point():

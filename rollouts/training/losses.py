@@ -9,6 +9,9 @@ Every loss is a sum over the trained tokens of a batch, divided by what `mean_ov
   their gradients sum to the gradient of the whole; or a constant (Dr. GRPO, Liu et al. 2025,
   arXiv:2503.20783).
 
+In the place of `mask` a loss takes what `rollout_correction` returns: the mask without rejected tokens, and a
+weight for the term of each other one.
+
 `sequence_ids` (B, T) says which sequence a token belongs to, so that padded and packed batches give the same
 loss. Positions outside `mask` may hold anything: they get no gradient. Ratios are computed in float32 at
 least, also from half-precision tensors. A token that the sampler found impossible leaves the loss finite:
@@ -25,6 +28,7 @@ import torch
 
 from rollouts.errors import ArgumentError
 from rollouts.training.masked_terms import (
+    Mask,
     MeanOver,
     checked_mask,
     limited_exp,
@@ -33,7 +37,7 @@ from rollouts.training.masked_terms import (
     masked_logprobs,
     masked_mean,
     masked_values,
-    sequence_means,
+    sequence_sums,
     trained_sequences,
 )
 from rollouts.values import check_positive, finite_number
@@ -52,7 +56,7 @@ class PolicyLoss(NamedTuple):
 
 def sft_loss(
     logprobs: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     mean_over: MeanOver = "tokens",
     sequence_ids: torch.Tensor | None = None,
@@ -63,15 +67,15 @@ def sft_loss(
     `logprobs` float32 and `mask` bool, both (B, T). The module's docstring explains the other arguments.
     Raises `ArgumentError` for other shapes and dtypes, and for a normaliser that is not above 0.
     """
-    mask = checked_mask(logprobs, mask)
-    return -masked_mean(masked_values(logprobs, mask), mask, mean_over, sequence_ids, normaliser)
+    trained = checked_mask(logprobs, mask)
+    return -masked_mean(masked_values(logprobs, trained), mask, mean_over, sequence_ids, normaliser)
 
 
 def policy_gradient_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     clip: Clip = 0.2,
     mean_over: MeanOver = "tokens",
@@ -86,9 +90,9 @@ def policy_gradient_loss(
     arguments. Raises `ArgumentError` for tensors of other shapes and dtypes, and for values out of range.
     """
     low, high = _limits(clip)
-    mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
-    ratio = limited_exp(log_ratios(logprobs, old_logprobs, mask))
-    surrogate = _clipped_surrogate(ratio, masked_values(advantages, mask), 1 - low, 1 + high)
+    trained = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    ratio = limited_exp(log_ratios(logprobs, old_logprobs, trained))
+    surrogate = _clipped_surrogate(ratio, masked_values(advantages, trained), 1 - low, 1 + high)
     return _policy_loss(-masked_mean(surrogate, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
 
 
@@ -96,7 +100,7 @@ def importance_sampling_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     mean_over: MeanOver = "tokens",
     sequence_ids: torch.Tensor | None = None,
@@ -107,9 +111,9 @@ def importance_sampling_loss(
     The surrogate before the clipping of PPO: Schulman et al. 2017, arXiv:1707.06347, equation 6. The
     arguments are those of `policy_gradient_loss`; no ratio counts as clipped.
     """
-    mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
-    ratio = limited_exp(log_ratios(logprobs, old_logprobs, mask))
-    loss = -masked_mean(ratio * masked_values(advantages, mask), mask, mean_over, sequence_ids, normaliser)
+    trained = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    ratio = limited_exp(log_ratios(logprobs, old_logprobs, trained))
+    loss = -masked_mean(ratio * masked_values(advantages, trained), mask, mean_over, sequence_ids, normaliser)
     return _policy_loss(loss, ratio, 0.0, math.inf)
 
 
@@ -117,7 +121,7 @@ def cispo_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     clip: Clip,
     mean_over: MeanOver = "tokens",
@@ -131,10 +135,10 @@ def cispo_loss(
     `policy_gradient_loss`.
     """
     low, high = _limits(clip)
-    mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    trained = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
     # Detached: the ratio is a weight here, and the gradient is that of the log-probability alone.
-    ratio = limited_exp(log_ratios(logprobs.detach(), old_logprobs, mask))
-    score = ratio.clamp(1 - low, 1 + high) * masked_values(advantages, mask) * masked_logprobs(logprobs, mask)
+    ratio = limited_exp(log_ratios(logprobs.detach(), old_logprobs, trained))
+    score = ratio.clamp(1 - low, 1 + high) * masked_values(advantages, trained) * masked_logprobs(logprobs, trained)
     return _policy_loss(-masked_mean(score, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
 
 
@@ -142,7 +146,7 @@ def sequence_ratio_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     sequence_ids: torch.Tensor,
     clip: Clip = (3e-4, 4e-4),
@@ -157,13 +161,14 @@ def sequence_ratio_loss(
     (B, T).
     """
     low, high = _limits(clip)
-    mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
-    log_ratio = log_ratios(logprobs, old_logprobs, mask)
+    trained = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    log_ratio = log_ratios(logprobs, old_logprobs, trained)
     constant = log_ratio.detach()
-    means = sequence_means(constant, trained_sequences(sequence_ids, mask))
+    ids = trained_sequences(sequence_ids, trained)
+    means = (sequence_sums(constant, ids) / torch.bincount(ids))[ids]
     # The difference is 0 and has the gradient of the token's own log-probability.
     ratio = limited_exp(means + (log_ratio - constant))
-    surrogate = _clipped_surrogate(ratio, masked_values(advantages, mask), 1 - low, 1 + high)
+    surrogate = _clipped_surrogate(ratio, masked_values(advantages, trained), 1 - low, 1 + high)
     return _policy_loss(-masked_mean(surrogate, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
 
 
@@ -171,7 +176,7 @@ def dro_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     beta: float,
     mean_over: MeanOver = "tokens",
@@ -185,9 +190,9 @@ def dro_loss(
     those of `policy_gradient_loss`; no ratio counts as clipped.
     """
     penalty = check_positive("beta", beta)
-    mask = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
-    log_ratio = log_ratios(logprobs, old_logprobs, mask)
-    terms = masked_values(advantages, mask) * masked_logprobs(logprobs, mask) - penalty / 2 * log_ratio.square()
+    trained = checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    log_ratio = log_ratios(logprobs, old_logprobs, trained)
+    terms = masked_values(advantages, trained) * masked_logprobs(logprobs, trained) - penalty / 2 * log_ratio.square()
     loss = -masked_mean(terms, mask, mean_over, sequence_ids, normaliser)
     return _policy_loss(loss, limited_exp(log_ratio), 0.0, math.inf)
 
@@ -195,7 +200,7 @@ def dro_loss(
 def kl_loss(
     logprobs: torch.Tensor,
     reference_logprobs: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     *,
     mean_over: MeanOver = "tokens",
     sequence_ids: torch.Tensor | None = None,
@@ -207,8 +212,8 @@ def kl_loss(
     GRPO (arXiv:2402.03300, equation 4). Above d = 20 it continues linearly with the gradient that it has at
     20, which moves the policy towards the reference. The other arguments are those of `sft_loss`.
     """
-    mask = checked_mask(logprobs, mask, reference_logprobs=reference_logprobs)
-    terms = limited_k3(-log_ratios(logprobs, reference_logprobs, mask))
+    trained = checked_mask(logprobs, mask, reference_logprobs=reference_logprobs)
+    terms = limited_k3(-log_ratios(logprobs, reference_logprobs, trained))
     return masked_mean(terms, mask, mean_over, sequence_ids, normaliser)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -14,6 +14,20 @@ MeanOver = Literal["tokens", "sequences"]
 #: The exponential of a log-ratio continues linearly above this: that of 89 is not finite in float32, and 0 *
 #: inf is no number.
 _MAX_LOG_RATIO = 20.0
+
+
+class Correction(NamedTuple):
+    """What a loss takes in the place of its mask: a weight for the term of each token, and which tokens are trained.
+
+    `weights` floats and `mask` bool, both (B, T), from `rollout_correction`; `figures` are numbers by name.
+    """
+
+    weights: torch.Tensor
+    mask: torch.Tensor
+    figures: dict[str, float]
+
+
+Mask = torch.Tensor | Correction
 
 
 def masked_values(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -48,16 +62,15 @@ def limited_k3(log_ratio: torch.Tensor) -> torch.Tensor:
     return (torch.expm1(limited) + beyond - log_ratio).clamp(min=0)
 
 
-def sequence_means(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """For each token the mean of `values` (n,) over the tokens of its sequence; `ids` int64 (n,)."""
-    counts = torch.bincount(ids)
-    sums = torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add_(0, ids, values)
-    return (sums / counts)[ids]
+def sequence_sums(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """For each sequence the sum of `values` (n,) over its tokens; `ids` int64 (n,)."""
+    sums = torch.zeros(len(torch.bincount(ids)), dtype=values.dtype, device=values.device)
+    return sums.index_add_(0, ids, values)
 
 
 def masked_mean(
     terms: torch.Tensor,
-    mask: torch.Tensor,
+    mask: Mask,
     mean_over: MeanOver,
     sequence_ids: torch.Tensor | None,
     normaliser: float | None,
@@ -66,12 +79,15 @@ def masked_mean(
     rule = "pass a number above 0, or None for the number of masked tokens or of their sequences"
     number = None if normaliser is None else check_positive("normaliser", normaliser, rule)
     check_choice("mean_over", mean_over, MeanOver)
+    if isinstance(mask, Correction):
+        terms = terms * masked_values(mask.weights, mask.mask.to(terms.device))
+        mask = mask.mask
     if mean_over == "tokens":
         # Without a token the sum is 0, and 0 / 0 would be NaN.
         return terms.sum() / (number or max(1, len(terms)))
     if sequence_ids is None:
         raise ArgumentError("sequence_ids", None, "pass batch.sequence_ids, which say what tokens are one sequence")
-    ids = trained_sequences(sequence_ids, mask)
+    ids = trained_sequences(sequence_ids, mask.to(terms.device))
     counts = torch.bincount(ids)
     return (terms / counts[ids]).sum() / (number or max(1, int(counts.count_nonzero())))
 
@@ -89,8 +105,11 @@ def trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.T
     return ids
 
 
-def checked_mask(logprobs: torch.Tensor, mask: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+def checked_mask(logprobs: torch.Tensor, mask: Mask, **others: torch.Tensor) -> torch.Tensor:
     """The mask on the device of `logprobs`, after a check of all shapes and dtypes."""
+    if isinstance(mask, Correction):
+        others["weights"] = mask.weights
+        mask = mask.mask
     for name, tensor in {"logprobs": logprobs, **others, "mask": mask}.items():
         if tensor.shape != logprobs.shape:
             rule = f"pass the tensors of one batch, each {tuple(logprobs.shape)} like logprobs"

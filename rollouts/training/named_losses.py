@@ -25,7 +25,11 @@ from rollouts.training.losses import (
     policy_gradient_loss,
     sequence_ratio_loss,
 )
+from rollouts.training.masked_terms import Correction, Mask
 from rollouts.values import check_positive, finite_number
+
+#: The weight of each token, which a correction adds to the inputs of a row.
+CORRECTION_WEIGHTS = "correction_weights"
 
 
 class Given(NamedTuple):
@@ -81,11 +85,17 @@ def _cross_entropy(given: Given) -> Outcome:
     return Outcome(-(given.logprobs if weights is None else weights * given.logprobs).sum())
 
 
+def _mask(given: Given) -> Mask:
+    """The tokens that count, with their weights where the rows were corrected."""
+    mask, weights = given.inputs["mask"] != 0, given.inputs.get(CORRECTION_WEIGHTS)
+    return mask if weights is None else Correction(weights, mask, {})
+
+
 def _policy(loss: Callable[..., PolicyLoss], given: Given, **options: Any) -> Outcome:
     """A loss of which tokens with an advantage of 0 are no part."""
-    inputs, mask = given.inputs, given.inputs["mask"] != 0
+    inputs, mask = given.inputs, _mask(given)
     result = loss(given.logprobs, inputs["logprobs"], inputs["advantages"], mask, normaliser=1.0, **options)
-    tokens = int(mask.sum())
+    tokens = int((inputs["mask"] != 0).sum())
     return Outcome(result.loss, tokens, result.mean_ratio * tokens, result.clipped * tokens)
 
 
@@ -107,7 +117,7 @@ def _gspo(given: Given) -> Outcome:
 
 def _reverse_kl(given: Given) -> Outcome:
     """The policy gradient of the advantages and of `coefficient` times what a teacher thinks of the sampled tokens."""
-    inputs, mask = given.inputs, given.inputs["mask"] != 0
+    inputs, mask = given.inputs, _mask(given)
     teacher, coefficient = inputs["teacher_logprobs"], given.options["coefficient"]
     taught = distillation_advantages(inputs["logprobs"], teacher, mask, coefficient=coefficient)
     advantages = inputs["advantages"] + taught
@@ -118,8 +128,8 @@ def _with_divergence(loss: Callable[..., torch.Tensor], given: Given) -> Outcome
     """The policy gradient of the advantages, and `coefficient` times a divergence from a teacher's likeliest tokens."""
     own = {name: number for name, number in given.options.items() if name != "coefficient"}
     policy = _policy(importance_sampling_loss, given)
-    mask, teacher = given.inputs["mask"] != 0, given.inputs["teacher_top_logprobs"]
-    divergence = loss(given.inputs["candidate_logprobs"], teacher, mask, normaliser=1.0, **own)
+    teacher = given.inputs["teacher_top_logprobs"]
+    divergence = loss(given.inputs["candidate_logprobs"], teacher, _mask(given), normaliser=1.0, **own)
     return policy._replace(loss=policy.loss + given.options["coefficient"] * divergence)
 
 

@@ -76,17 +76,6 @@ def token_lags(batch: TrainingBatch, current: str | int, *, versions: Sequence[s
     return lags.to(batch.input_ids.device)
 
 
-def fresh_token_mask(
-    batch: TrainingBatch, current: str | int, *, max_lag: int, versions: Sequence[str] | None = None
-) -> torch.Tensor:
-    """The batch's loss mask without the tokens that lag by more than `max_lag` versions, bool (B, T).
-
-    Pass it to a loss in place of `batch.loss_mask`. Raises as `split_by_staleness` does.
-    """
-    limit = check_integer("max_lag", max_lag, least=0)
-    return batch.loss_mask & (token_lags(batch, current, versions=versions) <= limit)
-
-
 def _trained_lags(sample: TrainingSample, current: str | int, order: VersionOrder) -> np.ndarray:
     """The lag of each trained token, int64 (k,)."""
     now = _current_place(current, order)

@@ -7,7 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -32,7 +32,8 @@ from rollouts.models.lora_modules import (
     replacements_by,
 )
 from rollouts.training.checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
-from rollouts.training.datums import Datum, check_data, datum_from_sample, passes
+from rollouts.training.correction import correction_options
+from rollouts.training.datums import CORRECTED, Datum, check_data, corrected_data, datum_from_sample, passes
 from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
 from rollouts.training.position_logprobs import position_logprobs
 from rollouts.values import Bounded, check_choice, check_integer, number_field
@@ -216,26 +217,46 @@ class Trainer:
             del self._trained[model_id]
 
     def forward(
-        self, model_id: str, data: Sequence[Datum], loss: str, options: Mapping[str, float] | None = None
+        self,
+        model_id: str,
+        data: Sequence[Datum],
+        loss: str,
+        options: Mapping[str, float] | None = None,
+        *,
+        correction: Mapping[str, float] | None = None,
     ) -> LossResult:
         """Log-probabilities and loss, without gradients; the arguments are those of `forward_backward`."""
         with self.lock, torch.no_grad():
-            return self._computed(self._find(model_id), data, loss, options, backward=False)
+            return self._computed(self._find(model_id), data, loss, options, correction, backward=False)
 
     def forward_backward(
-        self, model_id: str, data: Sequence[Datum], loss: str, options: Mapping[str, float] | None = None
+        self,
+        model_id: str,
+        data: Sequence[Datum],
+        loss: str,
+        options: Mapping[str, float] | None = None,
+        *,
+        correction: Mapping[str, float] | None = None,
     ) -> LossResult:
         """Add the gradient of a loss, which is a sum over all tokens of the rows, to the gradients of a model.
 
         `loss` is a name, `options` are its numbers, as the guide lists them: "cross_entropy",
         "importance_sampling", "ppo", "cispo", "dro", "gspo"; with a teacher "reverse_kl", "forward_kl",
-        "jsd". All rows are checked before the first of them is computed; `SampleError` names the index of the
+        "jsd".
+
+        `correction` has the options of `rollout_correction`, over all rows of the call. It compares the
+        log-probabilities that the model has now with `logprobs`; weights take the place of the loss's ratio,
+        which is 1 then. Rows with `sampler_logprobs` spare it the forward pass for this: it compares their
+        `logprobs`, of the model before its steps on them, with these, and the loss's ratio is to `logprobs`.
+        The metrics have the figures as `correction_ess:mean` and so on.
+
+        All rows are checked before the first of them is computed; `SampleError` names the index of the
         row. After any error, of memory too, the gradients are what they were.
         """
         with self.lock, torch.enable_grad():
             trained = self._find(model_id)
             with trained.accumulating():
-                return self._computed(trained, data, loss, options, backward=True)
+                return self._computed(trained, data, loss, options, correction, backward=True)
 
     def optim_step(self, model_id: str, params: AdamParams) -> dict[str, float]:
         """Change the parameters of a model by the gradients so far, and forget these.
@@ -367,17 +388,46 @@ class Trainer:
         data: Sequence[Datum],
         loss: str,
         options: Mapping[str, float] | None,
+        correction: Mapping[str, float] | None,
         *,
         backward: bool,
     ) -> LossResult:
         named, numbers = named_loss(loss), loss_options(loss, options)
+        if correction is not None:
+            correction_options(correction)
+            if "logprobs" not in named.required:
+                rule = "the loss has no log-probabilities of a sampler; leave it out, or pass importance_sampling"
+                raise ArgumentError("correction", dict(correction), rule)
+            named = replace(named, optional=named.optional | CORRECTED)
         known, vocabulary = self._forward.architecture, len(self._forward.head.weight)
         data = check_data(data, named, known, vocabulary, routed_experts=self._routed_experts)
+        if correction is None:
+            return self._summed(trained, data, named, numbers, backward=backward)
+
+        def policy_logprobs() -> list[np.ndarray]:
+            with torch.no_grad():
+                return self._summed(trained, data, named, numbers, backward=False).logprobs
+
+        data, figures = corrected_data(data, named, correction, policy_logprobs)
+        result = self._summed(trained, data, named, numbers, backward=backward)
+        return result._replace(
+            metrics=result.metrics | {f"correction_{name}:mean": value for name, value in figures.items()}
+        )
+
+    def _summed(
+        self,
+        trained: _Trained,
+        data: Sequence[Datum],
+        loss: NamedLoss,
+        options: Mapping[str, float],
+        *,
+        backward: bool,
+    ) -> LossResult:
         logprobs: list[np.ndarray] = [np.empty(0, np.float32)] * len(data)
         outcomes: list[Outcome] = []
         with inserted(trained.replacements):
             for rows in self._passes(data):
-                values, outcome = self._pass([data[row] for row in rows], named, numbers)
+                values, outcome = self._pass([data[row] for row in rows], loss, options)
                 if backward:
                     outcome.loss.backward()  # type: ignore[no-untyped-call]
                 # Detached, or the graph of every pass would be kept until the last one.

@@ -14,7 +14,7 @@ from rollouts.training import (
     Staleness,
     TrainingBatch,
     TrainingSample,
-    fresh_token_mask,
+    rollout_correction,
     sample_staleness,
     split_by_staleness,
     token_lags,
@@ -63,7 +63,8 @@ def test_the_lag_of_each_token_of_a_batch_is_that_of_its_span_in_both_layouts(la
     expected = [7 - int(version) for each in versions for version in each]
     assert lags[batch.loss_mask].tolist() == expected
     assert (lags[~batch.loss_mask] == 0).all()
-    fresh = fresh_token_mask(batch, 7, max_lag=max_lag)
+    tensors = (batch.logprobs, batch.logprobs, batch.loss_mask, batch.sequence_ids)
+    fresh = rollout_correction(*tensors, {"max_lag": max_lag}, lags=lags).mask
     assert torch.equal(fresh, batch.loss_mask & (lags <= max_lag))
     assert fresh.sum() == sum(lag <= max_lag for lag in expected)
 

@@ -73,6 +73,10 @@ Variants = Callable[[TrainingSample, Sequence[MediaItem]], Sequence[TrainingSamp
 class Hypothesis:
     """A fault that one side may have.
 
+        without_first = Hypothesis(
+            "without the first message", Cause.WRONG_TEMPLATE, lambda sample, items: [replace_tokens(sample, 0, 5)]
+        )
+
     `variants(sample, items)` returns what that side would have computed on instead of `sample`, in each way
     that the fault can have; nothing where the sample cannot have it. `items` are the distinct media of the
     batch. Each variant has as many trained tokens as the sample, and they are the same tokens

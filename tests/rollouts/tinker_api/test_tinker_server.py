@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -107,6 +108,19 @@ def test_a_client_is_told_the_names_of_the_model(server):
     assert first.model_name == "tiny"
     assert first.max_context_length == second.max_context_length == 4096
     assert server.get("/api/v1/healthz").json == {"status": "ok"}
+
+
+def test_numbers_of_a_loss_named_correction_are_those_of_a_correction(training):
+    (scored,) = training.forward([row()], "cross_entropy").result().loss_fn_outputs
+    nearer = [value - gap for value, gap in zip(scored["logprobs"].data, [0.0, 0.4, 1.5] * 9, strict=False)]
+    data = [row(advantages=[1.0] * len(nearer), logprobs=nearer)]
+    options = {"clip_high_threshold": 9.0, "correction.token_high": 2.0, "correction.token_weights": 1.2}
+    metrics = training.forward_backward(data, "ppo", options).result().metrics
+    kept = [min(math.exp(gap), 1.2) for gap in ([0.0, 0.4, 1.5] * 9)[: len(nearer)] if gap < math.log(2)]
+    assert metrics["loss:sum"] == pytest.approx(-sum(kept), rel=1e-4)
+    assert metrics["correction_rejected:mean"] == pytest.approx(1 - len(kept) / len(nearer))
+    with pytest.raises(tinker.RequestFailedError, match=r"'limit'.*there is no such option; pass token_weights"):
+        training.forward_backward(data, "ppo", {"correction.limit": 2.0}).result()
 
 
 @pytest.mark.slow
@@ -506,10 +520,10 @@ def test_weights_that_a_client_saves_last_are_saved_though_it_has_ended_meanwhil
     passed, began, go_on, saved = 0.0, threading.Event(), threading.Event(), threading.Event()
     compute, save = Trainer.forward_backward, Trainer.save
 
-    def forward_backward(*args):
+    def forward_backward(*args, **options):
         began.set()
         assert go_on.wait(60)
-        return compute(*args)
+        return compute(*args, **options)
 
     def noted(*args):
         save(*args)
