@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -86,10 +87,13 @@ def _validated(data: bytes, kind: type[Body]) -> Body:
         raise invalid_body(error) from error
 
 
-def invalid_body(error: ValidationError, place: str = "", typed: Collection[str] = ()) -> RequestError:
+def invalid_body(
+    error: ValidationError, place: str = "", typed: Collection[str] = (), fields: Mapping[str, FieldInfo] | None = None
+) -> RequestError:
     """The first error that pydantic found in the value at a place of the body, with its place and value.
 
     `typed` are the fields whose value, or whose elements, are of several types: pydantic has the type behind them.
+    The description of one of `fields` is the reason why its value is refused.
     """
     first = validation_errors(error)[0]
     loc: tuple[Any, ...] = first["loc"]
@@ -104,7 +108,9 @@ def invalid_body(error: ValidationError, place: str = "", typed: Collection[str]
         return unknown_field(place)
     value = "missing" if first["type"] == "missing" else short_repr(first["input"])
     message = "Input should be an object" if first["type"] == "model_type" else first["msg"]
-    return invalid_field(f"{place or 'the body'} is {value}: {message}", place)
+    field = fields.get(str(loc[0])) if fields and loc else None
+    reason = f" ({field.description})" if field is not None and field.description else ""
+    return invalid_field(f"{place or 'the body'} is {value}: {message}{reason}", place)
 
 
 def unknown_field(name: str) -> RequestError:

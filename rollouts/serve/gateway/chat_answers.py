@@ -88,7 +88,7 @@ class ChatWriter(Writer):
             **content,
             "logprobs": _logprobs(choice, self.texts, self.request.top_logprobs) if self.request.logprobs else None,
             "finish_reason": finish_reason,
-            "turn": choice.turn,
+            "turn": choice.turn.index,
             **({"token_ids": choice.token_ids} if self.request.return_token_ids else {}),
         }
 

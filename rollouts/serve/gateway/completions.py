@@ -118,7 +118,7 @@ def _placed(request: TurnRequest, error: MediaError | MessageError, start: int) 
     if error.message_index is None:
         return invalid_message(str(error), "messages")
     place = request.place(start + error.message_index)
-    where = place.message if error.part_index is None else place.part(error.part_index)
+    where = place.message if error.part_index is None else place.field(f"content[{error.part_index}]")
     return invalid_message(f"{where}: {error.reason}", where)
 
 
@@ -141,12 +141,12 @@ async def _record(
         # Some agents write the stop string back, which was sampled.
         variants = (message, {**message, "content": text_before(message["content"], stop) + stop})
         message = _without_stop(message, stop)
-    digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
+    recorded, digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
     call_ids = [call["id"] for call in message.get("tool_calls") or ()]
     store.recorded(session, digests, call_ids)
     return Choice(
         index=index,
-        turn=turn.index,
+        turn=recorded,
         message=message,
         is_cut=completion.finish_reason is FinishReason.LENGTH,
         stop=stop,

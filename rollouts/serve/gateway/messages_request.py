@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rollouts.engines.protocol import SamplingParams
-from rollouts.serve.bodies import json_object, without_nulls
+from rollouts.serve.bodies import without_nulls
 from rollouts.serve.errors import NO_THREADS, RequestError, invalid_message, unsupported_field
-from rollouts.serve.gateway.dialect import Place, TurnRequest
+from rollouts.serve.gateway.dialect import Place, Reading, TurnRequest
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.request_checks import (
+    OWN_MESSAGE,
+    SAMPLES_FREELY,
     Name,
     RequestBody,
     Sampled,
     StopString,
     Strict,
     Text,
-    check_count,
+    TextPart,
+    as_list,
+    assistant_message,
     check_depth,
+    check_tool_results,
     check_tools,
+    content_of,
     function_tool,
     media_part,
-    objects,
     plain_text,
-    text_or_parts,
+    read_fields,
     validated,
 )
 
@@ -37,9 +42,8 @@ class _Object(Strict):
     cache_control: Any = None
 
 
-class _Text(_Object):
+class _Text(_Object, TextPart):
     type: Literal["text"]
-    text: Text
     citations: None = None
     parsed_output: Any = None
 
@@ -65,6 +69,9 @@ class _Image(_Object):
     type: Literal["image"]
     source: _Base64 | _Url = Field(discriminator="type")
 
+    def read(self, place: str, *, allow_urls: bool) -> dict[str, Any]:
+        return media_part(self.source.as_url(), "image", place, allow_urls=allow_urls)
+
 
 class _Thinking(Sampled):
     type: Literal["thinking"]
@@ -82,22 +89,14 @@ class _ToolUse(Sampled):
     input: dict[str, Any]
 
 
-def _as_blocks(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _blocks(kinds: Any) -> Any:
-    """A list of blocks, of which a text alone is the short form."""
-    return Annotated[list[kinds], BeforeValidator(_as_blocks)]
-
-
+_IsList = BeforeValidator(partial(as_list, kind="text"))
 _Part = Annotated[_Text | _Image, Field(discriminator="type")]
 
 
 class _ToolResult(_Object):
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: _blocks(_Part) = Field([])  # type: ignore[valid-type]
+    content: Annotated[list[_Part], _IsList] = Field([])
     is_error: bool = False  # the content says what the error is
 
 
@@ -106,7 +105,7 @@ _Block = Annotated[_Text | _Image | _Thinking | _RedactedThinking | _ToolUse | _
 
 class _Message(Strict):
     role: Literal["user", "assistant", "system"]
-    content: _blocks(_Block)  # type: ignore[valid-type]
+    content: Annotated[list[_Block], _IsList]
 
 
 class _Tool(_Object):
@@ -119,7 +118,6 @@ class _Tool(_Object):
     eager_input_streaming: Any = None
 
 
-# The model samples freely: no grammar forces a call, forbids a second one, or gives the text a form.
 class _ToolChoice(Strict):
     type: Literal["auto", "none"]
     disable_parallel_tool_use: Literal[False] = False
@@ -132,10 +130,10 @@ class _OutputConfig(Strict):
 
 class _MessagesBody(RequestBody):
     messages: list[Any] = Field(min_length=1)
-    system: _blocks(_Text) = Field([])  # type: ignore[valid-type]
+    system: Annotated[list[_Text], _IsList] = Field([])
     tools: list[_Tool] = Field([])
-    tool_choice: _ToolChoice = _ToolChoice(type="auto")
-    output_config: _OutputConfig = _OutputConfig()
+    tool_choice: _ToolChoice = Field(_ToolChoice(type="auto"), description=SAMPLES_FREELY)
+    output_config: _OutputConfig = Field(_OutputConfig(), description=SAMPLES_FREELY)
     stop_sequences: list[StopString] = Field([], max_length=64)
     max_tokens: Any = None
     top_k: Any = None
@@ -152,12 +150,9 @@ class _MessagesBody(RequestBody):
     thinking: Any = None
 
 
-def read_messages_request(
-    body: bytes, defaults: SamplingParams, *, allow_urls: bool, max_choices: int, max_parts: int
-) -> TurnRequest:
+def read_messages_request(body: bytes, reading: Reading) -> TurnRequest:
     """The request in a body of `/v1/messages` or `/v1/messages/count_tokens`, as `Dialect` says it."""
-    fields = without_nulls(json_object(body))
-    check_count(_lists(fields), max_parts, "messages")
+    fields, ignored = read_fields(body, reading, ("custom",))
     read = validated(_MessagesBody, fields)
     if read.thread is not None:
         # With this code, Anthropic's SDK sends the whole conversation from now on.
@@ -167,91 +162,81 @@ def read_messages_request(
     offered = read.tools if calls_tools else []
     tools = [function_tool(tool.name, tool.description, tool.input_schema) for tool in offered]
     check_tools(tools)
-    conversation = list(_conversation(read, allow_urls))
+    conversation = list(_conversation(read, reading.allow_urls))
     if conversation[-1][0]["role"] == "assistant":
         place = f"messages[{len(read.messages) - 1}]"
-        reason = "each completion is a message of its own, and none continues the last one; end with another role"
-        raise unsupported_field(f"{place} has the role assistant: {reason}", place)
+        raise unsupported_field(f"{place} has the role assistant: {OWN_MESSAGE}; end with another role", place)
     sampling = {name: getattr(read, name) for name in ("max_tokens", "temperature", "top_k", "top_p")}
-    return TurnRequest(
+    request = TurnRequest(
         model=read.model,
         history=History([message for message, _ in conversation], tools or None),
-        place=lambda index: _place(conversation[index][1]),
+        place=lambda index: conversation[index][1](),
         tools=tools or None,
-        sampling=replace(defaults, **without_nulls(sampling)),
+        sampling=replace(reading.sampling, **without_nulls(sampling)),
         stop=tuple(read.stop_sequences),
         calls_tools=calls_tools,
         stream=read.stream,
+        ignored_tools=ignored,
     )
+    check_tool_results(request)
+    return request
 
 
-def _lists(fields: Mapping[str, Any]) -> Iterator[Any]:
-    """All lists in a body whose lengths are bounded, of which nothing is checked yet."""
-    yield from (fields.get("messages"), fields.get("system"), fields.get("tools"))
-    for message in objects(fields.get("messages")):
-        content = message.get("content")
-        if type(content) is list:
-            yield content
-            yield from [block.get("content") for block in content if type(block) is dict]
-
-
-def _place(origin: int | Place) -> Place:
-    return origin if isinstance(origin, Place) else Place(f"messages[{origin}]", f"messages[{origin}].content")
-
-
-def _conversation(body: _MessagesBody, allow_urls: bool) -> Iterator[tuple[dict[str, Any], int | Place]]:
-    """The messages of a renderer, each with its place in the body, or the index of the message that it is."""
+def _conversation(body: _MessagesBody, allow_urls: bool) -> Iterator[tuple[dict[str, Any], Callable[[], Place]]]:
+    """The messages of a renderer, each with what says its place in the body."""
     if body.system:
-        content = text_or_parts(_parts(body.system, "system", allow_urls))
-        yield {"role": "system", "content": content}, Place("system", "system")
+        content = content_of(body.system, "system", allow_urls=allow_urls)
+        yield {"role": "system", "content": content}, partial(Place, "system", "system")
     for index, raw in enumerate(body.messages):
         text = plain_text(raw, _PLAIN_KEYS)
         if text is not None and raw.get("role") in ("user", "assistant"):
-            yield {"role": raw["role"], "content": text}, index
+            yield {"role": raw["role"], "content": text}, partial(_place, index)
             continue
         place = f"messages[{index}]"
         message = validated(_Message, raw, place)
         if message.role == "assistant":
-            yield _assistant(message.content, place), index
+            yield _assistant(message.content, place), partial(_place, index, message.content)
         else:
             yield from _results_and_parts(message, place, allow_urls)
+
+
+def _place(index: int, blocks: Sequence[Any] = ()) -> Place:
+    content = f"messages[{index}].content"
+    calls = [f"{content}[{number}]" for number, block in enumerate(blocks) if isinstance(block, _ToolUse)]
+    return Place(f"messages[{index}]", content, calls=calls)
 
 
 _PLAIN_KEYS: Final = frozenset({"role", "content"})
 
 
-def _results_and_parts(message: _Message, place: str, allow_urls: bool) -> Iterator[tuple[dict[str, Any], Place]]:
+def _results_and_parts(
+    message: _Message, place: str, allow_urls: bool
+) -> Iterator[tuple[dict[str, Any], Callable[[], Place]]]:
     """A message for each result of a call, and one for the blocks before, between and after them."""
     start = 0
-    blocks = message.content
+    blocks, content = message.content, f"{place}.content"
+    for index, block in enumerate(blocks):
+        if isinstance(block, _Thinking | _RedactedThinking | _ToolUse):
+            raise _misplaced(f"{content}[{index}]", block, "only an assistant message has a")
     ends = [index for index, block in enumerate(blocks) if isinstance(block, _ToolResult)]
     for end in (*ends, len(blocks)):
         if end > start or not blocks:
-            parts = _parts(blocks[start:end], f"{place}.content", allow_urls, start)
-            yield {"role": message.role, "content": text_or_parts(parts)}, Place(place, f"{place}.content", start)
+            parts = content_of(blocks[start:end], content, start, allow_urls=allow_urls)
+            yield {"role": message.role, "content": parts}, partial(Place, place, content, start)
         if end < len(blocks):
-            result, at = blocks[end], f"{place}.content[{end}]"
-            content = text_or_parts(_parts(result.content, f"{at}.content", allow_urls))
-            yield {"role": "tool", "content": content, "tool_call_id": result.tool_use_id}, Place(at, f"{at}.content")
+            result, at = blocks[end], f"{content}[{end}]"
+            parts = content_of(result.content, f"{at}.content", allow_urls=allow_urls)
+            answer = {"role": "tool", "content": parts, "tool_call_id": result.tool_use_id}
+            yield answer, partial(Place, at, f"{at}.content", answered="tool_use_id")
         start = end + 1
 
 
-def _parts(blocks: Sequence[Any], place: str, allow_urls: bool, first: int = 0) -> list[dict[str, Any]]:
-    parts = []
-    for index, block in enumerate(blocks, first):
-        if isinstance(block, _Text):
-            parts.append({"type": "text", "text": block.text})
-        elif isinstance(block, _Image):
-            parts.append(media_part(block.source.as_url(), "image", f"{place}[{index}]", allow_urls=allow_urls))
-        else:
-            at = f"{place}[{index}]"
-            raise invalid_message(f"{at}: only an assistant message has a block {block.type}", at)
-    return parts
+def _misplaced(place: str, block: Any, reason: str) -> RequestError:
+    return invalid_message(f"{place}: {reason} block {block.type}", place)
 
 
 def _assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
     """The message of the model. Text, thinking and calls may stand in several blocks, in any order."""
-    message: dict[str, Any] = {"role": "assistant"}
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(blocks):
         match block:
@@ -266,11 +251,5 @@ def _assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
             case _RedactedThinking():
                 pass  # nobody but Anthropic can read it
             case _:
-                at = f"{place}.content[{index}]"
-                raise invalid_message(f"{at}: an assistant message has no block {block.type}", at)
-    message["content"] = "".join(texts)
-    if thinking := "".join(thoughts):
-        message["reasoning_content"] = thinking
-    if calls:
-        message["tool_calls"] = calls
-    return message
+                raise _misplaced(f"{place}.content[{index}]", block, "an assistant message has no")
+    return assistant_message(texts, thoughts, calls)

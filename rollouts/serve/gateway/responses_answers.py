@@ -48,6 +48,8 @@ class ResponsesWriter(Writer):
         yield from self._end_text()
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         item = {"type": "function_call", "call_id": call["id"], "name": name, "arguments": ""}
+        if name in self.request.namespaces:
+            item["namespace"], item["name"] = self.request.namespaces[name]
         yield self._begin_item("fc", item)
         yield self._item_event("function_call_arguments.delta", delta=arguments)
         yield self._item_event("function_call_arguments.done", arguments=arguments)

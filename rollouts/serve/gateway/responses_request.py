@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from rollouts.engines.protocol import SamplingParams
 from rollouts.errors import short_repr
-from rollouts.serve.bodies import json_object, without_nulls
+from rollouts.serve.bodies import without_nulls
 from rollouts.serve.errors import invalid_message, unsupported_field
-from rollouts.serve.gateway.dialect import Place, TurnRequest
+from rollouts.serve.gateway.dialect import Place, Reading, TurnRequest
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.request_checks import (
+    SAMPLES_FREELY,
     Name,
     OpenAIBody,
     Sampled,
     Strict,
     Text,
+    TextFormat,
+    TextPart,
+    as_list,
+    assistant_message,
     check_count,
     check_depth,
     check_encodable,
+    check_tool_results,
     check_tools,
+    content_of,
     function_tool,
     media_part,
-    objects,
     plain_text,
-    text_or_parts,
+    read_fields,
     validated,
 )
+from rollouts.serve.gateway.session import StoredResponse
 
 
-class _Text(Strict):
+class _Text(TextPart):
     type: Literal["input_text", "output_text"]
-    text: Text
     annotations: Any = None
     logprobs: Any = None
     parsed: Any = None
@@ -46,6 +53,9 @@ class _Refusal(Strict):
     type: Literal["refusal"]
     refusal: Text
 
+    def read(self, place: str, *, allow_urls: bool) -> dict[str, Any]:
+        return {"type": "text", "text": self.refusal}
+
 
 class _Image(Strict):
     type: Literal["input_image"]
@@ -54,15 +64,12 @@ class _Image(Strict):
     detail: Any = None
     prompt_cache_breakpoint: Any = None
 
+    def read(self, place: str, *, allow_urls: bool) -> dict[str, Any]:
+        return media_part(self.image_url, "image", place, allow_urls=allow_urls)
+
 
 _Part = Annotated[_Text | _Refusal | _Image, Field(discriminator="type")]
-
-
-def _as_parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-
-
-_Parts = Annotated[list[_Part], BeforeValidator(_as_parts)]
+_Parts = Annotated[list[_Part], BeforeValidator(partial(as_list, kind="input_text"))]
 
 
 class _Message(Strict):
@@ -77,6 +84,7 @@ class _Message(Strict):
 class _FunctionCall(Sampled):
     type: Literal["function_call"]
     call_id: Name
+    namespace: Name | None = None
     name: Name
     arguments: Text
 
@@ -88,6 +96,7 @@ class _FunctionCallOutput(Strict):
     call_id: Name
     output: _Parts
     name: Any = None
+    namespace: Any = None
     caller: Any = None
 
 
@@ -113,7 +122,7 @@ def _as_items(content: Any) -> Any:
     return [{"role": "user", "content": content}] if isinstance(content, str) else content
 
 
-class _Tool(Strict):
+class _Function(Strict):
     type: Literal["function"]
     name: Name
     description: str | None = None
@@ -123,12 +132,15 @@ class _Tool(Strict):
     output_schema: None = None
 
 
-class _Format(Strict):
-    type: Literal["text"] = "text"
+class _Namespace(Strict):
+    type: Literal["namespace"]
+    name: Name
+    description: Any = None
+    tools: list[_Function]
 
 
 class _TextConfig(Strict):
-    format: _Format | None = None
+    format: TextFormat | None = None
     verbosity: Any = None
 
 
@@ -147,15 +159,12 @@ _Included = Literal[
 class _ResponsesBody(OpenAIBody):
     input: Annotated[list[Any], BeforeValidator(_as_items)]
     instructions: Text | None = None
-    tools: list[_Tool] = Field([])
-    text: _TextConfig = _TextConfig()
+    tools: list[Annotated[_Function | _Namespace, Field(discriminator="type")]] = Field([])
+    text: _TextConfig = Field(_TextConfig(), description=SAMPLES_FREELY)
     include: list[_Included] = Field([])
     previous_response_id: Text | None = None
     store: bool = True
     max_output_tokens: Any = None
-    # The model samples freely: no grammar forces a call or forbids a second one.
-    tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: Literal[True] = True
     # What this server does not do: it answers at once, keeps no conversations or prompts, and shortens nothing.
     background: Literal[False] = False
     context_management: list[Any] = Field([], max_length=0)
@@ -173,98 +182,142 @@ class _ResponsesBody(OpenAIBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(TurnRequest):
-    """A checked request. `echoed` are its fields in the response; `num_instructions` messages are the instructions."""
+    """A checked request. `echoed` are its fields in the response; `num_instructions` messages are the instructions.
+
+    `namespaces` has the namespace of a function and its name there, by the name that the model knows.
+    """
 
     num_instructions: int
     previous_response_id: str | None
     store: bool
+    namespaces: Mapping[str, tuple[str, str]]
     echoed: dict[str, Any]
 
-    def after(self, previous: Sequence[Mapping[str, Any]]) -> ResponsesRequest:
-        """The request with the messages of an earlier response after its own instructions."""
-        first, own = self.num_instructions, self.history.messages
-        messages = [*own[:first], *previous, *own[first:]]
+    def after(self, stored: StoredResponse, max_parts: int) -> ResponsesRequest:
+        """The request with the conversation of a response after its own instructions. Raises `RequestError`."""
+        first, own = self.num_instructions, self.history
+        before, digests = stored.conversation()
+        num_before = len(before) - stored.first
+        messages = [*own.messages[:first], *before[stored.first :], *own.messages[first:]]
+        check_count({"input": messages, "tools": self.tools}, max_parts)
 
         def place(index: int) -> Place:
-            if first <= index < first + len(previous):
+            if first <= index < first + num_before:
                 return Place("previous_response_id", "previous_response_id")
-            return self.place(index if index < first else index - len(previous))
+            return self.place(index if index < first else index - num_before)
 
-        return replace(self, history=History(messages, self.tools), place=place)
+        same = own.digests[first] == digests[stored.first]  # of the tools and the instructions
+        history = History(messages, self.tools, digests if same else (), stored.turn)
+        request = replace(self, history=history, place=place)
+        check_tool_results(request)
+        return request
 
 
-def read_responses_request(
-    body: bytes, defaults: SamplingParams, *, allow_urls: bool, max_choices: int, max_parts: int
-) -> ResponsesRequest:
+def read_responses_request(body: bytes, reading: Reading) -> ResponsesRequest:
     """The request in a body of `/v1/responses`, as `Dialect` says it."""
-    fields = without_nulls(json_object(body))
-    items = list(objects(fields.get("input")))
-    lists = [item.get(key) for item in items for key in ("content", "output")]
-    check_count((fields.get("input"), fields.get("tools"), *lists), max_parts, "input")
-    read = validated(_ResponsesBody, fields)
-    calls_tools = read.tool_choice == "auto"
-    offered = read.tools if calls_tools else []
-    tools = [function_tool(tool.name, tool.description, tool.parameters) for tool in offered]
+    fields, ignored = read_fields(body, reading, ("function", "namespace"))
+    read = validated(_ResponsesBody, fields, typed=("tools",))
+    namespaces: dict[str, tuple[str, str]] = {}
+    tools = []
+    for tool in read.tools if read.tool_choice == "auto" else ():
+        for function in tool.tools if isinstance(tool, _Namespace) else (tool,):
+            name = function.name
+            if isinstance(tool, _Namespace):
+                name = _full_name(tool.name, name)
+                namespaces[name] = (tool.name, function.name)
+            tools.append(function_tool(name, function.description, function.parameters))
     check_tools(tools)
-    if not read.input and read.previous_response_id is None:
-        raise unsupported_field("input has no items; send a text or at least one item", "input")
     sampling = {"max_tokens": read.max_output_tokens, "temperature": read.temperature, "top_p": read.top_p}
-    used = replace(defaults, **without_nulls(sampling))
-    conversation = _conversation(read.input, allow_urls)
+    used = replace(reading.sampling, **without_nulls(sampling))
+    conversation = _conversation(read.input, reading.allow_urls)
+    if not conversation and read.previous_response_id is None:
+        raise unsupported_field("input has no items with a content; send a text or at least one item", "input")
     first = [{"role": "system", "content": read.instructions}] if read.instructions else []
 
     def place(index: int) -> Place:
         if index < len(first):
             return Place("instructions", "instructions")
-        message, item = conversation[index - len(first)]
-        return Place(f"input[{item}]", f"input[{item}].{'output' if message['role'] == 'tool' else 'content'}")
+        message, items = conversation[index - len(first)]
+        calls = [f"input[{item}]" for item in items if read.input[item].get("type") == "function_call"]
+        at = f"input[{items[0]}]"
+        return Place(at, f"{at}.{'output' if message['role'] == 'tool' else 'content'}", calls=calls)
 
-    for name, value in fields.items():
-        if name not in _NOT_ECHOED:
-            check_encodable(value, name)
-            if name != "tools":  # whose parameters are checked one by one
-                check_depth(value, name)
-    return ResponsesRequest(
+    echoed = {name: value for name, value in fields.items() if name not in _NOT_ECHOED}
+    for name, value in echoed.items():
+        check_encodable(value, name)
+        if name != "tools":  # whose parameters are checked one by one
+            check_depth(value, name)
+    request = ResponsesRequest(
         model=read.model,
         history=History([*first, *(message for message, _ in conversation)], tools or None),
         place=place,
         tools=tools or None,
         sampling=used,
-        calls_tools=calls_tools,
+        calls_tools=read.tool_choice == "auto",
         stream=read.stream,
+        ignored_tools=ignored,
         num_instructions=len(first),
         previous_response_id=read.previous_response_id,
         store=read.store,
+        namespaces=namespaces,
         echoed={
             **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
             **{"temperature": used.temperature, "top_p": used.top_p},
-            **{name: value for name, value in fields.items() if name not in _NOT_ECHOED},
+            **echoed,
         },
     )
+    if read.previous_response_id is None:
+        check_tool_results(request)
+    return request
 
 
 _NOT_ECHOED: Final = frozenset({"client_metadata", "include", "input", "stream", "stream_options"})
+#: The id of an item of a response that the gateway made: the items of a completion share the second part.
+_ITEM_ID: Final = re.compile(r"[a-z]{2,3}_([0-9a-f]{32})_\d+")
 
 
-def _conversation(items: Sequence[Any], allow_urls: bool) -> list[tuple[dict[str, Any], int]]:
-    """The messages, each with its first item's index; what the model wrote in a row is one message."""
-    conversation: list[tuple[dict[str, Any], int]] = []
+def _full_name(namespace: str | None, name: str) -> str:
+    """The name of a function for the model."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _conversation(items: Sequence[Any], allow_urls: bool) -> list[tuple[dict[str, Any], list[int]]]:
+    """The messages, each with the indices of its items.
+
+    What the model wrote in a row is one message, unless the ids of its items say that they are of two completions.
+    """
+    conversation: list[tuple[list[dict[str, Any]], list[int]]] = []
+    completion: str | None = None  # that of the last message
     for index, raw in enumerate(items):
         message = _message(raw, index, allow_urls)
-        if message["role"] == "assistant" and conversation and conversation[-1][0]["role"] == "assistant":
-            own = conversation[-1][0]
-            for key, value in message.items():
-                own[key] = own[key] + value if key in own and key != "role" else value
+        if message is None:
+            continue
+        identifier = raw.get("id")
+        made = _ITEM_ID.fullmatch(identifier) if isinstance(identifier, str) else None
+        before = conversation[-1][0][0]["role"] if conversation else None
+        if message["role"] == before == "assistant" and (made is None or completion in (None, made[1])):
+            conversation[-1][0].append(message)
+            conversation[-1][1].append(index)
         else:
-            conversation.append((message, index))
-    return conversation
+            conversation.append(([message], [index]))
+            completion = None
+        completion = completion if made is None else made[1]
+    return [(messages[0] if len(messages) == 1 else _joined(messages), indices) for messages, indices in conversation]
+
+
+def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One message of the model for several."""
+    thoughts = [message.get("reasoning_content", "") for message in messages]
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    return assistant_message([message["content"] for message in messages], thoughts, calls)
 
 
 _PLAIN_KEYS: Final = frozenset({"type", "id", "status", "role", "content"})
 _ROLES: Final = ("user", "assistant", "system", "developer")
 
 
-def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any]:
+def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
+    """The message of an item; None for reasoning without a text."""
     text = plain_text(raw, _PLAIN_KEYS)
     if text is not None and raw.get("role") in _ROLES:
         return {"role": raw["role"], "content": text}
@@ -275,28 +328,18 @@ def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any]:
     item: Any = validated(_ITEMS[kind], raw, place)
     match item:
         case _Reasoning(content=parts):
-            thinking = "".join(part.text for part in parts or ())
-            return {"role": "assistant", "content": "", **({"reasoning_content": thinking} if thinking else {})}
-        case _FunctionCall(call_id=call_id, name=name, arguments=arguments):
-            function = {"name": name, "arguments": arguments.strip() or "{}"}
-            calls = [{"type": "function", "id": call_id, "function": function}]
-            return {"role": "assistant", "content": "", "tool_calls": calls}
-        case _FunctionCallOutput(call_id=call_id, output=output):
-            content = text_or_parts(_parts(output, f"{place}.output", allow_urls))
-            return {"role": "tool", "content": content, "tool_call_id": call_id}
+            thoughts = [part.text for part in parts or ()]
+            return assistant_message((), thoughts, []) if any(thoughts) else None
+        case _FunctionCall():
+            function = {"name": _full_name(item.namespace, item.name), "arguments": item.arguments.strip() or "{}"}
+            return assistant_message((), (), [{"type": "function", "id": item.call_id, "function": function}])
+        case _FunctionCallOutput():
+            content = content_of(item.output, f"{place}.output", allow_urls=allow_urls)
+            return {"role": "tool", "content": content, "tool_call_id": item.call_id}
         case _:
-            read = _parts(item.content, f"{place}.content", allow_urls)
-            if item.role != "assistant":
-                return {"role": item.role, "content": text_or_parts(read)}
-            if any(part["type"] != "text" for part in read):
-                raise invalid_message(f"{place}.content: an assistant message has no images", f"{place}.content")
-            return {"role": "assistant", "content": "".join(part["text"] for part in read)}
-
-
-def _parts(parts: Sequence[Any], place: str, allow_urls: bool) -> list[dict[str, Any]]:
-    return [
-        media_part(part.image_url, "image", f"{place}[{index}]", allow_urls=allow_urls)
-        if isinstance(part, _Image)
-        else {"type": "text", "text": part.refusal if isinstance(part, _Refusal) else part.text}
-        for index, part in enumerate(parts)
-    ]
+            content = content_of(item.content, f"{place}.content", allow_urls=allow_urls)
+            if item.role == "assistant" and not isinstance(content, str):
+                if any(part["type"] != "text" for part in content):
+                    raise invalid_message(f"{place}.content: an assistant message has no images", f"{place}.content")
+                content = "".join(part["text"] for part in content)
+            return {"role": item.role, "content": content}

@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,10 @@ from rollouts.serve.errors import (
     invalid_field,
     session_gone,
 )
+from rollouts.serve.gateway.dialect import Choice
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.responses_request import ResponsesRequest
 from rollouts.serve.gateway.session import Session, StoredResponse
 from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.provenance import Provenance
@@ -78,6 +80,7 @@ def session_object(session: Session, now: float) -> dict[str, Any]:
         "branches": len(trajectory.leaves()),
         "forks": trajectory.forks,
         "fork_reasons": dict(session.fork_reasons),
+        "ignored_tools": dict(session.ignored_tools),
         "reward": trajectory.reward,
         "ended": trajectory.finished,
         "delivered": session.is_delivered,
@@ -243,11 +246,11 @@ class SessionStore:
             self._anonymous_calls.update(dict.fromkeys(call_ids, session.id))
 
     def keep_response(
-        self, session: Session, response: dict[str, Any], history: History, message: Mapping[str, Any], first: int
+        self, session: Session, response: dict[str, Any], choice: Choice, request: ResponsesRequest
     ) -> None:
-        """As `Session.keep_response`; the response is found until it is deleted, or its session is gone."""
+        """Keep a response, which is found until it is deleted, or its session is gone."""
         if session.id in self._sessions:
-            session.keep_response(response, history, message, first)
+            session.keep_response(response, choice.turn, request.history, choice.message, request.num_instructions)
             self._responses[response["id"]] = session
 
     def response(self, response_id: str, param: str | None = None) -> tuple[Session, StoredResponse]:
