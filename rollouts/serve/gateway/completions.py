@@ -16,7 +16,6 @@ from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts.engines.protocol import (
     Completion,
-    FinishReason,
     GenerateRequest,
     TokenListener,
 )
@@ -135,7 +134,7 @@ async def _record(
 ) -> Choice:
     """Add a completion to the trajectory, and make the message that the client receives."""
     turn = await session.recorder.record(prompt, completion, agent="", engine_seconds=seconds)
-    message = _client_message(turn, calls_tools=request.calls_tools)
+    message = _client_message(turn, calls_tools=request.body.calls_tools)
     variants: Sequence[dict[str, Any]] = ()
     if stop is not None:
         # Some agents write the stop string back, which was sampled.
@@ -148,11 +147,8 @@ async def _record(
         index=index,
         turn=recorded,
         message=message,
-        is_cut=completion.finish_reason is FinishReason.LENGTH,
+        completion=completion,
         stop=stop,
-        token_ids=list(turn.completion_ids),
-        logprobs=completion.logprobs,
-        top_logprobs=completion.top_logprobs,
     )
 
 

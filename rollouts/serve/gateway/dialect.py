@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
-from rollouts.engines.protocol import SamplingParams, TopLogprobs
+from rollouts.engines.protocol import Completion, FinishReason, SamplingParams
 from rollouts.serve.bodies import event
 from rollouts.serve.errors import RequestError
 from rollouts.serve.gateway.history import History
@@ -56,18 +54,15 @@ class Reading:
 class TurnRequest:
     """A checked request. `place` tells where a message of its history stands in the body.
 
-    `stop` are stop strings; `calls_tools` is False where the model may call no tool. `ignored_tools` are the types of
-    the tools that were left out.
+    `body` has the fields, `stop` are stop strings, `ignored_tools` the types of the tools that were left out.
     """
 
-    model: str | None
+    body: Any
     history: History
     place: Callable[[int], Place]
     tools: list[dict[str, Any]] | None
     sampling: SamplingParams
-    stop: tuple[str, ...] = ()
-    calls_tools: bool = True
-    stream: bool = False
+    stop: Sequence[str] = ()
     ignored_tools: Sequence[str] = ()
 
 
@@ -78,11 +73,12 @@ class Choice:
     index: int
     turn: RecordedTurn
     message: dict[str, Any]
-    is_cut: bool
+    completion: Completion
     stop: str | None
-    token_ids: list[int]
-    logprobs: np.ndarray
-    top_logprobs: TopLogprobs | None
+
+    @property
+    def is_cut(self) -> bool:
+        return self.completion.finish_reason is FinishReason.LENGTH
 
 
 class TurnCompletion(NamedTuple):
@@ -93,7 +89,7 @@ class TurnCompletion(NamedTuple):
 
     @property
     def num_sampled(self) -> int:
-        return sum(len(choice.token_ids) for choice in self.choices)
+        return sum(len(choice.completion.token_ids) for choice in self.choices)
 
 
 class Head(NamedTuple):

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from renderers.parsing.json_text import no_object_reason
 from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
-from rollouts.serve.bodies import invalid_body, json_object, without_nulls
+from rollouts.serve.bodies import Strict, check_depth, check_encodable, json_object, without_nulls
 from rollouts.serve.errors import invalid_field, invalid_message, unsupported_field
 from rollouts.serve.gateway.dialect import Reading, TurnRequest
-
-#: Deepest nesting of schemas of tools and of arguments. Templates walk through them recursively.
-_MAX_DEPTH: Final = 64
 
 # A bound on the length also refuses half of a surrogate pair, which UTF-8 cannot encode.
 Text = Annotated[str, Field(max_length=2**40)]
 Name = Annotated[str, Field(min_length=1)]
 # The text before the end of a stop string is searched with each token.
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-
-
-class Strict(BaseModel):
-    """An object of a body that has no other fields."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
 
 class TextPart(Strict):
@@ -56,11 +46,15 @@ class RequestBody(Strict):
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     stream: bool = False
+    tool_choice: Any = "auto"
     temperature: Any = None
     top_p: Any = None
-    # These say nothing about the completion here.
-    metadata: Any = None
-    service_tier: Any = None
+
+    @property
+    def calls_tools(self) -> bool:
+        return self.tool_choice == "auto"
+
+    without_effect = frozenset({"metadata", "service_tier"})
 
 
 class TextFormat(Strict):
@@ -72,28 +66,20 @@ class OpenAIBody(RequestBody):
 
     parallel_tool_calls: Literal[True] = Field(True, description=SAMPLES_FREELY)
     tool_choice: Literal["auto", "none"] = Field("auto", description=SAMPLES_FREELY)
-    # These say nothing about the completion here.
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    user: Any = None
+    without_effect = RequestBody.without_effect | {
+        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"),
+    }
 
 
-Checked = TypeVar("Checked", bound=BaseModel)
-_TYPED: Final = ("content", "output", "source")
+_TEXT_TYPES: Final = ("text", "input_text", "output_text")
+_PLAIN_KEYS: Final = frozenset({"role", "content"})
 
 
-def validated(kind: type[Checked], value: Any, place: str = "", typed: Collection[str] = _TYPED) -> Checked:
-    """The value at a place of the body as an object of `kind`. Raises `RequestError`; `typed` as in `invalid_body`."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise invalid_body(error, place, typed, kind.model_fields) from None
-
-
-def plain_text(message: Any, keys: frozenset[str]) -> str | None:
-    """The text of a message with `keys` and one text, which needs no other check; None for others."""
-    if type(message) is not dict or not message.keys() <= keys or message.get("type", "message") != "message":
+def plain_message(
+    message: Any, keys: Collection[str] = _PLAIN_KEYS, roles: Collection[str] = ("user", "assistant")
+) -> dict[str, Any] | None:
+    """A message that has only `keys` and one text, which needs no other check, as most do; None for others."""
+    if type(message) is not dict or message.get("role") not in roles or message.get("type", "message") != "message":
         return None
     text = message.get("content")
     if type(text) is list and len(text) == 1 and type(text[0]) is dict:
@@ -101,10 +87,10 @@ def plain_text(message: Any, keys: frozenset[str]) -> str | None:
         if part.get("type") not in _TEXT_TYPES or sum(map(bool, part.values())) > 2:
             return None
         text = part.get("text")
-    return text if type(text) is str and text and is_unicode(text) else None
-
-
-_TEXT_TYPES: Final = ("text", "input_text", "output_text")
+    if type(text) is not str or not text or not is_unicode(text):
+        return None
+    has_others = any(value and key not in keys for key, value in message.items())
+    return None if has_others else {"role": message["role"], "content": text}
 
 
 def read_fields(body: bytes, reading: Reading, tool_types: Collection[str | None]) -> tuple[dict[str, Any], list[str]]:
@@ -159,31 +145,12 @@ def function_tool(name: str, description: str | None, parameters: dict[str, Any]
     return {"type": "function", "function": without_nulls(function)}
 
 
-def check_tools(tools: list[dict[str, Any]]) -> None:
-    """Refuse schemas that no template can print. Raises `RequestError`."""
+def checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The tools, None for none. Raises `RequestError` for schemas that no template can print."""
     for index, tool in enumerate(tools):
         check_depth(tool, f"tools[{index}]")
     check_encodable(tools, "tools")
-
-
-def check_encodable(value: Any, place: str) -> None:
-    """Refuse what no JSON in UTF-8 can hold, so that no response could. Raises `RequestError`."""
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        reason = "half of a surrogate pair, a number beyond 1.8e308, or too many levels"
-        raise invalid_field(f"{place} cannot be written as JSON again: {reason}", place) from None
-
-
-def check_depth(value: Any, place: str) -> None:
-    """Refuse what is nested too deep for a template. Raises `RequestError`."""
-    if _deeper_than(value, _MAX_DEPTH):
-        raise invalid_field(f"{place} is nested deeper than {_MAX_DEPTH} levels", place)
-
-
-def _deeper_than(value: Any, depth: int) -> bool:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth < 0 or any(_deeper_than(child, depth - 1) for child in children)
+    return tools or None
 
 
 def as_list(content: Any, kind: str) -> Any:

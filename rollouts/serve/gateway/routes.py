@@ -24,13 +24,12 @@ from rollouts.errors import EngineError, is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected, without_nulls
 from rollouts.serve.errors import RequestError, answering_errors, invalid_field
-from rollouts.serve.gateway.chat_answers import CHAT
+from rollouts.serve.gateway.chat import CHAT
 from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, decoder, prompt_of, token_texts_of
 from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
-from rollouts.serve.gateway.messages_answers import MESSAGES
-from rollouts.serve.gateway.responses_answers import RESPONSES, ResponsesWriter
-from rollouts.serve.gateway.responses_request import ResponsesRequest
+from rollouts.serve.gateway.messages import MESSAGES
+from rollouts.serve.gateway.responses import RESPONSES, ResponsesRequest, ResponsesWriter
 from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import (
     OnSessionEnd,
@@ -38,9 +37,9 @@ from rollouts.serve.gateway.session_store import (
     record_file,
     session_object,
     snapshot,
-    trajectory_object,
 )
 from rollouts.serve.gateway.turn_stream import TurnStream
+from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import real_number
 
@@ -172,14 +171,14 @@ class Gateway:
         session_id, turn = await self._read(request, dialect)
         if turn.stop:
             decoder(self._pool.renderer)
-        model, adapter = await self._checked_model(turn.model)
+        model, adapter = await self._checked_model(turn.body.model)
         session = self._sessions.for_request(session_id, turn.history)
         session.leave_out(turn.ignored_tools)
         headers = {_SESSION_HEADER: session.id}
         head = Head(uuid.uuid4().hex, int(time.time()), model, session.id)
         writer = dialect.writer(turn, head, self._token_texts)
         complete = partial(self._complete, session, turn, head, adapter)
-        if turn.stream:
+        if turn.body.stream:
             parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
             is_live = parses and self._engine.streams  # the text is sent while it is sampled
             stream = TurnStream(complete, turn, writer, session.recorder.renderer.renderer if is_live else None)
@@ -211,8 +210,8 @@ class Gateway:
         """The session that a request names, and the request. Raises `RequestError`."""
         session_id = _session_id(request)
         turn = await read_body(request, partial(dialect.read, reading=self._reading))
-        if isinstance(turn, ResponsesRequest) and turn.previous_response_id is not None:
-            session, stored = self._sessions.response(turn.previous_response_id, "previous_response_id")
+        if isinstance(turn, ResponsesRequest) and turn.body.previous_response_id is not None:
+            session, stored = self._sessions.response(turn.body.previous_response_id, "previous_response_id")
             if session_id not in (None, session.id):
                 reason = f"previous_response_id is of the session {session.id!r}, not of {session_id!r}"
                 raise invalid_field(reason, "previous_response_id")
@@ -237,7 +236,7 @@ class Gateway:
                 request_seconds=self._limits.request_seconds,
                 make_listener=make_listener,
             )
-            if isinstance(turn, ResponsesRequest) and turn.store:
+            if isinstance(turn, ResponsesRequest) and turn.body.store:
                 response = ResponsesWriter(turn, head, None).whole(completion)
                 self._sessions.keep_response(session, response, completion.choices[0], turn)
         return completion
@@ -329,7 +328,7 @@ class Gateway:
             raise invalid_field(f"format is {form[:80]!r}; it is one of {', '.join(_FORMATS)}", "format")
         trajectory = snapshot(session.trajectory)
         if form == "json":
-            return await asyncio.to_thread(lambda: JSONResponse(trajectory_object(trajectory)))
+            return await asyncio.to_thread(lambda: JSONResponse(trajectory_json(trajectory)))
         data = await asyncio.to_thread(record_file, trajectory)
         return Response(data, media_type="application/octet-stream")
 

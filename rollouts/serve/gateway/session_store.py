@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import re
 import tempfile
@@ -27,11 +26,9 @@ from rollouts.serve.errors import (
 from rollouts.serve.gateway.dialect import Choice
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.limits import GatewayLimits
-from rollouts.serve.gateway.responses_request import ResponsesRequest
+from rollouts.serve.gateway.responses import ResponsesRequest
 from rollouts.serve.gateway.session import Session, StoredResponse
-from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
 
@@ -48,25 +45,6 @@ def record_file(trajectory: Trajectory) -> bytes:
         with RecordWriter(path) as out:
             out.append(trajectory)
         return path.read_bytes()
-
-
-def trajectory_object(trajectory: Trajectory) -> dict[str, Any]:
-    """The trajectory as a JSON object. A medium has its bytes in base64 where it is introduced."""
-    return trajectory_json(trajectory, _media_entries)
-
-
-def _media_entries(node: TokenNode) -> list[dict[str, Any]]:
-    return [
-        {
-            "modality": reference.modality,
-            "mm_hash": reference.mm_hash,
-            "digest": reference.source.digest,
-            "offset": reference.placeholder.offset,
-            "length": reference.placeholder.length,
-            "base64": base64.b64encode(reference.source.data).decode(),
-        }
-        for reference in node.media
-    ]
 
 
 def session_object(session: Session, now: float) -> dict[str, Any]:

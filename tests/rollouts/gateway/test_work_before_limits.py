@@ -21,7 +21,7 @@ from rollouts.environments.tools.parameters import FunctionParameters
 from rollouts.errors import RolloutsError, ServerUnreachableError
 from rollouts.run_config.config_file import checked_config
 from rollouts.serve.errors import RequestError
-from rollouts.serve.gateway.chat_request import read_chat_request
+from rollouts.serve.gateway.chat import read_chat_request
 from rollouts.serve.gateway.dialect import Reading
 from rollouts.testing import ScriptedEngine
 

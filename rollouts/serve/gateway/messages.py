@@ -1,18 +1,18 @@
-"""Anthropic's Messages: a body as messages of a renderer, tools and sampling options."""
+"""Anthropic's Messages: a body as a request, and completions as `message` objects or events."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rollouts.serve.bodies import without_nulls
-from rollouts.serve.errors import NO_THREADS, RequestError, invalid_message, unsupported_field
-from rollouts.serve.gateway.dialect import Place, Reading, TurnRequest
+from rollouts.serve.bodies import Strict, check_depth, validated, without_nulls
+from rollouts.serve.errors import NO_THREADS, RequestError, invalid_message, messages_error_fields, unsupported_field
+from rollouts.serve.gateway.dialect import Choice, Dialect, Event, Place, Reading, TurnCompletion, TurnRequest, Writer
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.request_checks import (
     OWN_MESSAGE,
@@ -21,31 +21,23 @@ from rollouts.serve.gateway.request_checks import (
     RequestBody,
     Sampled,
     StopString,
-    Strict,
     Text,
     TextPart,
     as_list,
     assistant_message,
-    check_depth,
     check_tool_results,
-    check_tools,
+    checked_tools,
     content_of,
     function_tool,
     media_part,
-    plain_text,
+    plain_message,
     read_fields,
-    validated,
 )
 
 
-class _Object(Strict):
-    cache_control: Any = None
-
-
-class _Text(_Object, TextPart):
+class _Text(TextPart):
     type: Literal["text"]
-    citations: None = None
-    parsed_output: Any = None
+    without_effect = frozenset({"cache_control", "parsed_output"})
 
 
 class _Base64(Strict):
@@ -65,9 +57,10 @@ class _Url(Strict):
         return self.url
 
 
-class _Image(_Object):
+class _Image(Strict):
     type: Literal["image"]
     source: _Base64 | _Url = Field(discriminator="type")
+    without_effect = frozenset({"cache_control"})
 
     def read(self, place: str, *, allow_urls: bool) -> dict[str, Any]:
         return media_part(self.source.as_url(), "image", place, allow_urls=allow_urls)
@@ -93,11 +86,11 @@ _IsList = BeforeValidator(partial(as_list, kind="text"))
 _Part = Annotated[_Text | _Image, Field(discriminator="type")]
 
 
-class _ToolResult(_Object):
+class _ToolResult(Strict):
     type: Literal["tool_result"]
     tool_use_id: Name
     content: Annotated[list[_Part], _IsList] = Field([])
-    is_error: bool = False  # the content says what the error is
+    without_effect = frozenset({"cache_control", "is_error"})  # the content says what the error is
 
 
 _Block = Annotated[_Text | _Image | _Thinking | _RedactedThinking | _ToolUse | _ToolResult, Field(discriminator="type")]
@@ -108,14 +101,13 @@ class _Message(Strict):
     content: Annotated[list[_Block], _IsList]
 
 
-class _Tool(_Object):
+class _Tool(Strict):
     type: Literal["custom"] | None = None
     name: Name
     description: str | None = None
     input_schema: dict[str, Any]
-    strict: Any = None
     defer_loading: Literal[False] = False
-    eager_input_streaming: Any = None
+    without_effect = frozenset({"cache_control", "eager_input_streaming", "strict"})
 
 
 class _ToolChoice(Strict):
@@ -124,8 +116,7 @@ class _ToolChoice(Strict):
 
 
 class _OutputConfig(Strict):
-    effort: Any = None
-    format: None = None
+    without_effect = frozenset({"effort"})
 
 
 class _MessagesBody(RequestBody):
@@ -133,21 +124,21 @@ class _MessagesBody(RequestBody):
     system: Annotated[list[_Text], _IsList] = Field([])
     tools: list[_Tool] = Field([])
     tool_choice: _ToolChoice = Field(_ToolChoice(type="auto"), description=SAMPLES_FREELY)
+
+    @property
+    def calls_tools(self) -> bool:
+        return self.tool_choice.type == "auto"
+
     output_config: _OutputConfig = Field(_OutputConfig(), description=SAMPLES_FREELY)
     stop_sequences: list[StopString] = Field([], max_length=64)
     max_tokens: Any = None
     top_k: Any = None
     thread: Any = None
-    # The server runs no tools.
-    container: None = None
-    mcp_servers: list[Any] = Field([], max_length=0)
-    # These say nothing about the completion here: how much the model thinks, its template decides.
-    cache_control: Any = None
-    context_management: Any = None
-    diagnostics: Any = None
-    inference_geo: Any = None
-    speed: Any = None
-    thinking: Any = None
+    mcp_servers: list[Any] = Field([], max_length=0)  # the server runs no tools
+    # How much the model thinks, its template decides.
+    without_effect = RequestBody.without_effect | {
+        *("cache_control", "context_management", "diagnostics", "inference_geo", "speed", "thinking"),
+    }
 
 
 def read_messages_request(body: bytes, reading: Reading) -> TurnRequest:
@@ -158,24 +149,20 @@ def read_messages_request(body: bytes, reading: Reading) -> TurnRequest:
         # With this code, Anthropic's SDK sends the whole conversation from now on.
         reason = "thread: the server holds no conversations; send the messages without it"
         raise RequestError(400, reason, "thread", code=NO_THREADS)
-    calls_tools = read.tool_choice.type == "auto"
-    offered = read.tools if calls_tools else []
-    tools = [function_tool(tool.name, tool.description, tool.input_schema) for tool in offered]
-    check_tools(tools)
+    offered = read.tools if read.calls_tools else []
+    tools = checked_tools([function_tool(tool.name, tool.description, tool.input_schema) for tool in offered])
     conversation = list(_conversation(read, reading.allow_urls))
     if conversation[-1][0]["role"] == "assistant":
         place = f"messages[{len(read.messages) - 1}]"
         raise unsupported_field(f"{place} has the role assistant: {OWN_MESSAGE}; end with another role", place)
     sampling = {name: getattr(read, name) for name in ("max_tokens", "temperature", "top_k", "top_p")}
     request = TurnRequest(
-        model=read.model,
-        history=History([message for message, _ in conversation], tools or None),
+        body=read,
+        history=History([message for message, _ in conversation], tools),
         place=lambda index: conversation[index][1](),
-        tools=tools or None,
+        tools=tools,
         sampling=replace(reading.sampling, **without_nulls(sampling)),
-        stop=tuple(read.stop_sequences),
-        calls_tools=calls_tools,
-        stream=read.stream,
+        stop=read.stop_sequences,
         ignored_tools=ignored,
     )
     check_tool_results(request)
@@ -188,9 +175,8 @@ def _conversation(body: _MessagesBody, allow_urls: bool) -> Iterator[tuple[dict[
         content = content_of(body.system, "system", allow_urls=allow_urls)
         yield {"role": "system", "content": content}, partial(Place, "system", "system")
     for index, raw in enumerate(body.messages):
-        text = plain_text(raw, _PLAIN_KEYS)
-        if text is not None and raw.get("role") in ("user", "assistant"):
-            yield {"role": raw["role"], "content": text}, partial(_place, index)
+        if (plain := plain_message(raw)) is not None:
+            yield plain, partial(_place, index)
             continue
         place = f"messages[{index}]"
         message = validated(_Message, raw, place)
@@ -204,9 +190,6 @@ def _place(index: int, blocks: Sequence[Any] = ()) -> Place:
     content = f"messages[{index}].content"
     calls = [f"{content}[{number}]" for number, block in enumerate(blocks) if isinstance(block, _ToolUse)]
     return Place(f"messages[{index}]", content, calls=calls)
-
-
-_PLAIN_KEYS: Final = frozenset({"role", "content"})
 
 
 def _results_and_parts(
@@ -253,3 +236,85 @@ def _assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
             case _:
                 raise _misplaced(f"{place}.content[{index}]", block, "an assistant message has no")
     return assistant_message(texts, thoughts, calls)
+
+
+_KINDS: Final = {"reasoning_content": "thinking", "content": "text"}
+
+
+class MessagesWriter(Writer):
+    """The blocks of the message grow with its events. A signature has no meaning here, and is never read."""
+
+    _texts: list[str]  # of the last block, until it ends
+
+    def begin(self, prompt_ids: list[int]) -> Iterator[Event]:
+        self._texts = []
+        self.answer = {
+            "id": f"msg_{self.head.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.head.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": len(prompt_ids), "output_tokens": 0},
+        }
+        yield {"type": "message_start", "message": {**self.answer, "content": []}}
+        yield {"type": "ping"}
+
+    def text(self, index: int, key: str, text: str) -> Iterator[Event]:
+        kind = _KINDS[key]
+        if not self._texts or self.answer["content"][-1]["type"] != kind:
+            yield from self._end_block()
+            yield self._begin_block({"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})})
+        self._texts.append(text)
+        yield self._delta({"type": f"{kind}_delta", kind: text})
+
+    def call(self, index: int, number: int, call: Mapping[str, Any]) -> Iterator[Event]:
+        yield from self._end_block()
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        yield self._begin_block({"type": "tool_use", "id": call["id"], "name": name, "input": {}})
+        yield self._delta({"type": "input_json_delta", "partial_json": arguments})
+        self.answer["content"][-1]["input"] = json.loads(arguments)
+        yield self._event("content_block_stop")
+
+    def end_choice(self, choice: Choice) -> Iterator[Event]:
+        yield from self._end_block()
+        calls = choice.message.get("tool_calls")
+        stopped = "stop_sequence" if choice.stop else "tool_use" if calls else "end_turn"
+        self.answer["stop_reason"] = "max_tokens" if choice.is_cut else stopped
+        self.answer["stop_sequence"] = choice.stop
+
+    def end(self, completion: TurnCompletion) -> Iterator[Event]:
+        usage = {**self.answer["usage"], "output_tokens": completion.num_sampled}
+        self.answer["usage"] = usage
+        ending = {name: self.answer[name] for name in ("stop_reason", "stop_sequence")}
+        yield {"type": "message_delta", "delta": ending, "usage": usage}
+        yield {"type": "message_stop"}
+
+    def failed(self, error: RequestError) -> Event:
+        return messages_error_fields(error)
+
+    def _begin_block(self, block: dict[str, Any]) -> Event:
+        self.answer["content"].append(block)
+        return self._event("content_block_start", content_block=block.copy())
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return self._event("content_block_delta", delta=delta)
+
+    def _event(self, name: str, **fields: Any) -> Event:
+        return {"type": name, "index": len(self.answer["content"]) - 1, **fields}
+
+    def _end_block(self) -> Iterator[Event]:
+        """End the block of text or thinking that is open, if there is one."""
+        if not self._texts:
+            return
+        block = self.answer["content"][-1]
+        block[block["type"]] = "".join(self._texts)
+        self._texts = []
+        if block["type"] == "thinking":
+            block["signature"] = self.head.id
+            yield self._delta({"type": "signature_delta", "signature": self.head.id})
+        yield self._event("content_block_stop")
+
+
+MESSAGES: Final = Dialect("messages", read_messages_request, MessagesWriter)

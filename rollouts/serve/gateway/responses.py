@@ -1,9 +1,9 @@
-"""OpenAI's Responses: a body as messages of a renderer, tools and sampling options."""
+"""OpenAI's Responses: a body as a request, and completions as `response` objects or events."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -11,42 +11,35 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from rollouts.errors import short_repr
-from rollouts.serve.bodies import without_nulls
-from rollouts.serve.errors import invalid_message, unsupported_field
-from rollouts.serve.gateway.dialect import Place, Reading, TurnRequest
+from rollouts.serve.bodies import Strict, check_depth, check_encodable, validated, without_nulls
+from rollouts.serve.errors import RequestError, invalid_message, unsupported_field
+from rollouts.serve.gateway.dialect import Choice, Dialect, Event, Place, Reading, TurnCompletion, TurnRequest, Writer
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.request_checks import (
     SAMPLES_FREELY,
     Name,
     OpenAIBody,
     Sampled,
-    Strict,
     Text,
     TextFormat,
     TextPart,
     as_list,
     assistant_message,
     check_count,
-    check_depth,
-    check_encodable,
     check_tool_results,
-    check_tools,
+    checked_tools,
     content_of,
     function_tool,
     media_part,
-    plain_text,
+    plain_message,
     read_fields,
-    validated,
 )
 from rollouts.serve.gateway.session import StoredResponse
 
 
 class _Text(TextPart):
     type: Literal["input_text", "output_text"]
-    annotations: Any = None
-    logprobs: Any = None
-    parsed: Any = None
-    prompt_cache_breakpoint: Any = None
+    without_effect = frozenset({"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"})
 
 
 class _Refusal(Strict):
@@ -60,9 +53,7 @@ class _Refusal(Strict):
 class _Image(Strict):
     type: Literal["input_image"]
     image_url: str | None = None
-    file_id: None = None
-    detail: Any = None
-    prompt_cache_breakpoint: Any = None
+    without_effect = frozenset({"detail", "prompt_cache_breakpoint"})
 
     def read(self, place: str, *, allow_urls: bool) -> dict[str, Any]:
         return media_part(self.image_url, "image", place, allow_urls=allow_urls)
@@ -74,11 +65,9 @@ _Parts = Annotated[list[_Part], BeforeValidator(partial(as_list, kind="input_tex
 
 class _Message(Strict):
     type: Literal["message"] = "message"
-    id: Any = None
-    status: Any = None
     role: Literal["user", "assistant", "system", "developer"]
     content: _Parts
-    phase: Any = None
+    without_effect = frozenset({"id", "phase", "status"})
 
 
 class _FunctionCall(Sampled):
@@ -91,13 +80,9 @@ class _FunctionCall(Sampled):
 
 class _FunctionCallOutput(Strict):
     type: Literal["function_call_output"]
-    id: Any = None
-    status: Any = None
     call_id: Name
     output: _Parts
-    name: Any = None
-    namespace: Any = None
-    caller: Any = None
+    without_effect = frozenset({"caller", "id", "name", "namespace", "status"})
 
 
 class _ReasoningText(Sampled):
@@ -127,21 +112,20 @@ class _Function(Strict):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Any = None
     defer_loading: Literal[False] = False
-    output_schema: None = None
+    without_effect = frozenset({"strict"})
 
 
 class _Namespace(Strict):
     type: Literal["namespace"]
     name: Name
-    description: Any = None
     tools: list[_Function]
+    without_effect = frozenset({"description"})
 
 
 class _TextConfig(Strict):
     format: TextFormat | None = None
-    verbosity: Any = None
+    without_effect = frozenset({"verbosity"})
 
 
 # What OpenAI's own tools return is in no response here, nor is encrypted reasoning: reasoning is sent as text.
@@ -165,19 +149,15 @@ class _ResponsesBody(OpenAIBody):
     previous_response_id: Text | None = None
     store: bool = True
     max_output_tokens: Any = None
-    # What this server does not do: it answers at once, keeps no conversations or prompts, and shortens nothing.
+    # What this server does not do: it answers at once, and shortens nothing.
     background: Literal[False] = False
     context_management: list[Any] = Field([], max_length=0)
-    conversation: None = None
-    prompt: None = None
     top_logprobs: Literal[0] = 0
     truncation: Literal["disabled"] = "disabled"
-    # These say nothing about the completion here: how much the model thinks, its template decides.
-    client_metadata: Any = None
-    max_tool_calls: Any = None
-    prompt_cache_options: Any = None
-    reasoning: Any = None
-    stream_options: Any = None
+    # How much the model thinks, its template decides.
+    without_effect = OpenAIBody.without_effect | {
+        *("client_metadata", "max_tool_calls", "prompt_cache_options", "reasoning", "stream_options"),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +168,6 @@ class ResponsesRequest(TurnRequest):
     """
 
     num_instructions: int
-    previous_response_id: str | None
-    store: bool
     namespaces: Mapping[str, tuple[str, str]]
     echoed: dict[str, Any]
 
@@ -219,14 +197,13 @@ def read_responses_request(body: bytes, reading: Reading) -> ResponsesRequest:
     read = validated(_ResponsesBody, fields, typed=("tools",))
     namespaces: dict[str, tuple[str, str]] = {}
     tools = []
-    for tool in read.tools if read.tool_choice == "auto" else ():
+    for tool in read.tools if read.calls_tools else ():
         for function in tool.tools if isinstance(tool, _Namespace) else (tool,):
             name = function.name
             if isinstance(tool, _Namespace):
                 name = _full_name(tool.name, name)
                 namespaces[name] = (tool.name, function.name)
             tools.append(function_tool(name, function.description, function.parameters))
-    check_tools(tools)
     sampling = {"max_tokens": read.max_output_tokens, "temperature": read.temperature, "top_p": read.top_p}
     used = replace(reading.sampling, **without_nulls(sampling))
     conversation = _conversation(read.input, reading.allow_urls)
@@ -247,24 +224,17 @@ def read_responses_request(body: bytes, reading: Reading) -> ResponsesRequest:
         check_encodable(value, name)
         if name != "tools":  # whose parameters are checked one by one
             check_depth(value, name)
+    unnamed = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
     request = ResponsesRequest(
-        model=read.model,
-        history=History([*first, *(message for message, _ in conversation)], tools or None),
+        body=read,
+        history=History([*first, *(message for message, _ in conversation)], checked_tools(tools)),
         place=place,
         tools=tools or None,
         sampling=used,
-        calls_tools=read.tool_choice == "auto",
-        stream=read.stream,
         ignored_tools=ignored,
         num_instructions=len(first),
-        previous_response_id=read.previous_response_id,
-        store=read.store,
         namespaces=namespaces,
-        echoed={
-            **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
-            **{"temperature": used.temperature, "top_p": used.top_p},
-            **echoed,
-        },
+        echoed={**unnamed, "temperature": used.temperature, "top_p": used.top_p, **echoed},
     )
     if read.previous_response_id is None:
         check_tool_results(request)
@@ -318,9 +288,8 @@ _ROLES: Final = ("user", "assistant", "system", "developer")
 
 def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
     """The message of an item; None for reasoning without a text."""
-    text = plain_text(raw, _PLAIN_KEYS)
-    if text is not None and raw.get("role") in _ROLES:
-        return {"role": raw["role"], "content": text}
+    if (plain := plain_message(raw, _PLAIN_KEYS, _ROLES)) is not None:
+        return plain
     place = f"input[{index}]"
     kind = raw.get("type", "message") if isinstance(raw, dict) else None
     if not isinstance(kind, str) or kind not in _ITEMS:
@@ -343,3 +312,129 @@ def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
                     raise invalid_message(f"{place}.content: an assistant message has no images", f"{place}.content")
                 content = "".join(part["text"] for part in content)
             return {"role": item.role, "content": content}
+
+
+_TYPES: Final = {"reasoning_content": "reasoning", "content": "message"}
+
+
+class ResponsesWriter(Writer):
+    """The output of the response grows with its events."""
+
+    request: ResponsesRequest
+    _sequence_number = -1
+    _texts: list[str]  # of the last item, until it ends
+
+    def begin(self, prompt_ids: list[int]) -> Iterator[Event]:
+        self._texts = []
+        self.answer = {
+            "id": f"resp_{self.head.id}",
+            "object": "response",
+            "created_at": self.head.created,
+            "model": self.head.model,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            **self.request.echoed,
+        }
+        yield self._event("response.created", response={**self.answer, "output": []})
+        yield self._event("response.in_progress", response={**self.answer, "output": []})
+
+    def text(self, index: int, key: str, text: str) -> Iterator[Event]:
+        kind = _TYPES[key]
+        if not self._texts or self._item["type"] != kind:
+            yield from self._end_text()
+            yield from self._begin_text(kind)
+        self._texts.append(text)
+        yield self._part_event(f"{self._text_type}.delta", delta=text, **self._logprobs())
+
+    def call(self, index: int, number: int, call: Mapping[str, Any]) -> Iterator[Event]:
+        yield from self._end_text()
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        item = {"type": "function_call", "call_id": call["id"], "name": name, "arguments": ""}
+        if name in self.request.namespaces:
+            item["namespace"], item["name"] = self.request.namespaces[name]
+        yield self._begin_item("fc", item)
+        yield self._item_event("function_call_arguments.delta", delta=arguments)
+        yield self._item_event("function_call_arguments.done", arguments=arguments)
+        yield self._end_item({**item, "arguments": arguments})
+
+    def end_choice(self, choice: Choice) -> Iterator[Event]:
+        if not self.answer["output"]:
+            yield from self._begin_text("message")
+        yield from self._end_text("incomplete" if choice.is_cut else "completed")
+        self.answer["status"] = "incomplete" if choice.is_cut else "completed"
+        self.answer["incomplete_details"] = {"reason": "max_output_tokens"} if choice.is_cut else None
+
+    def end(self, completion: TurnCompletion) -> Iterator[Event]:
+        prompt, sampled = len(completion.prompt_ids), completion.num_sampled
+        self.answer["usage"] = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + sampled,
+        }
+        yield self._event(f"response.{self.answer['status']}", response=self.answer)
+
+    def failed(self, error: RequestError) -> Event:
+        reason = {"code": "server_error", "message": error.message}
+        return self._event("response.failed", response={**self.answer, "status": "failed", "error": reason})
+
+    @property
+    def _item(self) -> dict[str, Any]:
+        item: dict[str, Any] = self.answer["output"][-1]
+        return item
+
+    @property
+    def _text_type(self) -> str:
+        return "reasoning_text" if self._item["type"] == "reasoning" else "output_text"
+
+    def _event(self, name: str, **fields: Any) -> Event:
+        self._sequence_number += 1
+        return {"type": name, "sequence_number": self._sequence_number, **fields}
+
+    def _item_event(self, name: str, **fields: Any) -> Event:
+        position = len(self.answer["output"]) - 1
+        return self._event(f"response.{name}", output_index=position, item_id=self._item["id"], **fields)
+
+    def _part_event(self, name: str, **fields: Any) -> Event:
+        return self._item_event(name, content_index=0, **fields)
+
+    def _begin_item(self, prefix: str, item: dict[str, Any]) -> Event:
+        output = self.answer["output"]
+        output.append({"id": f"{prefix}_{self.head.id}_{len(output)}", "status": "in_progress", **item})
+        return self._event("response.output_item.added", output_index=len(output) - 1, item=output[-1])
+
+    def _end_item(self, item: dict[str, Any], status: str = "completed") -> Event:
+        output = self.answer["output"]
+        output[-1] = {**output[-1], **item, "status": status}
+        return self._event("response.output_item.done", output_index=len(output) - 1, item=output[-1])
+
+    def _begin_text(self, kind: str) -> Iterator[Event]:
+        if kind == "reasoning":
+            item = {"type": "reasoning", "summary": [], "content": []}
+            yield self._begin_item("rs", item)
+        else:
+            yield self._begin_item("msg", {"type": "message", "role": "assistant", "content": []})
+        yield self._part_event("content_part.added", part=self._part(""))
+
+    def _part(self, text: str) -> dict[str, Any]:
+        part = {"type": self._text_type, "text": text, **self._logprobs()}
+        return {**part, "annotations": []} if self._text_type == "output_text" else part
+
+    def _logprobs(self) -> dict[str, Any]:
+        return {"logprobs": []} if self._text_type == "output_text" else {}
+
+    def _end_text(self, status: str = "completed") -> Iterator[Event]:
+        """End the item of text or reasoning that is open, if there is one."""
+        if not self.answer["output"] or self._item["status"] != "in_progress":
+            return
+        text, self._texts = "".join(self._texts), []
+        yield self._part_event(f"{self._text_type}.done", text=text, **self._logprobs())
+        yield self._part_event("content_part.done", part=self._part(text))
+        yield self._end_item({"content": [self._part(text)]}, status)
+
+
+RESPONSES: Final = Dialect("responses", read_responses_request, ResponsesWriter)
