@@ -43,6 +43,10 @@ def serve(
     any_model: Annotated[
         bool, typer.Option("--any-model", help="Answer chat completions whatever model they name.")
     ] = False,
+    ignore_tool: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE", help="Leave tools of this type, as web_search, out of requests; may come twice."),
+    ] = None,
     **values: Any,
 ) -> None:
     """Serve OpenAI's chat completions in front of an engine, and record them as trajectories.
@@ -73,6 +77,7 @@ def serve(
                 renderer,
                 model=None if any_model else name,
                 limits=GatewayLimits(max_body_bytes=max_body_mb * 2**20),
+                ignored_tools=ignore_tool or (),
                 on_session_end=on_session_end,
             )
             undelivered: list[SessionNotDeliveredError] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -38,6 +38,9 @@ def has_more_values(data: bytes, limit: int) -> bool:
     return False
 
 
+#: Deepest nesting of schemas of tools and of arguments. Templates walk through them recursively.
+_MAX_DEPTH: Final = 64
+
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -58,7 +61,7 @@ async def read_body(request: Request, read: Callable[[bytes], T], *, only_json: 
 
 async def read_model(request: Request, kind: type[Body]) -> Body:
     """The JSON body of a request as an object of `kind`. Raises `RequestError` (400)."""
-    return await read_body(request, partial(_validated, kind=kind))
+    return await read_body(request, lambda data: validated(kind, _loads(data)))
 
 
 async def read_object(request: Request) -> dict[str, Any]:
@@ -79,17 +82,39 @@ def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _validated(data: bytes, kind: type[Body]) -> Body:
+class Strict(BaseModel):
+    """An object of a body that has no other fields than its own and those `without_effect` on the completion."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_effect(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        # Null says in each API that a field is left out.
+        return {name: each for name, each in value.items() if each is not None and name not in cls.without_effect}
+
+
+_TYPED: Final = ("arguments", "content", "output", "source")
+
+
+def validated(kind: type[Body], value: Any, place: str = "", typed: Collection[str] = _TYPED) -> Body:
+    """The value at a place of the body as an object of `kind`. Raises `RequestError`; `typed` as in `invalid_body`."""
     try:
-        return kind.model_validate(_loads(data))
+        return kind.model_validate(value)
     except ValidationError as error:
-        raise invalid_body(error) from error
+        raise invalid_body(error, place, typed, kind.model_fields) from None
 
 
-def invalid_body(error: ValidationError, place: str = "", typed: Collection[str] = ()) -> RequestError:
+def invalid_body(
+    error: ValidationError, place: str = "", typed: Collection[str] = (), fields: Mapping[str, FieldInfo] | None = None
+) -> RequestError:
     """The first error that pydantic found in the value at a place of the body, with its place and value.
 
     `typed` are the fields whose value, or whose elements, are of several types: pydantic has the type behind them.
+    The description of one of `fields` is the reason why its value is refused.
     """
     first = validation_errors(error)[0]
     loc: tuple[Any, ...] = first["loc"]
@@ -104,7 +129,29 @@ def invalid_body(error: ValidationError, place: str = "", typed: Collection[str]
         return unknown_field(place)
     value = "missing" if first["type"] == "missing" else short_repr(first["input"])
     message = "Input should be an object" if first["type"] == "model_type" else first["msg"]
-    return invalid_field(f"{place or 'the body'} is {value}: {message}", place)
+    field = fields.get(str(loc[0])) if fields and loc else None
+    reason = f" ({field.description})" if field is not None and field.description else ""
+    return invalid_field(f"{place or 'the body'} is {value}: {message}{reason}", place)
+
+
+def check_encodable(value: Any, place: str) -> None:
+    """Refuse what no JSON in UTF-8 can hold, so that no response could. Raises `RequestError`."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        reason = "half of a surrogate pair, a number beyond 1.8e308, or too many levels"
+        raise invalid_field(f"{place} cannot be written as JSON again: {reason}", place) from None
+
+
+def check_depth(value: Any, place: str) -> None:
+    """Refuse what is nested too deep for a template. Raises `RequestError`."""
+    if _deeper_than(value, _MAX_DEPTH):
+        raise invalid_field(f"{place} is nested deeper than {_MAX_DEPTH} levels", place)
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth < 0 or any(_deeper_than(child, depth - 1) for child in children)
 
 
 def unknown_field(name: str) -> RequestError:

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from renderers import MediaSource
 from renderers.vision.patches import bfloat16_to_float32
 from rollouts.errors import RolloutsError
+from rollouts.trajectory.media_reference import MediaReference
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory.turn import Turn
@@ -104,12 +105,11 @@ def _object(value: Any) -> dict[str, Any]:
     )
 
 
-#: The JSON values of the media of a node, in prompt order.
-MediaEntries = Callable[[TokenNode], list[dict[str, Any]]]
+def trajectory_json(trajectory: Trajectory) -> dict[str, Any]:
+    """The episode as lists, dicts, text, numbers, booleans and None, with the files of its media in base64.
 
-
-def trajectory_json(trajectory: Trajectory, media_entries: MediaEntries) -> dict[str, Any]:
-    """The episode as lists, dicts, text, numbers, booleans and None. Raises `RolloutsError`."""
+    Raises `RolloutsError`.
+    """
     return {
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,
@@ -123,12 +123,12 @@ def trajectory_json(trajectory: Trajectory, media_entries: MediaEntries) -> dict
         "started_at": short_float(trajectory.started_at),
         "seconds": short_float(trajectory.seconds),
         "provenance": plain(trajectory.provenance),
-        "nodes": [_node(node, media_entries) for node in trajectory.nodes],
+        "nodes": [_node(node) for node in trajectory.nodes],
         "turns": [_turn(turn) for turn in trajectory.turns],
     }
 
 
-def _node(node: TokenNode, media_entries: MediaEntries) -> dict[str, Any]:
+def _node(node: TokenNode) -> dict[str, Any]:
     return {
         "parent": node.parent,
         "token_ids": node.token_ids.tolist(),
@@ -136,9 +136,20 @@ def _node(node: TokenNode, media_entries: MediaEntries) -> dict[str, Any]:
         "content": None if node.content is None else node.content.astype(int).tolist(),
         "logprobs": [short_float(value) for value in node.logprobs],
         "weight_spans": [[span.version, span.start, span.end] for span in node.weight_spans],
-        "media": media_entries(node),
+        "media": [_medium(reference) for reference in node.media],
         "messages": plain(node.messages),
         "extras": plain(node.extras),
+    }
+
+
+def _medium(reference: MediaReference) -> dict[str, Any]:
+    return {
+        "modality": reference.modality,
+        "mm_hash": reference.mm_hash,
+        "digest": reference.source.digest,
+        "offset": reference.placeholder.offset,
+        "length": reference.placeholder.length,
+        "base64": base64.b64encode(reference.source.data).decode(),
     }
 
 

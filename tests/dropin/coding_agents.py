@@ -4,7 +4,7 @@
 
 npm installs both (660 MB) in DIRECTORY, a folder of the user's cache by default. A scripted engine thinks, calls five
 tools, two of them at once, looks at an image on disk, and writes a file. Each agent gets a home directory of its own,
-and of the environment only PATH.
+and of the environment only PATH. Their configuration says where the model is, and nothing else.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ KEPT = ("PATH", "LANG")
 
 
 class Agent(NamedTuple):
-    """A coding agent: its command, its environment and files for a server, and the calls of the script by turn."""
+    """A coding agent: its command, its environment and files for a server, and the calls of the script by turn.
+
+    `ignored_tools` are types of the tools that it offers and the gateway leaves out.
+    """
 
     name: str
     command: Sequence[str]
     environment: Callable[[str], dict[str, str]]
     files: Callable[[str], dict[str, str]]
     turns: Callable[[Path], list[list[tuple[str, dict[str, Any]]]]]
+    ignored_tools: Sequence[str] = ()
 
 
 def codex_config(url: str) -> str:
     return f"""
 model = "policy"
 model_provider = "gateway"
-web_search = "disabled"
-[agents]
-enabled = false
 [model_providers.gateway]
 name = "gateway"
 base_url = "{url}/v1"
@@ -68,11 +69,12 @@ AGENTS = (
         lambda url: {"GATEWAY_KEY": "none"},
         lambda url: {".codex/config.toml": codex_config(url)},
         lambda work: [
-            [("exec_command", {"cmd": "ls"})],
+            [("multi_agent_v1__close_agent", {"target": "nobody"})],
             [("view_image", {"path": str(work / "red.png")})],
             [("exec_command", {"cmd": "echo red > colour.txt"})],
             [("exec_command", {"cmd": "cat colour.txt"}), ("exec_command", {"cmd": "wc -c colour.txt"})],
         ],
+        ("web_search",),
     ),
     Agent(
         "claude",
@@ -113,7 +115,8 @@ def play(agent: Agent, programs: Path, renderer: Any) -> tuple[Trajectory, dict[
         home, work = Path(directory, "home"), Path(directory, "work")
         work.mkdir()
         Image.new("RGB", (64, 64), "red").save(work / "red.png")
-        gateway = Gateway(ScriptedEngine(script(agent.turns(work)), renderer=renderer), renderer)
+        engine = ScriptedEngine(script(agent.turns(work)), renderer=renderer)
+        gateway = Gateway(engine, renderer, ignored_tools=agent.ignored_tools)
         with ServedInThread(create_app(gateway)) as server:
             url = f"{server.base_url}/sessions/{agent.name}"
             for name, text in agent.files(url).items():
@@ -135,6 +138,7 @@ def play(agent: Agent, programs: Path, renderer: Any) -> tuple[Trajectory, dict[
             if ended.returncode:
                 raise SystemExit(f"{agent.name} failed:\n{ended.stdout}\n{ended.stderr}")
             (session,) = (one for one in gateway.sessions() if one.id == agent.name)
+            assert session.ignored_tools.keys() == set(agent.ignored_tools)
             assert (work / "colour.txt").read_text() == "red\n"
             return gateway.trajectory(agent.name), dict(session.fork_reasons), ended.stdout
 

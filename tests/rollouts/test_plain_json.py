@@ -129,7 +129,7 @@ def test_no_episode_as_json_holds_the_repr_of_a_tensor_or_array() -> None:
             message={"role": "assistant", "content": [{"type": "image", "image": image}]},
         )
     ]
-    text = json.dumps(trajectory_json(episode, lambda node: []))
+    text = json.dumps(trajectory_json(episode))
     (turn,) = json.loads(text)["turns"]
     info, message = turn["info"], turn["message"]
     assert "tensor(" not in text

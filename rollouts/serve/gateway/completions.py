@@ -16,7 +16,6 @@ from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts.engines.protocol import (
     Completion,
-    FinishReason,
     GenerateRequest,
     TokenListener,
 )
@@ -118,7 +117,7 @@ def _placed(request: TurnRequest, error: MediaError | MessageError, start: int) 
     if error.message_index is None:
         return invalid_message(str(error), "messages")
     place = request.place(start + error.message_index)
-    where = place.message if error.part_index is None else place.part(error.part_index)
+    where = place.message if error.part_index is None else place.field(f"content[{error.part_index}]")
     return invalid_message(f"{where}: {error.reason}", where)
 
 
@@ -135,24 +134,21 @@ async def _record(
 ) -> Choice:
     """Add a completion to the trajectory, and make the message that the client receives."""
     turn = await session.recorder.record(prompt, completion, agent="", engine_seconds=seconds)
-    message = _client_message(turn, calls_tools=request.calls_tools)
+    message = _client_message(turn, calls_tools=request.body.calls_tools)
     variants: Sequence[dict[str, Any]] = ()
     if stop is not None:
         # Some agents write the stop string back, which was sampled.
         variants = (message, {**message, "content": text_before(message["content"], stop) + stop})
         message = _without_stop(message, stop)
-    digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
+    recorded, digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
     call_ids = [call["id"] for call in message.get("tool_calls") or ()]
     store.recorded(session, digests, call_ids)
     return Choice(
         index=index,
-        turn=turn.index,
+        turn=recorded,
         message=message,
-        is_cut=completion.finish_reason is FinishReason.LENGTH,
+        completion=completion,
         stop=stop,
-        token_ids=list(turn.completion_ids),
-        logprobs=completion.logprobs,
-        top_logprobs=completion.top_logprobs,
     )
 
 

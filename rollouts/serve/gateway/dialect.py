@@ -6,59 +6,79 @@ Everything between, from the session to the recorded turn, is the same for all d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
-from rollouts.engines.protocol import SamplingParams, TopLogprobs
+from rollouts.engines.protocol import Completion, FinishReason, SamplingParams
 from rollouts.serve.bodies import event
 from rollouts.serve.errors import RequestError
 from rollouts.serve.gateway.history import History
+from rollouts.serve.gateway.session import RecordedTurn
 
 
 class Place(NamedTuple):
-    """Where a message stands in the body: its place, the place of the list of its parts, and its first part there."""
+    """Where a message stands in the body: its place, the place of the list of its parts, and its first part there.
+
+    `calls` are the places of its calls, `arguments` where those have their arguments, and `answered` is the name of its
+    field with the id of the call that it answers.
+    """
 
     message: str
     parts: str
     first: int = 0
+    calls: Sequence[str] = ()
+    arguments: str = "arguments"
+    answered: str = "call_id"
 
-    def part(self, index: int) -> str:
-        return f"{self.parts}[{self.first + index}]"
+    def field(self, name: str) -> str:
+        """The place of `content`, of `content[1]` or of `tool_calls`."""
+        if name.startswith("content["):
+            return f"{self.parts}[{self.first + int(name[8:-1])}]"
+        return self.parts if name == "content" else next(iter(self.calls), self.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How bodies are read. `sampling` has the options that they do not name; `ignored_tools` are left out, by type."""
+
+    sampling: SamplingParams
+    allow_urls: bool = False
+    max_choices: int = 128
+    max_parts: int = 10_000
+    ignored_tools: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
     """A checked request. `place` tells where a message of its history stands in the body.
 
-    `stop` are stop strings; `calls_tools` is False where the model may call no tool.
+    `body` has the fields, `stop` are stop strings, `ignored_tools` the types of the tools that were left out.
     """
 
-    model: str | None
+    body: Any
     history: History
     place: Callable[[int], Place]
     tools: list[dict[str, Any]] | None
     sampling: SamplingParams
-    stop: tuple[str, ...] = ()
-    calls_tools: bool = True
-    stream: bool = False
+    stop: Sequence[str] = ()
+    ignored_tools: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A completion for the client. `turn` is its turn's index, `stop` the stop string that ended it."""
+    """A completion for the client. `stop` is the stop string that ended it."""
 
     index: int
-    turn: int
+    turn: RecordedTurn
     message: dict[str, Any]
-    is_cut: bool
+    completion: Completion
     stop: str | None
-    token_ids: list[int]
-    logprobs: np.ndarray
-    top_logprobs: TopLogprobs | None
+
+    @property
+    def is_cut(self) -> bool:
+        return self.completion.finish_reason is FinishReason.LENGTH
 
 
 class TurnCompletion(NamedTuple):
@@ -69,7 +89,7 @@ class TurnCompletion(NamedTuple):
 
     @property
     def num_sampled(self) -> int:
-        return sum(len(choice.token_ids) for choice in self.choices)
+        return sum(len(choice.completion.token_ids) for choice in self.choices)
 
 
 class Head(NamedTuple):
@@ -155,11 +175,9 @@ class Writer(ABC):
 class Dialect(NamedTuple):
     """`path` is that of its requests, below `/v1`.
 
-    `read(body, defaults, allow_urls=..., max_choices=..., max_parts=...)` reads a body; `defaults` are the
-    sampling options that it does not name. It raises `RequestError`, and `InvalidRequestError` for sampling
-    options out of range.
+    `read` reads a body. It raises `RequestError`, and `InvalidRequestError` for sampling options out of range.
     """
 
     path: str
-    read: Callable[..., TurnRequest]
+    read: Callable[[bytes, Reading], TurnRequest]
     writer: type[Writer]

@@ -15,17 +15,32 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollouts.serve.gateway.session import RecordedTurn
 
 
 class History:
-    """The checked messages, and `digests[k]` of the tools and the first k messages."""
+    """The checked messages, and `digests[k]` of the tools and the first k messages.
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> None:
+    `digests` may be passed for a beginning of the conversation. `turn` is the turn that the client names as the one
+    that it continues.
+    """
+
+    def __init__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        digests: Sequence[bytes] = (),
+        turn: RecordedTurn | None = None,
+    ) -> None:
         self.messages = messages
-        self.digests = [_digest(json.dumps(tools or None, sort_keys=True).encode())]
-        for message in messages:
+        self.digests = list(digests) or [_digest(json.dumps(tools or None, sort_keys=True).encode())]
+        for message in messages[len(self.digests) - 1 :]:
             self.digests.append(extended_digest(self.digests[-1], message))
+        self.turn = turn
 
     @cached_property
     def turn_ends(self) -> list[int]:
@@ -74,13 +89,11 @@ def _identity(message: Mapping[str, Any]) -> bytes:
 def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:
     """Text for parts of text alone; otherwise texts, adjacent ones joined, and (modality, digest) of media."""
     joined: list[Any] = []
-    for part in content:
-        if part["type"] != "text":
-            joined.append((part["type"], _digest(part[part["type"]].encode("utf-8", "surrogatepass"))))
-        elif joined and isinstance(joined[-1], str):
-            joined[-1] += part["text"]
+    for is_text, parts in groupby(content, lambda part: part["type"] == "text"):
+        if is_text:
+            joined.append("".join(part["text"] for part in parts))
         else:
-            joined.append(part["text"])
+            joined += [(part["type"], _digest(part[part["type"]].encode("utf-8", "surrogatepass"))) for part in parts]
     if not joined:
         return ""
     return joined[0] if len(joined) == 1 and isinstance(joined[0], str) else joined
@@ -89,17 +102,12 @@ def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:
 def _argument_identity(arguments: str | Mapping[str, Any]) -> str:
     """A text that is equal for arguments of equal value, whatever the order of their keys."""
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return repr(_without_order(value))
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):  # no JSON
         return str(arguments).strip()
 
 
-def _without_order(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_order(value[key]) for key in sorted(value)}
-    if isinstance(value, list):
-        return [_without_order(one) for one in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)  # JavaScript writes 1.0 as 1
-    return value
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value  # JavaScript writes 1.0 as 1

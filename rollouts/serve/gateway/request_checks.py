@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from renderers.parsing.json_text import no_object_reason
 from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
-from rollouts.serve.bodies import invalid_body, without_nulls
+from rollouts.serve.bodies import Strict, check_depth, check_encodable, json_object, without_nulls
 from rollouts.serve.errors import invalid_field, invalid_message, unsupported_field
-from rollouts.serve.gateway.dialect import TurnRequest
-
-#: Deepest nesting of schemas of tools and of arguments. Templates walk through them recursively.
-_MAX_DEPTH: Final = 64
+from rollouts.serve.gateway.dialect import Reading, TurnRequest
 
 # A bound on the length also refuses half of a surrogate pair, which UTF-8 cannot encode.
 Text = Annotated[str, Field(max_length=2**40)]
@@ -25,10 +21,13 @@ Name = Annotated[str, Field(min_length=1)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class Strict(BaseModel):
-    """An object of a body that has no other fields."""
+class TextPart(Strict):
+    type: Any
+    text: Text
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    def read(self, place: str, *, allow_urls: bool) -> dict[str, Any]:
+        """The part of a message; `place` is that in the body."""
+        return {"type": "text", "text": self.text}
 
 
 class Sampled(BaseModel):
@@ -37,41 +36,50 @@ class Sampled(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+#: Why a value of a field is refused: the description of the field, in the text of the error.
+SAMPLES_FREELY: Final = "the model samples freely: no grammar forces a call, forbids a second one or gives text a form"
+OWN_MESSAGE: Final = "each completion is a message of its own, and none continues the last one"
+
+
 class RequestBody(Strict):
     """The fields that all dialects have; `SamplingParams` checks the sampling options."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     stream: bool = False
+    tool_choice: Any = "auto"
     temperature: Any = None
     top_p: Any = None
-    # These say nothing about the completion here.
-    metadata: Any = None
-    service_tier: Any = None
+
+    @property
+    def calls_tools(self) -> bool:
+        return self.tool_choice == "auto"
+
+    without_effect = frozenset({"metadata", "service_tier"})
+
+
+class TextFormat(Strict):
+    type: Literal["text"] = "text"
 
 
 class OpenAIBody(RequestBody):
-    """The further fields of chat completions and Responses that say nothing about the completion here."""
+    """The further fields that chat completions and Responses share."""
 
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    user: Any = None
-
-
-Checked = TypeVar("Checked", bound=BaseModel)
+    parallel_tool_calls: Literal[True] = Field(True, description=SAMPLES_FREELY)
+    tool_choice: Literal["auto", "none"] = Field("auto", description=SAMPLES_FREELY)
+    without_effect = RequestBody.without_effect | {
+        *("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"),
+    }
 
 
-def validated(kind: type[Checked], value: Any, place: str = "") -> Checked:
-    """The value at a place of the body as an object of `kind`. Raises `RequestError`."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise invalid_body(error, place, ("content", "output", "source")) from None
+_TEXT_TYPES: Final = ("text", "input_text", "output_text")
+_PLAIN_KEYS: Final = frozenset({"role", "content"})
 
 
-def plain_text(message: Any, keys: frozenset[str]) -> str | None:
-    """The text of a message with `keys` and one text, which needs no other check; None for others."""
-    if type(message) is not dict or not message.keys() <= keys or message.get("type", "message") != "message":
+def plain_message(
+    message: Any, keys: Collection[str] = _PLAIN_KEYS, roles: Collection[str] = ("user", "assistant")
+) -> dict[str, Any] | None:
+    """A message that has only `keys` and one text, which needs no other check, as most do; None for others."""
+    if type(message) is not dict or message.get("role") not in roles or message.get("type", "message") != "message":
         return None
     text = message.get("content")
     if type(text) is list and len(text) == 1 and type(text[0]) is dict:
@@ -79,26 +87,56 @@ def plain_text(message: Any, keys: frozenset[str]) -> str | None:
         if part.get("type") not in _TEXT_TYPES or sum(map(bool, part.values())) > 2:
             return None
         text = part.get("text")
-    return text if type(text) is str and text and is_unicode(text) else None
+    if type(text) is not str or not text or not is_unicode(text):
+        return None
+    has_others = any(value and key not in keys for key, value in message.items())
+    return None if has_others else {"role": message["role"], "content": text}
 
 
-_TEXT_TYPES: Final = ("text", "input_text", "output_text")
+def read_fields(body: bytes, reading: Reading, tool_types: Collection[str | None]) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a body that are not null, and the types of the tools that were left out. Raises `RequestError`.
+
+    `tool_types` are those of the tools that the dialect reads.
+    """
+    fields = without_nulls(json_object(body))
+    check_count(fields, reading.max_parts)
+    kept, ignored = [], []
+    for index, tool in enumerate(fields["tools"] if isinstance(fields.get("tools"), list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind in reading.ignored_tools:
+            ignored.append(kind)
+            continue
+        kept.append(tool)
+        if isinstance(kind, str) and kind not in tool_types:
+            raise unsupported_field(
+                f"tools[{index}] is of the type {short_repr(kind)}, and this server runs no tools: leave it out, or "
+                "start the server with --ignore-tool and this type",
+                f"tools[{index}].type",
+            )
+    if ignored:
+        fields["tools"] = kept
+    return fields, list(dict.fromkeys(ignored))
 
 
-def check_count(lists: Iterable[Any], max_parts: int, field: str) -> None:
-    """Refuse a request with too much in its lists of messages, parts, calls and tools. Raises `RequestError`."""
-    count = sum(len(each) for each in lists if isinstance(each, list))
+def check_count(fields: Mapping[str, Any], max_parts: int) -> None:
+    """Refuse a request with too much in its lists of messages, parts, calls and tools. Raises `RequestError`.
+
+    Of the fields nothing is checked yet.
+    """
+    count, values = 0, [fields.get(name) for name in ("messages", "input", "system", "tools")]
+    while values:
+        lists = [value for value in values if type(value) is list]
+        count += sum(map(len, lists))
+        values = [one[key] for each in lists for one in each if type(one) is dict for key in _LISTS if key in one]
     if count > max_parts:
         raise invalid_field(
             f"the request has {count} messages, parts of contents, tool calls and tools; this server takes at most "
             f"{max_parts}; shorten the conversation",
-            field,
+            "input" if "input" in fields else "messages",
         )
 
 
-def objects(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects in a list of a body of which nothing is checked yet."""
-    return (one for one in value if isinstance(one, dict)) if isinstance(value, list) else iter(())
+_LISTS: Final = ("content", "output", "tool_calls", "tools")
 
 
 def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -107,38 +145,35 @@ def function_tool(name: str, description: str | None, parameters: dict[str, Any]
     return {"type": "function", "function": without_nulls(function)}
 
 
-def check_tools(tools: list[dict[str, Any]]) -> None:
-    """Refuse schemas that no template can print. Raises `RequestError`."""
+def checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The tools, None for none. Raises `RequestError` for schemas that no template can print."""
     for index, tool in enumerate(tools):
         check_depth(tool, f"tools[{index}]")
     check_encodable(tools, "tools")
+    return tools or None
 
 
-def check_encodable(value: Any, place: str) -> None:
-    """Refuse what no JSON in UTF-8 can hold, so that no response could. Raises `RequestError`."""
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        reason = "half of a surrogate pair, a number beyond 1.8e308, or too many levels"
-        raise invalid_field(f"{place} cannot be written as JSON again: {reason}", place) from None
+def as_list(content: Any, kind: str) -> Any:
+    """The parts of a content, which may be the text of a part of this type alone."""
+    return [{"type": kind, "text": content}] if isinstance(content, str) else content
 
 
-def check_depth(value: Any, place: str) -> None:
-    """Refuse what is nested too deep for a template. Raises `RequestError`."""
-    if _deeper_than(value, _MAX_DEPTH):
-        raise invalid_field(f"{place} is nested deeper than {_MAX_DEPTH} levels", place)
-
-
-def _deeper_than(value: Any, depth: int) -> bool:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth < 0 or any(_deeper_than(child, depth - 1) for child in children)
-
-
-def text_or_parts(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """The content of a message: the text of its only part, nothing for no part, or the parts."""
+def content_of(parts: Iterable[Any], place: str, first: int = 0, *, allow_urls: bool) -> str | list[dict[str, Any]]:
+    """The content of a message: the text of its only part, nothing for no part, or the parts. Raises `RequestError`."""
+    parts = [part.read(f"{place}[{index}]", allow_urls=allow_urls) for index, part in enumerate(parts, first)]
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def assistant_message(texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message of the model, of which clients may have several pieces."""
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thinking := "".join(thoughts):
+        message["reasoning_content"] = thinking
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def media_part(url: Any, modality: str, place: str, *, allow_urls: bool) -> dict[str, Any]:
@@ -176,19 +211,15 @@ def check_tool_results(request: TurnRequest) -> None:
             known_ids.add(call.get("id", ""))
         if message["role"] == "tool":
             sent = message.get("tool_call_id") or None
-            place = request.place(index).message
             if not has_calls:
-                raise invalid_message(
-                    f"{place} has the role tool, and no assistant message before it has tool_calls; send the "
-                    "assistant message with the call before its result",
-                    f"{place}.role",
-                )
+                place = request.place(index).message
+                reason = "is the result of a call, and no call is before it; send the call before its result"
+                raise invalid_message(f"{place} {reason}", place)
             if sent is not None and sent not in known_ids and not has_calls_without_id:
-                raise invalid_message(
-                    f"{place}.tool_call_id {short_repr(sent)} is the id of no call in the tool_calls of the "
-                    "messages before it; send the id of the call that the result answers",
-                    f"{place}.tool_call_id",
-                )
+                at = request.place(index)
+                place = f"{at.message}.{at.answered}"
+                reason = "is the id of no call before it; send the id of the call that the result answers"
+                raise invalid_message(f"{place} {short_repr(sent)} {reason}", place)
 
 
 def check_arguments(request: TurnRequest) -> None:
@@ -196,7 +227,8 @@ def check_arguments(request: TurnRequest) -> None:
     for index, message in enumerate(request.history.messages):
         for position, call in enumerate(message.get("tool_calls") or ()):
             if reason := no_object_reason(call["function"]["arguments"]):
-                place = f"{request.place(index).message}.tool_calls[{position}].function.arguments"
+                at = request.place(index)
+                place = f"{at.calls[position]}.{at.arguments}"
                 raise invalid_message(f"{place}: {reason}", place)
 
 
@@ -213,6 +245,6 @@ def check_is_printed(
         message = messages[index]
         if field.startswith("content") and message["role"] == "assistant" and message.get("tool_calls"):
             continue
-        place = f"{request.place(start + index).message}.{field}"
+        place = request.place(start + index).field(field)
         template = "`rollouts serve` prints chat_template.jinja of its --model"
         raise invalid_message(f"{place} of the role {message['role']}: {reason} ({template})", place)

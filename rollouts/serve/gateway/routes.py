@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
+from rollouts.calls import parse_body
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.episode import check_on_end, check_settings
 from rollouts.episodes.limits import EpisodeLimits
@@ -23,14 +24,12 @@ from rollouts.errors import EngineError, is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected, without_nulls
 from rollouts.serve.errors import RequestError, answering_errors, invalid_field
-from rollouts.serve.gateway.chat_answers import CHAT
+from rollouts.serve.gateway.chat import CHAT
 from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, decoder, prompt_of, token_texts_of
-from rollouts.serve.gateway.dialect import Dialect, Head, TurnCompletion, TurnRequest
+from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
-from rollouts.serve.gateway.messages_answers import MESSAGES
-from rollouts.serve.gateway.request_checks import check_tool_results
-from rollouts.serve.gateway.responses_answers import RESPONSES, ResponsesWriter
-from rollouts.serve.gateway.responses_request import ResponsesRequest
+from rollouts.serve.gateway.messages import MESSAGES
+from rollouts.serve.gateway.responses import RESPONSES, ResponsesRequest, ResponsesWriter
 from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import (
     OnSessionEnd,
@@ -38,9 +37,9 @@ from rollouts.serve.gateway.session_store import (
     record_file,
     session_object,
     snapshot,
-    trajectory_object,
 )
 from rollouts.serve.gateway.turn_stream import TurnStream
+from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import real_number
 
@@ -63,6 +62,8 @@ class Gateway:
     adapter that the engine has loaded (`VLLMEngine.load_adapter`) is accepted too, and samples with the
     adapter. `sampling` has the options that a request leaves out. `allow_media_urls` lets http(s) URLs of
     media through to the renderer, whose `MediaPolicy` decides about them; otherwise media are data URLs.
+    `ignored_tools` are types of tools, such as `web_search`, that are left out of requests in place of refusing them;
+    the figures of a session count these requests.
     `on_session_end` is called with the trajectory of every session that ends, is deleted or is evicted. Where
     it raises, the session is kept, and it is called again when the session is ended or deleted once more,
     would be evicted, and by `close`. One event loop serves a gateway. Raises `ArgumentError`.
@@ -77,6 +78,7 @@ class Gateway:
         sampling: SamplingParams | None = None,
         limits: GatewayLimits | None = None,
         allow_media_urls: bool = False,
+        ignored_tools: Collection[str] = (),
         on_session_end: OnSessionEnd | None = None,
     ) -> None:
         sampling = sampling or SamplingParams(max_tokens=4096)
@@ -86,10 +88,15 @@ class Gateway:
         self._owned_pool = None if pool is renderer else pool
         self._engine = engine
         self._model = model
-        self._sampling = sampling
         self._limits = limits or GatewayLimits()
         self._known_adapters: Collection[str] = ()
-        self._allow_media_urls = allow_media_urls
+        self._reading = Reading(
+            sampling=sampling,
+            allow_urls=allow_media_urls,
+            max_choices=self._limits.max_choices,
+            max_parts=self._limits.max_parts,
+            ignored_tools=frozenset(ignored_tools),
+        )
         self._pool = pool
         self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
         self._sessions = SessionStore(self._settings, self._limits, on_session_end)
@@ -164,13 +171,14 @@ class Gateway:
         session_id, turn = await self._read(request, dialect)
         if turn.stop:
             decoder(self._pool.renderer)
-        model, adapter = await self._checked_model(turn.model)
+        model, adapter = await self._checked_model(turn.body.model)
         session = self._sessions.for_request(session_id, turn.history)
+        session.leave_out(turn.ignored_tools)
         headers = {_SESSION_HEADER: session.id}
         head = Head(uuid.uuid4().hex, int(time.time()), model, session.id)
         writer = dialect.writer(turn, head, self._token_texts)
         complete = partial(self._complete, session, turn, head, adapter)
-        if turn.stream:
+        if turn.body.stream:
             parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
             is_live = parses and self._engine.streams  # the text is sent while it is sampled
             stream = TurnStream(complete, turn, writer, session.recorder.renderer.renderer if is_live else None)
@@ -201,21 +209,14 @@ class Gateway:
     async def _read(self, request: Request, dialect: Dialect) -> tuple[str | None, TurnRequest]:
         """The session that a request names, and the request. Raises `RequestError`."""
         session_id = _session_id(request)
-        read = partial(
-            dialect.read,
-            defaults=self._sampling,
-            allow_urls=self._allow_media_urls,
-            max_choices=self._limits.max_choices,
-            max_parts=self._limits.max_parts,
-        )
-        turn = await read_body(request, read)
-        if isinstance(turn, ResponsesRequest) and turn.previous_response_id is not None:
-            session, stored = self._sessions.response(turn.previous_response_id, "previous_response_id")
+        turn = await read_body(request, partial(dialect.read, reading=self._reading))
+        if isinstance(turn, ResponsesRequest) and turn.body.previous_response_id is not None:
+            session, stored = self._sessions.response(turn.body.previous_response_id, "previous_response_id")
             if session_id not in (None, session.id):
                 reason = f"previous_response_id is of the session {session.id!r}, not of {session_id!r}"
                 raise invalid_field(reason, "previous_response_id")
-            session_id, turn = session.id, turn.after(stored.messages)
-        check_tool_results(turn)
+            nbytes = stored.nbytes + len(await request.body())
+            session_id, turn = session.id, await parse_body(nbytes, turn.after, stored, self._limits.max_parts)
         return session_id, turn
 
     async def _complete(
@@ -235,10 +236,9 @@ class Gateway:
                 request_seconds=self._limits.request_seconds,
                 make_listener=make_listener,
             )
-            if isinstance(turn, ResponsesRequest) and turn.store:
+            if isinstance(turn, ResponsesRequest) and turn.body.store:
                 response = ResponsesWriter(turn, head, None).whole(completion)
-                message = completion.choices[0].message
-                self._sessions.keep_response(session, response, turn.history, message, turn.num_instructions)
+                self._sessions.keep_response(session, response, completion.choices[0], turn)
         return completion
 
     async def _checked_model(self, name: str | None) -> tuple[str, str | None]:
@@ -328,7 +328,7 @@ class Gateway:
             raise invalid_field(f"format is {form[:80]!r}; it is one of {', '.join(_FORMATS)}", "format")
         trajectory = snapshot(session.trajectory)
         if form == "json":
-            return await asyncio.to_thread(lambda: JSONResponse(trajectory_object(trajectory)))
+            return await asyncio.to_thread(lambda: JSONResponse(trajectory_json(trajectory)))
         data = await asyncio.to_thread(record_file, trajectory)
         return Response(data, media_type="application/octet-stream")
 

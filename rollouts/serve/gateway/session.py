@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import ChainMap, Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,7 @@ from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder
 from rollouts.serve.gateway.history import History, extended_digest, reasoning_of
 from rollouts.serve.gateway.limits import kept_bytes
 
+_log = logging.getLogger("rollouts")
 #: Turns of a session whose prompts stay in memory; those of other turns are made again from the trajectory.
 _KEPT_PROMPTS: Final = 8
 #: Estimated bytes of a token: id, mask and log-probability in the tree, and an integer that kept prompts
@@ -48,6 +50,13 @@ class RecordedTurn:
     sampled: Sequence[tuple[int, int]] | None
     placeholder_token_ids: Mapping[str, int]
 
+    def lineage(self) -> Iterator[RecordedTurn]:
+        """The turn, the turn that it continues, and so on."""
+        turn: RecordedTurn | None = self
+        while turn is not None:
+            yield turn
+            turn = turn.parent
+
 
 class Match(NamedTuple):
     """The turn that a request continues, and how many of its messages the turn has, its own included."""
@@ -56,11 +65,35 @@ class Match(NamedTuple):
     num_messages: int
 
 
-class StoredResponse(NamedTuple):
-    """A response of the Responses API, and the messages that the next request may leave out, its own the last."""
+@dataclass(slots=True, eq=False)
+class StoredResponse:
+    """A response of the Responses API, and its conversation, the message of its turn the last.
+
+    `messages` and `digests` are what the conversation adds to that of `previous`, and `first` of all its messages are
+    instructions. `nbytes` are those of the whole conversation. `uses` counts the responses that continue this one, and
+    this one unless it is deleted.
+    """
 
     response: dict[str, Any]
+    turn: RecordedTurn
+    first: int
+    previous: StoredResponse | None
     messages: Sequence[Mapping[str, Any]]
+    digests: Sequence[bytes]
+    nbytes: int
+    uses: int = 1
+
+    def lineage(self) -> Iterator[StoredResponse]:
+        """The response, the one that it continues, and so on."""
+        stored: StoredResponse | None = self
+        while stored is not None:
+            yield stored
+            stored = stored.previous
+
+    def conversation(self) -> tuple[list[Mapping[str, Any]], list[bytes]]:
+        """The messages, and the digests as `History` has them."""
+        stored = list(self.lineage())[::-1]
+        return [one for each in stored for one in each.messages], [one for each in stored for one in each.digests]
 
 
 class Session:
@@ -82,10 +115,11 @@ class Session:
         self.on_count = on_count
         self.turns: dict[bytes, list[RecordedTurn]] = {}  # by the digest of the conversation that ends with the turn
         self.responses: dict[str, StoredResponse] = {}
-        self._stored_messages: dict[bytes, Mapping[str, Any]] = {}  # by the digest of the conversation that they end
+        self._stored: dict[int, StoredResponse] = {}  # those in use, by the index of their turn
         self._internal_ids: dict[str, str] = {}  # of tool calls: from the id that clients have to the model's
         self._prompts: OrderedDict[int, SampledTurn] = OrderedDict()
         self.fork_reasons: Counter[str] = Counter()
+        self.ignored_tools: Counter[str] = Counter()  # how many requests had tools of a type that was left out
         self._known: set[bytes] = set()  # the digests of all conversations that requests had, and of their beginnings
         self._counted_nodes = 0
         self._counted_sources: set[str] = set()
@@ -104,21 +138,22 @@ class Session:
     # Which turn a request continues.
 
     def find(self, history: History) -> Match | None:
-        """The turn with the longest conversation that the request begins with."""
+        """The turn with the longest conversation that the request begins with; of equal ones, that which it names."""
         for end in history.turn_ends:
             turns = [turn for turn in self.turns.get(history.digests[end], ()) if self._agrees(turn, history)]
             if turns:
-                return Match(max(turns, key=lambda turn: turn.order), end)
+                named = [turn for turn in turns if history.turn in turn.lineage()] if history.turn else []
+                return Match(max(named or turns, key=lambda turn: turn.order), end)
         return None
 
-    def _agrees(self, turn: RecordedTurn | None, history: History) -> bool:
+    def _agrees(self, turn: RecordedTurn, history: History) -> bool:
         """Whether reasoning and ids of calls are those of the turn and of the turns before it, where they were sent."""
-        while turn is not None:
-            for position, reasoning in turn.reasoning.items():
+        for each in turn.lineage():
+            for position, reasoning in each.reasoning.items():
                 sent = reasoning_of(history.messages[position])
                 if sent is not None and sent != reasoning:
                     return False
-            for position, ids in turn.call_ids.items():
+            for position, ids in each.call_ids.items():
                 calls = history.messages[position].get("tool_calls") or ()
                 # Ids that this gateway did not make are the client's own.
                 if any(
@@ -126,7 +161,6 @@ class Session:
                     for call, expected in zip(calls, ids, strict=False)
                 ):
                     return False
-            turn = turn.parent
         return True
 
     # Ids of tool calls.
@@ -153,8 +187,8 @@ class Session:
         choice: int,
         message: Mapping[str, Any],
         variants: Sequence[Mapping[str, Any]],
-    ) -> list[bytes]:
-        """Remember a turn of the trajectory, for requests that continue it; returns the digests that find it.
+    ) -> tuple[RecordedTurn, list[bytes]]:
+        """Remember a turn of the trajectory, for requests that continue it; returns it with the digests that find it.
 
         `message` is what the client receives, `variants` what else it may send back for it.
         """
@@ -192,7 +226,7 @@ class Session:
         self._known.update(history.digests, digests)
         self.count(_DIGEST_BYTES * (len(self._known) - known))
         self._keep(turn)
-        return digests
+        return recorded, digests
 
     def _fork_reason(self, history: History, match: Match | None, is_bridged: bool, choice: int) -> str:
         """Why the turn of a request does not extend the turn before it; `match` and `is_bridged` as in `add`."""
@@ -211,23 +245,40 @@ class Session:
             return "a repeated request"
         return "the bridge was refused" if match is not None else f"another {role} message"
 
-    def keep_response(self, response: dict[str, Any], history: History, message: Mapping[str, Any], first: int) -> None:
-        """Keep a response and its conversation from message `first` on, equal messages once."""
-        messages = []
-        for digest, sent in zip(history.digests[1:], history.messages, strict=True):
-            kept = self._stored_messages.get(digest)
-            if kept is None:
-                self._stored_messages[digest] = sent
-            if kept != sent:
-                self.count(kept_bytes(sent))
-                kept = sent
-            messages.append(kept)
-        self.responses[response["id"]] = StoredResponse(response, [*messages[first:], message])
-        self.count(kept_bytes(response, message) + _PLACE_BYTES * len(messages))
+    def keep_response(
+        self, response: dict[str, Any], turn: RecordedTurn, history: History, message: Mapping[str, Any], first: int
+    ) -> None:
+        """Keep a response and its conversation, what it shares with those that are kept once."""
+        previous = next((self._stored[each.index] for each in turn.lineage() if each.index in self._stored), None)
+        begun = 0 if previous is None else len(previous.conversation()[0])
+        messages = [*history.messages[begun:], message]
+        digests = [*history.digests[begun + bool(begun) :], extended_digest(history.digests[-1], message)]
+        nbytes = kept_bytes(messages, digests)
+        self.count(nbytes + kept_bytes(response))
+        if previous is not None:
+            previous.uses += 1
+            nbytes += previous.nbytes
+        stored = StoredResponse(response, turn, first, previous, messages, digests, nbytes)
+        self._stored[turn.index] = self.responses[response["id"]] = stored
 
     def forget_response(self, response_id: str) -> None:
-        response, messages = self.responses.pop(response_id)
-        self.count(-kept_bytes(response, messages[-1]) - _PLACE_BYTES * len(messages))
+        """Forget a response, and its messages once no other one continues them."""
+        forgotten = self.responses.pop(response_id)
+        self.count(-kept_bytes(forgotten.response))
+        forgotten.response = {}
+        for stored in forgotten.lineage():
+            stored.uses -= 1
+            if stored.uses:
+                return
+            del self._stored[stored.turn.index]
+            self.count((stored.previous.nbytes if stored.previous else 0) - stored.nbytes)
+
+    def leave_out(self, tools: Sequence[str]) -> None:
+        """Count a request that had tools of these types, which are left out of it."""
+        for name in tools:
+            if name not in self.ignored_tools:
+                _log.warning("session %s: tools of the type %s are left out of its requests", self.id, name)
+            self.ignored_tools[name] += 1
 
     def record_reward(self, reward: float, info: Mapping[str, Any], turn: int | None) -> None:
         """Set the reward and the info of a turn, None for the last. Raises as `Trajectory.record_reward`."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import re
 import tempfile
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +23,12 @@ from rollouts.serve.errors import (
     invalid_field,
     session_gone,
 )
+from rollouts.serve.gateway.dialect import Choice
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.responses import ResponsesRequest
 from rollouts.serve.gateway.session import Session, StoredResponse
-from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
 
@@ -48,25 +47,6 @@ def record_file(trajectory: Trajectory) -> bytes:
         return path.read_bytes()
 
 
-def trajectory_object(trajectory: Trajectory) -> dict[str, Any]:
-    """The trajectory as a JSON object. A medium has its bytes in base64 where it is introduced."""
-    return trajectory_json(trajectory, _media_entries)
-
-
-def _media_entries(node: TokenNode) -> list[dict[str, Any]]:
-    return [
-        {
-            "modality": reference.modality,
-            "mm_hash": reference.mm_hash,
-            "digest": reference.source.digest,
-            "offset": reference.placeholder.offset,
-            "length": reference.placeholder.length,
-            "base64": base64.b64encode(reference.source.data).decode(),
-        }
-        for reference in node.media
-    ]
-
-
 def session_object(session: Session, now: float) -> dict[str, Any]:
     """What a session is now. `now` is `time.monotonic()`."""
     trajectory = session.trajectory
@@ -78,6 +58,7 @@ def session_object(session: Session, now: float) -> dict[str, Any]:
         "branches": len(trajectory.leaves()),
         "forks": trajectory.forks,
         "fork_reasons": dict(session.fork_reasons),
+        "ignored_tools": dict(session.ignored_tools),
         "reward": trajectory.reward,
         "ended": trajectory.finished,
         "delivered": session.is_delivered,
@@ -243,11 +224,11 @@ class SessionStore:
             self._anonymous_calls.update(dict.fromkeys(call_ids, session.id))
 
     def keep_response(
-        self, session: Session, response: dict[str, Any], history: History, message: Mapping[str, Any], first: int
+        self, session: Session, response: dict[str, Any], choice: Choice, request: ResponsesRequest
     ) -> None:
-        """As `Session.keep_response`; the response is found until it is deleted, or its session is gone."""
+        """Keep a response, which is found until it is deleted, or its session is gone."""
         if session.id in self._sessions:
-            session.keep_response(response, history, message, first)
+            session.keep_response(response, choice.turn, request.history, choice.message, request.num_instructions)
             self._responses[response["id"]] = session
 
     def response(self, response_id: str, param: str | None = None) -> tuple[Session, StoredResponse]:
