@@ -1,6 +1,7 @@
 """Log-probabilities and gradients of many architectures: padded, packed and single rows, and a plain forward pass."""
 
 import functools
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from rollouts.errors import UnsupportedModelError
+from rollouts.models import forward
 from rollouts.training import TrainingBatch, TrainingSample, model_inputs, token_logprobs
 
 # An argument that a release of transformers calls deprecated is missing from a later one.
@@ -107,6 +109,7 @@ def test_a_tower_whose_features_are_not_those_of_one_item_after_another_encodes_
         output.pooler_output = torch.cat(output.pooler_output).split(3)
         return output
 
+    monkeypatch.setattr(forward, "_undivided", weakref.WeakSet())  # other tests use this model
     monkeypatch.setattr(base, "get_image_features", encoded)
     for _ in range(2):
         assert close(of_samples(family.model, samples), expected)
