@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -87,6 +86,8 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
     without_effect: ClassVar[frozenset[str]] = frozenset()
+    #: The fields whose value, or whose elements, are of several types: pydantic has the type behind them.
+    typed: ClassVar[Collection[str]] = ("arguments", "content", "output", "source")
 
     @model_validator(mode="before")
     @classmethod
@@ -97,25 +98,20 @@ class Strict(BaseModel):
         return {name: each for name, each in value.items() if each is not None and name not in cls.without_effect}
 
 
-_TYPED: Final = ("arguments", "content", "output", "source")
-
-
-def validated(kind: type[Body], value: Any, place: str = "", typed: Collection[str] = _TYPED) -> Body:
-    """The value at a place of the body as an object of `kind`. Raises `RequestError`; `typed` as in `invalid_body`."""
+def validated(kind: type[Body], value: Any, place: str = "") -> Body:
+    """The value at a place of the body as an object of `kind`. Raises `RequestError`."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise invalid_body(error, place, typed, kind.model_fields) from None
+        raise invalid_body(error, kind, place) from None
 
 
-def invalid_body(
-    error: ValidationError, place: str = "", typed: Collection[str] = (), fields: Mapping[str, FieldInfo] | None = None
-) -> RequestError:
+def invalid_body(error: ValidationError, kind: type[BaseModel], place: str = "") -> RequestError:
     """The first error that pydantic found in the value at a place of the body, with its place and value.
 
-    `typed` are the fields whose value, or whose elements, are of several types: pydantic has the type behind them.
-    The description of one of `fields` is the reason why its value is refused.
+    The description of a field of `kind` is the reason why its value is refused.
     """
+    typed = kind.typed if issubclass(kind, Strict) else ()
     first = validation_errors(error)[0]
     loc: tuple[Any, ...] = first["loc"]
     parts = [
@@ -129,7 +125,7 @@ def invalid_body(
         return unknown_field(place)
     value = "missing" if first["type"] == "missing" else short_repr(first["input"])
     message = "Input should be an object" if first["type"] == "model_type" else first["msg"]
-    field = fields.get(str(loc[0])) if fields and loc else None
+    field = kind.model_fields.get(str(loc[0])) if loc else None
     reason = f" ({field.description})" if field is not None and field.description else ""
     return invalid_field(f"{place or 'the body'} is {value}: {message}{reason}", place)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from functools import wraps
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -196,10 +195,9 @@ Handler = Callable[..., Awaitable[Response]]
 def answering_errors(handler: Handler) -> Handler:
     """A handler that answers its errors itself, for routes in an application that has no `on_error`."""
 
-    @wraps(handler)
-    async def answering(owner: Any, request: Request, **options: Any) -> Response:
+    async def answering(request: Request) -> Response:
         try:
-            return await handler(owner, request, **options)
+            return await handler(request)
         except ANSWERED as error:
             return await on_error(request, error)
 

@@ -38,12 +38,10 @@ from rollouts.serve.gateway.request_checks import (
     TextFormat,
     TextPart,
     as_list,
-    check_tool_results,
     checked_tools,
     content_of,
     media_part,
     plain_message,
-    read_fields,
 )
 
 #: Sampling options that are passed to the engine, with the value that means nothing. Engines refuse those
@@ -195,10 +193,7 @@ class _ChatBody(OpenAIBody):
     response_format: TextFormat = Field(TextFormat(), description=SAMPLES_FREELY)
 
 
-def read_chat_request(body: bytes, reading: Reading) -> TurnRequest:
-    """The request in a body, as `Dialect` says it."""
-    fields, ignored = read_fields(body, reading, ("function",))
-    read = validated(_ChatBody, fields)
+def _read(read: _ChatBody, fields: dict[str, Any], reading: Reading) -> TurnRequest:
     for name in read.model_extra or ():
         if name not in _ENGINE_OPTIONS:
             raise unknown_field(name)
@@ -213,17 +208,14 @@ def read_chat_request(body: bytes, reading: Reading) -> TurnRequest:
         calls = [f"{at}.tool_calls[{number}]" for number in range(len(messages[index].get("tool_calls", ())))]
         return Place(at, f"{at}.content", 0, calls, "function.arguments", "tool_call_id")
 
-    request = TurnRequest(
+    return TurnRequest(
         body=read,
         history=History(messages, checked_tools(tools)),
         place=place,
         tools=tools or None,
         sampling=_sampling(fields, reading),
         stop=read.stop,
-        ignored_tools=ignored,
     )
-    check_tool_results(request)
-    return request
 
 
 def _sampling(fields: Mapping[str, Any], reading: Reading) -> SamplingParams:
@@ -348,7 +340,7 @@ class ChatWriter(Writer):
         }
 
 
-CHAT = Dialect("chat/completions", read_chat_request, ChatWriter)
+CHAT = Dialect("chat/completions", ("function",), _ChatBody, _read, ChatWriter)
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,14 @@ Everything between, from the session to the recorded turn, is the same for all d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from rollouts.engines.protocol import Completion, FinishReason, SamplingParams
-from rollouts.serve.bodies import event
+from rollouts.serve.bodies import Strict, event
 from rollouts.serve.errors import RequestError
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.session import RecordedTurn
@@ -54,7 +55,8 @@ class Reading:
 class TurnRequest:
     """A checked request. `place` tells where a message of its history stands in the body.
 
-    `body` has the fields, `stop` are stop strings, `ignored_tools` the types of the tools that were left out.
+    `body` has the fields, `stop` are stop strings, `ignored_tools` the types of tools that were left out. `is_whole` is
+    False where the history is still to be put after that of an earlier request.
     """
 
     body: Any
@@ -64,6 +66,7 @@ class TurnRequest:
     sampling: SamplingParams
     stop: Sequence[str] = ()
     ignored_tools: Sequence[str] = ()
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +126,11 @@ class Writer(ABC):
         self.request = request
         self.head = head
         self.texts = texts
+        self.sent: dict[int, Counter[str]] = {}  # characters, by choice and key
 
     def whole(self, completion: TurnCompletion) -> dict[str, Any]:
         """The answer to a request without a stream: what `answer` is after all events."""
-        for _ in chain(self.begin(completion.prompt_ids), self.rest(completion, {})):
+        for _ in chain(self.begin(completion.prompt_ids), self.rest(completion)):
             pass
         return self.answer
 
@@ -156,16 +160,22 @@ class Writer(ABC):
         """An event as it is sent."""
         return event(content, content["type"])
 
-    def rest(self, completion: TurnCompletion, sent: Mapping[int, Mapping[str, str]]) -> Iterator[Event]:
-        """The events after `begin`, without the text that was `sent` of each choice, by key."""
+    def send(self, index: int, key: str, text: str) -> Iterator[Event]:
+        """The events of the next piece of a text, which may be empty."""
+        if index not in self.sent:
+            self.sent[index] = Counter()
+            yield from self.begin_choice(index)
+        if text:
+            self.sent[index][key] += len(text)
+            yield from self.text(index, key, text)
+
+    def rest(self, completion: TurnCompletion) -> Iterator[Event]:
+        """The events after `begin`, without the text that was sent."""
         for choice in completion.choices:
             index, message = choice.index, choice.message
-            if index not in sent:
-                yield from self.begin_choice(index)
             for key in ("reasoning_content", "content"):
-                before = sent.get(index, {}).get(key, "")
-                if text := (message.get(key) or "")[len(before) :]:
-                    yield from self.text(index, key, text)
+                sent = self.sent.get(index, Counter())[key]
+                yield from self.send(index, key, (message.get(key) or "")[sent:])
             for number, call in enumerate(message.get("tool_calls") or ()):
                 yield from self.call(index, number, call)
             yield from self.end_choice(choice)
@@ -173,11 +183,14 @@ class Writer(ABC):
 
 
 class Dialect(NamedTuple):
-    """`path` is that of its requests, below `/v1`.
+    """`path` is that of its requests, below `/v1`; `tool_types` are the types of the tools that `body` has.
 
-    `read` reads a body. It raises `RequestError`, and `InvalidRequestError` for sampling options out of range.
+    `read(body, fields, reading)` makes a request of the validated body and its raw fields. It raises `RequestError`,
+    and `InvalidRequestError` for sampling options out of range.
     """
 
     path: str
-    read: Callable[[bytes, Reading], TurnRequest]
+    tool_types: Collection[str]
+    body: type[Strict]
+    read: Callable[[Any, dict[str, Any], Reading], TurnRequest]
     writer: type[Writer]

@@ -25,13 +25,11 @@ from rollouts.serve.gateway.request_checks import (
     TextPart,
     as_list,
     assistant_message,
-    check_tool_results,
     checked_tools,
     content_of,
     function_tool,
     media_part,
     plain_message,
-    read_fields,
 )
 
 
@@ -141,10 +139,7 @@ class _MessagesBody(RequestBody):
     }
 
 
-def read_messages_request(body: bytes, reading: Reading) -> TurnRequest:
-    """The request in a body of `/v1/messages` or `/v1/messages/count_tokens`, as `Dialect` says it."""
-    fields, ignored = read_fields(body, reading, ("custom",))
-    read = validated(_MessagesBody, fields)
+def _read(read: _MessagesBody, fields: dict[str, Any], reading: Reading) -> TurnRequest:
     if read.thread is not None:
         # With this code, Anthropic's SDK sends the whole conversation from now on.
         reason = "thread: the server holds no conversations; send the messages without it"
@@ -156,17 +151,14 @@ def read_messages_request(body: bytes, reading: Reading) -> TurnRequest:
         place = f"messages[{len(read.messages) - 1}]"
         raise unsupported_field(f"{place} has the role assistant: {OWN_MESSAGE}; end with another role", place)
     sampling = {name: getattr(read, name) for name in ("max_tokens", "temperature", "top_k", "top_p")}
-    request = TurnRequest(
+    return TurnRequest(
         body=read,
         history=History([message for message, _ in conversation], tools),
         place=lambda index: conversation[index][1](),
         tools=tools,
         sampling=replace(reading.sampling, **without_nulls(sampling)),
         stop=read.stop_sequences,
-        ignored_tools=ignored,
     )
-    check_tool_results(request)
-    return request
 
 
 def _conversation(body: _MessagesBody, allow_urls: bool) -> Iterator[tuple[dict[str, Any], Callable[[], Place]]]:
@@ -196,22 +188,21 @@ def _results_and_parts(
     message: _Message, place: str, allow_urls: bool
 ) -> Iterator[tuple[dict[str, Any], Callable[[], Place]]]:
     """A message for each result of a call, and one for the blocks before, between and after them."""
-    start = 0
-    blocks, content = message.content, f"{place}.content"
-    for index, block in enumerate(blocks):
+    start, content = 0, f"{place}.content"
+    for index, block in enumerate([*message.content, None]):
         if isinstance(block, _Thinking | _RedactedThinking | _ToolUse):
             raise _misplaced(f"{content}[{index}]", block, "only an assistant message has a")
-    ends = [index for index, block in enumerate(blocks) if isinstance(block, _ToolResult)]
-    for end in (*ends, len(blocks)):
-        if end > start or not blocks:
-            parts = content_of(blocks[start:end], content, start, allow_urls=allow_urls)
+        if isinstance(block, _Text | _Image):
+            continue
+        if index > start or not message.content:
+            parts = content_of(message.content[start:index], content, start, allow_urls=allow_urls)
             yield {"role": message.role, "content": parts}, partial(Place, place, content, start)
-        if end < len(blocks):
-            result, at = blocks[end], f"{content}[{end}]"
-            parts = content_of(result.content, f"{at}.content", allow_urls=allow_urls)
-            answer = {"role": "tool", "content": parts, "tool_call_id": result.tool_use_id}
+        if block is not None:
+            at = f"{content}[{index}]"
+            parts = content_of(block.content, f"{at}.content", allow_urls=allow_urls)
+            answer = {"role": "tool", "content": parts, "tool_call_id": block.tool_use_id}
             yield answer, partial(Place, at, f"{at}.content", answered="tool_use_id")
-        start = end + 1
+        start = index + 1
 
 
 def _misplaced(place: str, block: Any, reason: str) -> RequestError:
@@ -317,4 +308,4 @@ class MessagesWriter(Writer):
         yield self._event("content_block_stop")
 
 
-MESSAGES: Final = Dialect("messages", read_messages_request, MessagesWriter)
+MESSAGES: Final = Dialect("messages", ("custom",), _MessagesBody, _read, MessagesWriter)

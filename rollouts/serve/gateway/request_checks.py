@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from renderers.parsing.json_text import no_object_reason
 from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
-from rollouts.serve.bodies import Strict, check_depth, check_encodable, json_object, without_nulls
+from rollouts.serve.bodies import Strict, check_depth, check_encodable, json_object, validated, without_nulls
 from rollouts.serve.errors import invalid_field, invalid_message, unsupported_field
-from rollouts.serve.gateway.dialect import Reading, TurnRequest
+from rollouts.serve.gateway.dialect import Dialect, Reading, TurnRequest
 
 # A bound on the length also refuses half of a surrogate pair, which UTF-8 cannot encode.
 Text = Annotated[str, Field(max_length=2**40)]
@@ -30,10 +31,10 @@ class TextPart(Strict):
         return {"type": "text", "text": self.text}
 
 
-class Sampled(BaseModel):
+class Sampled(Strict):
     """What the model wrote, which comes back with fields that clients add."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
 
 #: Why a value of a field is refused: the description of the field, in the text of the error.
@@ -52,7 +53,7 @@ class RequestBody(Strict):
 
     @property
     def calls_tools(self) -> bool:
-        return self.tool_choice == "auto"
+        return bool(self.tool_choice == "auto")
 
     without_effect = frozenset({"metadata", "service_tier"})
 
@@ -89,15 +90,14 @@ def plain_message(
         text = part.get("text")
     if type(text) is not str or not text or not is_unicode(text):
         return None
-    has_others = any(value and key not in keys for key, value in message.items())
-    return None if has_others else {"role": message["role"], "content": text}
+    for key, value in message.items():
+        if value and key not in keys:
+            return None
+    return {"role": message["role"], "content": text}
 
 
-def read_fields(body: bytes, reading: Reading, tool_types: Collection[str | None]) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a body that are not null, and the types of the tools that were left out. Raises `RequestError`.
-
-    `tool_types` are those of the tools that the dialect reads.
-    """
+def read_turn(body: bytes, dialect: Dialect, reading: Reading) -> TurnRequest:
+    """The request in a body. Raises as `Dialect.read`."""
     fields = without_nulls(json_object(body))
     check_count(fields, reading.max_parts)
     kept, ignored = [], []
@@ -107,7 +107,7 @@ def read_fields(body: bytes, reading: Reading, tool_types: Collection[str | None
             ignored.append(kind)
             continue
         kept.append(tool)
-        if isinstance(kind, str) and kind not in tool_types:
+        if isinstance(kind, str) and kind not in dialect.tool_types:
             raise unsupported_field(
                 f"tools[{index}] is of the type {short_repr(kind)}, and this server runs no tools: leave it out, or "
                 "start the server with --ignore-tool and this type",
@@ -115,7 +115,10 @@ def read_fields(body: bytes, reading: Reading, tool_types: Collection[str | None
             )
     if ignored:
         fields["tools"] = kept
-    return fields, list(dict.fromkeys(ignored))
+    turn = dialect.read(validated(dialect.body, fields), fields, reading)
+    if turn.is_whole:
+        check_tool_results(turn)
+    return replace(turn, ignored_tools=tuple(dict.fromkeys(ignored)))
 
 
 def check_count(fields: Mapping[str, Any], max_parts: int) -> None:
@@ -127,7 +130,8 @@ def check_count(fields: Mapping[str, Any], max_parts: int) -> None:
     while values:
         lists = [value for value in values if type(value) is list]
         count += sum(map(len, lists))
-        values = [one[key] for each in lists for one in each if type(one) is dict for key in _LISTS if key in one]
+        objects = [one for each in lists for one in each if type(one) is dict]
+        values = [one[key] for key in _LISTS for one in objects if key in one]
     if count > max_parts:
         raise invalid_field(
             f"the request has {count} messages, parts of contents, tool calls and tools; this server takes at most "

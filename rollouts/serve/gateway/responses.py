@@ -32,7 +32,6 @@ from rollouts.serve.gateway.request_checks import (
     function_tool,
     media_part,
     plain_message,
-    read_fields,
 )
 from rollouts.serve.gateway.session import StoredResponse
 
@@ -141,6 +140,7 @@ _Included = Literal[
 
 
 class _ResponsesBody(OpenAIBody):
+    typed = ("tools",)
     input: Annotated[list[Any], BeforeValidator(_as_items)]
     instructions: Text | None = None
     tools: list[Annotated[_Function | _Namespace, Field(discriminator="type")]] = Field([])
@@ -171,10 +171,11 @@ class ResponsesRequest(TurnRequest):
     namespaces: Mapping[str, tuple[str, str]]
     echoed: dict[str, Any]
 
-    def after(self, stored: StoredResponse, max_parts: int) -> ResponsesRequest:
-        """The request with the conversation of a response after its own instructions. Raises `RequestError`."""
-        first, own = self.num_instructions, self.history
-        before, digests = stored.conversation()
+    def after(self, chain: Sequence[StoredResponse], max_parts: int) -> ResponsesRequest:
+        """The request with the conversation of stored responses after its own instructions. Raises `RequestError`."""
+        first, own, stored = self.num_instructions, self.history, chain[-1]
+        before = [message for each in chain for message in each.messages]
+        digests = [digest for each in chain for digest in each.digests]
         num_before = len(before) - stored.first
         messages = [*own.messages[:first], *before[stored.first :], *own.messages[first:]]
         check_count({"input": messages, "tools": self.tools}, max_parts)
@@ -191,10 +192,7 @@ class ResponsesRequest(TurnRequest):
         return request
 
 
-def read_responses_request(body: bytes, reading: Reading) -> ResponsesRequest:
-    """The request in a body of `/v1/responses`, as `Dialect` says it."""
-    fields, ignored = read_fields(body, reading, ("function", "namespace"))
-    read = validated(_ResponsesBody, fields, typed=("tools",))
+def _read(read: _ResponsesBody, fields: dict[str, Any], reading: Reading) -> ResponsesRequest:
     namespaces: dict[str, tuple[str, str]] = {}
     tools = []
     for tool in read.tools if read.calls_tools else ():
@@ -225,20 +223,17 @@ def read_responses_request(body: bytes, reading: Reading) -> ResponsesRequest:
         if name != "tools":  # whose parameters are checked one by one
             check_depth(value, name)
     unnamed = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-    request = ResponsesRequest(
+    return ResponsesRequest(
         body=read,
         history=History([*first, *(message for message, _ in conversation)], checked_tools(tools)),
         place=place,
         tools=tools or None,
         sampling=used,
-        ignored_tools=ignored,
+        is_whole=read.previous_response_id is None,
         num_instructions=len(first),
         namespaces=namespaces,
         echoed={**unnamed, "temperature": used.temperature, "top_p": used.top_p, **echoed},
     )
-    if read.previous_response_id is None:
-        check_tool_results(request)
-    return request
 
 
 _NOT_ECHOED: Final = frozenset({"client_metadata", "include", "input", "stream", "stream_options"})
@@ -258,20 +253,21 @@ def _conversation(items: Sequence[Any], allow_urls: bool) -> list[tuple[dict[str
     """
     conversation: list[tuple[list[dict[str, Any]], list[int]]] = []
     completion: str | None = None  # that of the last message
+    was_own = False
     for index, raw in enumerate(items):
         message = _message(raw, index, allow_urls)
         if message is None:
             continue
-        identifier = raw.get("id")
-        made = _ITEM_ID.fullmatch(identifier) if isinstance(identifier, str) else None
-        before = conversation[-1][0][0]["role"] if conversation else None
-        if message["role"] == before == "assistant" and (made is None or completion in (None, made[1])):
+        is_own, identifier = message["role"] == "assistant", raw.get("id")
+        made = _ITEM_ID.fullmatch(identifier) if is_own and isinstance(identifier, str) else None
+        if is_own and was_own and (made is None or completion in (None, made[1])):
             conversation[-1][0].append(message)
             conversation[-1][1].append(index)
         else:
             conversation.append(([message], [index]))
             completion = None
         completion = completion if made is None else made[1]
+        was_own = is_own
     return [(messages[0] if len(messages) == 1 else _joined(messages), indices) for messages, indices in conversation]
 
 
@@ -437,4 +433,4 @@ class ResponsesWriter(Writer):
         yield self._end_item({"content": [self._part(text)]}, status)
 
 
-RESPONSES: Final = Dialect("responses", read_responses_request, ResponsesWriter)
+RESPONSES: Final = Dialect("responses", ("function", "namespace"), _ResponsesBody, _read, ResponsesWriter)

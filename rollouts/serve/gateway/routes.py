@@ -23,12 +23,13 @@ from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import EngineError, is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected, without_nulls
-from rollouts.serve.errors import RequestError, answering_errors, invalid_field
+from rollouts.serve.errors import Handler, RequestError, answering_errors, invalid_field
 from rollouts.serve.gateway.chat import CHAT
 from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, decoder, prompt_of, token_texts_of
 from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.messages import MESSAGES
+from rollouts.serve.gateway.request_checks import read_turn
 from rollouts.serve.gateway.responses import RESPONSES, ResponsesRequest, ResponsesWriter
 from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import (
@@ -112,28 +113,27 @@ class Gateway:
             seconds=limits.body_seconds,
             option=f"max_body_bytes={limits.max_body_bytes} of the gateway",
         )
-        post = partial(Route, methods=["POST"], middleware=[bound])
+        agents: list[tuple[str, str, Handler]] = [  # each also below a session
+            *(("POST", f"/v1/{dialect.path}", partial(self._turn, dialect=dialect)) for dialect in _DIALECTS),
+            ("POST", "/v1/messages/count_tokens", self._count_tokens),
+            ("GET", "/v1/responses/{response_id}", self._get_response),
+            ("DELETE", "/v1/responses/{response_id}", self._delete_response),
+            ("GET", "/v1/models", self._models),
+        ]
+        routes: list[tuple[str, str, Handler]] = [
+            *agents,
+            *((method, session + path, handler) for method, path, handler in agents),
+            ("GET", "/sessions", self._list_sessions),
+            ("POST", "/sessions", self._begin_session),
+            ("GET", session, self._get_session),
+            ("DELETE", session, self._delete_session),
+            ("GET", f"{session}/trajectory", self._trajectory),
+            ("POST", f"{session}/reward", self._reward),
+            ("POST", f"{session}/end", self._end_session),
+        ]
         return [
-            *(
-                post(f"{base}/v1/{dialect.path}", partial(self._turn, dialect=dialect))
-                for base in ("", session)
-                for dialect in _DIALECTS
-            ),
-            *(post(f"{base}/v1/messages/count_tokens", self._count_tokens) for base in ("", session)),
-            *(
-                Route(f"{base}/v1/responses/{{response_id}}", handler, methods=[method])
-                for base in ("", session)
-                for method, handler in (("GET", self._get_response), ("DELETE", self._delete_response))
-            ),
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/sessions", self._list_sessions, methods=["GET"]),
-            post("/sessions", self._begin_session),
-            Route(session, self._get_session, methods=["GET"]),
-            Route(session, self._delete_session, methods=["DELETE"]),
-            Route(f"{session}/v1/models", self._models, methods=["GET"]),
-            Route(f"{session}/trajectory", self._trajectory, methods=["GET"]),
-            post(f"{session}/reward", self._reward),
-            post(f"{session}/end", self._end_session),
+            Route(path, answering_errors(handler), methods=[method], middleware=[bound])
+            for method, path, handler in routes
         ]
 
     def sessions(self) -> list[Session]:
@@ -166,7 +166,6 @@ class Gateway:
 
     # Completions.
 
-    @answering_errors
     async def _turn(self, request: Request, dialect: Dialect) -> Response:
         session_id, turn = await self._read(request, dialect)
         if turn.stop:
@@ -186,7 +185,6 @@ class Gateway:
         completion = await unless_disconnected(request, complete(None))
         return JSONResponse(writer.whole(completion), headers=headers)
 
-    @answering_errors
     async def _count_tokens(self, request: Request) -> Response:
         """The tokens of the prompt that a request would have now. Begins no session."""
         session_id, turn = await self._read(request, MESSAGES)
@@ -195,12 +193,10 @@ class Gateway:
             prompt, _ = await prompt_of(session, turn)
         return JSONResponse({"input_tokens": len(prompt.rendered)})
 
-    @answering_errors
     async def _get_response(self, request: Request) -> Response:
         session, stored = self._sessions.response(request.path_params["response_id"])
         return JSONResponse(stored.response, headers={_SESSION_HEADER: session.id})
 
-    @answering_errors
     async def _delete_response(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
         self._sessions.delete_response(response_id)
@@ -209,14 +205,15 @@ class Gateway:
     async def _read(self, request: Request, dialect: Dialect) -> tuple[str | None, TurnRequest]:
         """The session that a request names, and the request. Raises `RequestError`."""
         session_id = _session_id(request)
-        turn = await read_body(request, partial(dialect.read, reading=self._reading))
+        turn = await read_body(request, partial(read_turn, dialect=dialect, reading=self._reading))
         if isinstance(turn, ResponsesRequest) and turn.body.previous_response_id is not None:
             session, stored = self._sessions.response(turn.body.previous_response_id, "previous_response_id")
             if session_id not in (None, session.id):
                 reason = f"previous_response_id is of the session {session.id!r}, not of {session_id!r}"
                 raise invalid_field(reason, "previous_response_id")
-            nbytes = stored.nbytes + len(await request.body())
-            session_id, turn = session.id, await parse_body(nbytes, turn.after, stored, self._limits.max_parts)
+            chain = session.chain(stored.turn)
+            nbytes = sum(each.nbytes for each in chain) + len(await request.body())
+            session_id, turn = session.id, await parse_body(nbytes, turn.after, chain, self._limits.max_parts)
         return session_id, turn
 
     async def _complete(
@@ -260,7 +257,6 @@ class Gateway:
         self._known_adapters = frozenset(await self._engine.adapters())
         return sorted(self._known_adapters)
 
-    @answering_errors
     async def _models(self, request: Request) -> Response:
         base = self._model or "model"
         names = (base, *await self._adapters())
@@ -278,7 +274,6 @@ class Gateway:
         now = time.monotonic()
         return JSONResponse({"sessions": [session_object(session, now) for session in self._sessions]})
 
-    @answering_errors
     async def _begin_session(self, request: Request) -> Response:
         fields = await self._fields(request, {"session_id": str, "group_id": str, "seed": int})
         session = self._sessions.begin(
@@ -286,16 +281,13 @@ class Gateway:
         )
         return self._session_response(session, 201)
 
-    @answering_errors
     async def _get_session(self, request: Request) -> Response:
         return self._session_response(self._session(request))
 
-    @answering_errors
     async def _delete_session(self, request: Request) -> Response:
         await self._sessions.delete(self._session(request))
         return Response(status_code=204)
 
-    @answering_errors
     async def _end_session(self, request: Request) -> Response:
         session = self._session(request)
         fields = await self._fields(request, {"done": bool, "truncated": bool, "metrics": dict, "error": str})
@@ -309,7 +301,6 @@ class Gateway:
         await self._sessions.end(session)
         return self._session_response(session)
 
-    @answering_errors
     async def _reward(self, request: Request) -> Response:
         session = self._session(request)
         fields = await self._fields(request, {"reward": (int, float), "turn": int, "info": dict})
@@ -320,7 +311,6 @@ class Gateway:
         session.record_reward(fields["reward"], fields.get("info", {}), fields.get("turn"))
         return self._session_response(session)
 
-    @answering_errors
     async def _trajectory(self, request: Request) -> Response:
         session = self._session(request)
         form = request.query_params.get("format", _FORMATS[0])

@@ -69,31 +69,18 @@ class Match(NamedTuple):
 class StoredResponse:
     """A response of the Responses API, and its conversation, the message of its turn the last.
 
-    `messages` and `digests` are what the conversation adds to that of `previous`, and `first` of all its messages are
-    instructions. `nbytes` are those of the whole conversation. `uses` counts the responses that continue this one, and
-    this one unless it is deleted.
+    `messages` and `digests` are what the conversation adds to those of earlier responses, `nbytes` their size; `first`
+    of all messages are instructions. `uses` counts the responses that continue this one, and this one unless it is
+    deleted.
     """
 
     response: dict[str, Any]
     turn: RecordedTurn
     first: int
-    previous: StoredResponse | None
     messages: Sequence[Mapping[str, Any]]
     digests: Sequence[bytes]
     nbytes: int
-    uses: int = 1
-
-    def lineage(self) -> Iterator[StoredResponse]:
-        """The response, the one that it continues, and so on."""
-        stored: StoredResponse | None = self
-        while stored is not None:
-            yield stored
-            stored = stored.previous
-
-    def conversation(self) -> tuple[list[Mapping[str, Any]], list[bytes]]:
-        """The messages, and the digests as `History` has them."""
-        stored = list(self.lineage())[::-1]
-        return [one for each in stored for one in each.messages], [one for each in stored for one in each.digests]
+    uses: int = 0
 
 
 class Session:
@@ -249,29 +236,29 @@ class Session:
         self, response: dict[str, Any], turn: RecordedTurn, history: History, message: Mapping[str, Any], first: int
     ) -> None:
         """Keep a response and its conversation, what it shares with those that are kept once."""
-        previous = next((self._stored[each.index] for each in turn.lineage() if each.index in self._stored), None)
-        begun = 0 if previous is None else len(previous.conversation()[0])
+        begun = sum(len(each.messages) for each in self.chain(turn))
         messages = [*history.messages[begun:], message]
         digests = [*history.digests[begun + bool(begun) :], extended_digest(history.digests[-1], message)]
-        nbytes = kept_bytes(messages, digests)
-        self.count(nbytes + kept_bytes(response))
-        if previous is not None:
-            previous.uses += 1
-            nbytes += previous.nbytes
-        stored = StoredResponse(response, turn, first, previous, messages, digests, nbytes)
+        stored = StoredResponse(response, turn, first, messages, digests, kept_bytes(messages, digests))
+        self.count(stored.nbytes + kept_bytes(response))
         self._stored[turn.index] = self.responses[response["id"]] = stored
+        for each in self.chain(turn):
+            each.uses += 1
 
     def forget_response(self, response_id: str) -> None:
         """Forget a response, and its messages once no other one continues them."""
         forgotten = self.responses.pop(response_id)
         self.count(-kept_bytes(forgotten.response))
         forgotten.response = {}
-        for stored in forgotten.lineage():
-            stored.uses -= 1
-            if stored.uses:
-                return
-            del self._stored[stored.turn.index]
-            self.count((stored.previous.nbytes if stored.previous else 0) - stored.nbytes)
+        for each in self.chain(forgotten.turn):
+            each.uses -= 1
+            if not each.uses:
+                del self._stored[each.turn.index]
+                self.count(-each.nbytes)
+
+    def chain(self, turn: RecordedTurn) -> list[StoredResponse]:
+        """The responses whose messages, one after another, are the conversation of a turn."""
+        return [self._stored[each.index] for each in turn.lineage() if each.index in self._stored][::-1]
 
     def leave_out(self, tools: Sequence[str]) -> None:
         """Count a request that had tools of these types, which are left out of it."""

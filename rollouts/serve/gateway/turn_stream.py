@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
@@ -36,7 +37,6 @@ class TurnStream:
         self._request = request
         self._writer = writer
         self._renderer = renderer
-        self._sent: dict[int, dict[str, str]] = {}
         self._parsers: dict[int, Any] = {}
         self._held: dict[int, ReasoningDelta | ContentDelta] = {}  # text with which a stop string may begin
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -52,7 +52,7 @@ class TurnStream:
                 yield self._writer.encoded(sent)
             completion = await completing
             self._begin(completion.prompt_ids)
-            self._put(self._writer.rest(completion, self._sent))
+            self._put(self._writer.rest(completion))
             while not self._events.empty():
                 if (last := self._events.get_nowait()) is not None:
                     yield self._writer.encoded(last)
@@ -85,7 +85,7 @@ class TurnStream:
             piece = replace(piece, text=held.text + piece.text)
         elif held is not None:
             self._send(index, held)
-        begun = self._sent.get(index, {}).get(_KEYS[type(piece)])
+        begun = self._writer.sent.get(index, Counter())[_KEYS[type(piece)]]
         length = sendable_length(piece.text, self._request.stop, is_beginning=not begun)
         if length < len(piece.text):
             self._held[index] = replace(piece, text=piece.text[length:])
@@ -98,12 +98,7 @@ class TurnStream:
             self._put(self._writer.begin(prompt_ids))
 
     def _send(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
-        if index not in self._sent:
-            self._sent[index] = {}
-            self._put(self._writer.begin_choice(index))
-        key, sent = _KEYS[type(piece)], self._sent[index]
-        sent[key] = sent.get(key, "") + piece.text
-        self._put(self._writer.text(index, key, piece.text))
+        self._put(self._writer.send(index, _KEYS[type(piece)], piece.text))
 
     def _put(self, events: Iterable[Event]) -> None:
         for each in events:

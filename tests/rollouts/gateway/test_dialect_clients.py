@@ -262,18 +262,20 @@ def test_the_sdks_raise_their_errors_with_the_reason(renderer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_live", [False, True])
-@pytest.mark.parametrize("options", [{}, {"auto_previous_response_id": True}])
-def test_an_agent_of_openai_agents_in_its_default_mode_is_one_branch(renderer, options, is_live):
+@pytest.mark.parametrize(
+    ("uses_responses", "options"), [(False, {}), (True, {}), (True, {"auto_previous_response_id": True})]
+)
+def test_an_agent_of_openai_agents_is_one_branch_in_each_mode(renderer, uses_responses, options, is_live):
     agents = pytest.importorskip("agents")
 
     @agents.function_tool
     def look(row: int, column: str) -> Any:
         """Look at a field."""
-        return agents.ToolOutputImage(image_url=data_url(png(IMAGE)))
+        return agents.ToolOutputImage(image_url=data_url(png(IMAGE))) if uses_responses else "red"
 
     async def play(server: Any) -> Any:
         client = server.async_client("agent")
-        provider = agents.OpenAIProvider(openai_client=client)
+        provider = agents.OpenAIProvider(openai_client=client, use_responses=uses_responses)
         config = agents.RunConfig(model_provider=provider, tracing_disabled=True)
         agent = agents.Agent(name="viewer", instructions="You look.", model="policy", tools=[look])
         if is_live:
@@ -292,7 +294,7 @@ def test_an_agent_of_openai_agents_in_its_default_mode_is_one_branch(renderer, o
     assert (trajectory.num_turns, len(trajectory.leaves()), trajectory.forks) == (2, 1, 0)
     roles = [message["role"] for message in trajectory.to_messages(trajectory.leaves()[0])]
     assert roles == ["system", "user", "assistant", "tool", "tool", "assistant"]
-    assert len(list(trajectory.all_media())) == 2
+    assert len(list(trajectory.all_media())) == (2 if uses_responses else 0)
 
 
 @pytest.mark.slow
