@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import shutil
 
 import numpy as np
@@ -17,6 +18,7 @@ from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm.capabilities import probe
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.feature_encoding import encode_features
+from rollouts.engines.weight_deltas import write_weight_delta
 from rollouts.errors import EngineError, ServerError, WeightUpdateError
 
 _made = itertools.count()
@@ -315,6 +317,30 @@ async def test_new_weights_change_log_probabilities_and_the_first_weights_restor
     assert not np.allclose(before[1][1], during[1][1], atol=1e-2)
     assert (after[0]["token_ids"], logprobs(after[0])) == (before[0]["token_ids"], logprobs(before[0]))
     assert after[1] == before[1]
+
+
+async def test_a_delta_gives_the_log_probabilities_of_the_whole_checkpoint(
+    connection, control, vllm_server, image, tmp_path, restored
+):
+    """Of a layer a projection, of another the vision tower's; the embeddings, which are the output layer too."""
+    base, whole = vllm_server.model_dir, tmp_path / "whole"
+    shutil.copytree(base, whole)
+    new = {}
+    for path in whole.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if re.search(r"layers\.1\.self_attn\.k_proj|blocks\.0\.attn\.qkv\.weight|embed_tokens|lm_head", name):
+                tensor[::7] *= 1.5
+                new[name] = tensor
+        save_file(tensors, path, metadata={"format": "pt"})
+    assert len(new) == 4
+    write_weight_delta(new, tmp_path / "delta", base="default", base_directory=base)
+    await control.update_weights(base, "default")
+    seen = {}
+    for directory, version in ((whole, "whole"), (base, "default"), (tmp_path / "delta", "delta")):
+        await control.update_weights(directory, version)
+        seen[version] = (await request_image(connection, image, data=True))[1], logprobs(await generated(connection))
+    assert seen["delta"] == seen["whole"] != seen["default"]
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)

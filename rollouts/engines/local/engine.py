@@ -37,6 +37,7 @@ from rollouts.engines.protocol import (
     check_version,
 )
 from rollouts.engines.request_limits import check_limits, check_prompt, check_streamable
+from rollouts.engines.weight_deltas import ABOUT
 from rollouts.errors import InvalidRequestError, UnsupportedModelError
 from rollouts.values import check_integer
 
@@ -48,7 +49,7 @@ except ImportError as error:
 
 from rollouts.engines.local.adapters import LocalAdapters
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.weights import checkpoint_weights, matched_weights
+from rollouts.engines.local.weights import checkpoint_weights, fitting_delta, matched_weights
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.item_features import FeatureCache, ItemFeatures
 from rollouts.models.loading import load_model
@@ -204,7 +205,7 @@ class LocalEngine(Engine):
         Tensors have the names of `state_dict()`, or those of the files of a checkpoint. They are copied, so
         that a trainer may change its own once the call has returned. Of names that are one tensor in the
         model (`lm_head.weight` where it is tied to the embedding) one is enough; several must agree. Buffers
-        may be left out.
+        may be left out. A directory of `write_weight_delta` has only what changes of the weights in use.
 
         With `in_flight="wait"` the running batch finishes first. With "abort" and "keep", which are the same
         here, it stops after the token that it samples now, and its completions continue with the new weights,
@@ -367,13 +368,18 @@ class LocalEngine(Engine):
     def _load(self, weights: Mapping[str, Any] | str | Path, version: str, interrupts: bool) -> None:
         if interrupts:
             self._interrupting.popleft()
-        if not isinstance(weights, Mapping) or not weights.keys() <= self._model.state_dict().keys():
-            weights = checkpoint_weights(self._model, weights)
-        with self._lock, torch.no_grad():
-            # In place, because adapters and other engines refer to these tensors.
-            for target, value in matched_weights(self._model, weights):
-                # Arrays from the wire are read-only, which torch cannot represent: they are copied.
-                target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
+        # In place, because adapters and other engines refer to these tensors.
+        if not isinstance(weights, Mapping) and Path(weights, ABOUT).is_file():
+            with self._lock, torch.no_grad():
+                for change in fitting_delta(self._model, weights, self._weight_version):
+                    change()
+        else:
+            if not isinstance(weights, Mapping) or not weights.keys() <= self._model.state_dict().keys():
+                weights = checkpoint_weights(self._model, weights)
+            with self._lock, torch.no_grad():
+                for target, value in matched_weights(self._model, weights):
+                    # Arrays from the wire are read-only, which torch cannot represent: they are copied.
+                    target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
         self._features.clear()
         self._weight_version = version
 

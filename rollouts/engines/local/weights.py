@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from rollouts.engines.weight_deltas import read_delta
 from rollouts.errors import WeightUpdateError
 from rollouts.models.loading import without_progress_bars
 
@@ -91,6 +93,22 @@ def checkpoint_weights(
     return weights
 
 
+def fitting_delta(model: torch.nn.Module, directory: str | Path, version: str) -> list[Callable[[], None]]:
+    """Calls that write the values of a weight delta into the tensors of a model, whose weights have `version`.
+
+    Raises `WeightUpdateError` where the delta changes other weights, or those of another model.
+    """
+    delta, own = read_delta(Path(directory)), model.state_dict(keep_vars=True)
+    delta.check_base(version)
+    for name, shape in delta.shapes.items():
+        target = own.get(name)
+        if target is None or tuple(target.shape) != shape or not target.is_contiguous():
+            found = "none such" if target is None else f"one of shape {tuple(target.shape)}"
+            raise _error(f"{directory} changes {name} {shape}, the model has {found}; pass a whole checkpoint")
+        _check_finite(name, delta.tensors[name].to(target.dtype))
+    return [partial(delta.change, name, own[name]) for name in delta.shapes]
+
+
 def _check_type(name: str, value: Any) -> None:
     is_array = isinstance(value, np.ndarray)
     if not isinstance(value, torch.Tensor) and not (is_array and value.dtype.kind in "fiu"):
@@ -100,7 +118,8 @@ def _check_type(name: str, value: Any) -> None:
 
 def _check_finite(name: str, value: torch.Tensor | np.ndarray) -> None:
     if isinstance(value, torch.Tensor):
-        wrong = value.numel() - int(value.isfinite().sum())
+        # The sum is quick to compute, and finite only if all values are; a large one may overflow.
+        wrong = 0 if value.sum(dtype=torch.float32).isfinite() else value.numel() - int(value.isfinite().sum())
     else:
         wrong = value.size - int(np.isfinite(value).sum())
     if wrong:

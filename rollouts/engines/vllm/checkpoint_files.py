@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rollouts.errors import WeightUpdateError
-from rollouts.files import replaced_file
+from rollouts.files import replaced_file, replaced_path
 
 _INDEX = "model.safetensors.index.json"
 #: The name of the output layer.
@@ -122,20 +121,13 @@ def write_tied_head(directory: Path) -> None:
             break
     else:
         raise _error(directory, "no tensor is called embed_tokens.weight")
-    # The bytes are copied as they are: numpy has no bfloat16. The format: the length of a JSON header, 8
-    # bytes; the header; the bytes of the tensors, at offsets from the end of the header.
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        entry = json.loads(file.read(length))[embeddings[0]]
-    first, last = entry["data_offsets"]
-    entry["data_offsets"] = [0, last - first]
-    header = json.dumps({HEAD: entry, "__metadata__": {"format": "pt"}}).encode()
-    # Padded with spaces to a multiple of 8 bytes, as safetensors aligns its data.
-    header += b" " * (-len(header) % 8)
+    from safetensors.torch import save_file
+
+    with safe_open(path, framework="pt") as file:  # numpy has no bfloat16
+        head = {HEAD: file.get_tensor(embeddings[0])}
     # The file before the index: an index never names a file that is not there.
-    with replaced_file(directory / _HEAD_FILE) as target:
-        target.write(len(header).to_bytes(8, "little") + header)
-        target.write(np.memmap(path, np.uint8, "r", offset=8 + length + first, shape=(last - first,)).data)
+    with replaced_path(directory / _HEAD_FILE) as target:
+        save_file(head, target, metadata={"format": "pt"})
     index = directory / _INDEX
     if index.exists():
         content = dict(_read_json(directory, index))

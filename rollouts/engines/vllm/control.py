@@ -44,6 +44,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NoReturn, get_args
 
 from rollouts.engines.http.address import redacted
@@ -56,6 +57,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checkpoint_files import ExpectedTensors, check_checkpoint
 from rollouts.engines.vllm.metrics import ServerMetrics
 from rollouts.engines.vllm.probe_requests import json_object
+from rollouts.engines.weight_deltas import changed_layers, delta_chain
 from rollouts.errors import (
     CapabilityError,
     EngineError,
@@ -434,8 +436,12 @@ class ServerControl(HttpControl):
             expected = await asyncio.to_thread(ExpectedTensors.of_checkpoint, initial)
             return partial(self._receive, weights, version, expected)
         path = await asyncio.to_thread(Path(weights).absolute)
-        await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
-        return partial(self._load, str(path))
+        whole, deltas = await asyncio.to_thread(delta_chain, path)
+        await asyncio.to_thread(check_checkpoint, whole, like=None if initial is None else Path(initial))
+        if not deltas:
+            return partial(self._load, str(path))
+        deltas[-1].check_base(await self.served_version())
+        return partial(self._load, str(path), await asyncio.to_thread(changed_layers, whole, deltas))
 
     async def _initial_directory(self) -> str | None:
         """The checkpoint that the server was started with, by its own path; None where it does not report it."""
@@ -462,9 +468,13 @@ class ServerControl(HttpControl):
             raise
         return None if self._state.was_transferred else self._state.loaded_directory or await self._initial_directory()
 
-    async def _load(self, path: str) -> None:
-        """Let the workers read a checkpoint. After a `WeightUpdateError` the server's weights are unusable."""
-        content = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+    async def _load(self, path: str, layers: TemporaryDirectory[str] | None = None) -> None:
+        """Let the workers read a checkpoint, of a delta its `layers`, which are removed then.
+
+        After a `WeightUpdateError` the server's weights are unusable.
+        """
+        files = path if layers is None else layers.name
+        content = {"method": "reload_weights", "kwargs": {"weights_path": files}}
         # Before the call: where its end is not seen, nobody knows which weights the server has.
         self._state.unusable_weights = f"a reload of {path} was begun and not seen to end"
         try:
@@ -484,6 +494,9 @@ class ServerControl(HttpControl):
                 "it holds now, the server would die or generate garbage; it is left paused. Load a "
                 "checkpoint that is known to be good, or restart the server"
             ) from error
+        finally:
+            if layers is not None:
+                await asyncio.to_thread(layers.cleanup)
         state = self._state
         state.unusable_weights, state.loaded_directory = None, path
         state.was_transferred, state.weights_loaded = False, True
@@ -523,7 +536,11 @@ class ServerControl(HttpControl):
         if previous is None or isinstance(failure.__cause__, ServerUnreachableError):
             raise failure
         try:
-            await self._load(previous)
+            whole, deltas = await asyncio.to_thread(delta_chain, Path(previous))
+            await self._load(str(whole))
+            for count, delta in enumerate(deltas, 1):
+                layers = await asyncio.to_thread(changed_layers, whole, deltas[:count])
+                await self._load(str(delta.directory), layers)
             await self._reset_all()
         except (EngineError, WeightUpdateError) as error:
             raise WeightUpdateError(

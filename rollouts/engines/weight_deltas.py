@@ -1,0 +1,180 @@
+"""Weight deltas: directories with the values of a checkpoint that differ from those of another one, their base.
+
+`delta.json` has the version and the directory of the base, and the digest of `delta.safetensors`. That has for
+each tensor that differs its values at flat places (`NAME:places`), or the tensor where that is shorter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from rollouts.errors import WeightUpdateError
+from rollouts.files import replaced_path
+
+if TYPE_CHECKING:  # the engine of vLLM imports this module without torch
+    import torch
+
+ABOUT = "delta.json"
+_VALUES = "delta.safetensors"
+_PLACES = ":places"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightDelta:
+    """What is in a directory: the version of the base, its directory, the shapes of the tensors that differ, and
+    their values and places by name."""
+
+    directory: Path
+    base: str
+    base_directory: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, torch.Tensor]
+
+    def check_base(self, version: str) -> None:
+        """Raise `WeightUpdateError` unless it changes the weights of `version`, which are those in use."""
+        if self.base != version:
+            reason = f"{self.directory} changes the weights {self.base!r}, and those in use are {version!r}"
+            raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint")
+
+    def change(self, name: str, target: torch.Tensor) -> None:
+        """Write the new values of a tensor into it."""
+        values, places = self.tensors[name], self.tensors.get(f"{name}{_PLACES}")
+        if places is None:
+            target.copy_(values)
+        else:
+            target.view(-1)[places.to(target.device).long()] = values.to(target)
+
+
+def write_weight_delta(
+    weights: Mapping[str, Any],
+    directory: str | os.PathLike[str],
+    *,
+    base: str,
+    base_directory: str | os.PathLike[str],
+) -> None:
+    """Write the values of weights that differ from those of a checkpoint, for `Engine.update_weights`.
+
+        write_weight_delta(model.state_dict(), "weights/8", base="7", base_directory="weights/7")
+        await engine.update_weights("weights/8", "8")
+
+    `base` is the version that the engine has for the weights of `base_directory`, a whole checkpoint or
+    another delta. `weights` are tensors or arrays by the names in the files of the base, as many of them as
+    may have changed; they are compared in the dtypes of these files. The directory must be new, and appears
+    when it is complete. A value takes its own size and 4 bytes.
+
+    Raises `WeightUpdateError` for other names or shapes, and for a base that cannot be read; `OSError`.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    target, origin = Path(os.path.abspath(directory)), Path(os.path.abspath(base_directory))
+    tensors: dict[str, torch.Tensor] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    missing = set(weights)
+    for name, old in checkpoint_tensors(*delta_chain(origin), weights.__contains__):
+        missing.discard(name)
+        new = torch.as_tensor(weights[name]).detach().to("cpu", old.dtype)
+        if new.shape != old.shape:
+            reason = f"{name} has shape {tuple(new.shape)}, in {origin} it has {tuple(old.shape)}"
+            raise WeightUpdateError(reason)
+        places = (new != old).flatten().nonzero()[:, 0]
+        if not len(places):
+            continue
+        shapes[name] = tuple(new.shape)
+        places = places.to(torch.int32 if new.numel() < 2**31 else torch.int64)
+        if places.nbytes + len(places) * new.itemsize < new.nbytes:
+            tensors[name], tensors[f"{name}{_PLACES}"] = new.flatten()[places], places
+        else:
+            tensors[name] = new.contiguous()
+    if missing:
+        raise WeightUpdateError(f"{origin} has no tensor {min(missing)}; write a whole checkpoint")
+    with replaced_path(target) as unfinished:
+        unfinished.mkdir()
+        save_file(tensors, unfinished / _VALUES, metadata={"format": "pt"})
+        about = {
+            "base": base,
+            "base_directory": os.path.relpath(origin, target),
+            "shapes": shapes,
+            "digest": _digest(unfinished / _VALUES),
+        }
+        (unfinished / ABOUT).write_text(json.dumps(about), "utf-8")
+
+
+def read_delta(directory: Path) -> WeightDelta:
+    """The delta of a directory. Raises `WeightUpdateError` for one that is damaged."""
+    from safetensors.torch import load_file
+
+    try:
+        about = json.loads((directory / ABOUT).read_text("utf-8"))
+        if about["digest"] != _digest(directory / _VALUES):
+            raise ValueError(f"{_VALUES} has another digest than {ABOUT} names")
+        base_directory = Path(os.path.normpath(directory / about["base_directory"]))
+        shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
+        return WeightDelta(directory, about["base"], base_directory, shapes, load_file(directory / _VALUES))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        reason = f"{directory} has no weight delta that can be read ({error})"
+        raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint") from error
+
+
+def delta_chain(directory: Path) -> tuple[Path, list[WeightDelta]]:
+    """The whole checkpoint that a directory is or changes, and the deltas from there on."""
+    deltas: list[WeightDelta] = []
+    while (directory / ABOUT).is_file():
+        deltas.insert(0, read_delta(directory))
+        directory = deltas[0].base_directory
+    return directory, deltas
+
+
+def checkpoint_tensors(
+    directory: Path, deltas: Sequence[WeightDelta], wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The wanted tensors of a whole checkpoint, after deltas. Raises `WeightUpdateError`."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise WeightUpdateError(f"the base {directory} holds no .safetensors file; pass a whole checkpoint")
+    try:
+        for path in files:
+            with safe_open(path, framework="pt") as file:
+                for name in filter(wanted, file.keys()):
+                    tensor = file.get_tensor(name)
+                    for delta in deltas:
+                        if name in delta.shapes:
+                            delta.change(name, tensor)
+                    yield name, tensor
+    except (OSError, SafetensorError) as error:
+        raise WeightUpdateError(f"the base {directory} cannot be read ({error})") from error
+
+
+def changed_layers(whole: Path, deltas: Sequence[WeightDelta]) -> TemporaryDirectory[str]:
+    """The layers in which the last delta changes something, whole, in a file of a directory beside it.
+
+    vLLM replaces the parameters of a module together, and joins several tensors of a layer in one.
+    """
+    from safetensors.torch import save_file
+
+    directory, changed = deltas[-1].directory, {_layer(name) for name in deltas[-1].shapes}
+    tensors = dict(checkpoint_tensors(whole, deltas, lambda name: _layer(name) in changed))
+    layers = TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent)
+    save_file(tensors, Path(layers.name, "model.safetensors"), metadata={"format": "pt"})
+    return layers
+
+
+def _layer(name: str) -> str:
+    """The layer of a tensor: its name up to the first number, else the module that has it."""
+    numbered = re.match(r".*?\.\d+\.", name)
+    return numbered[0] if numbered else name.rpartition(".")[0]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

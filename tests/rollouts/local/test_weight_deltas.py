@@ -1,0 +1,143 @@
+"""Weight deltas: an engine takes the values that changed, and what it has no base for is refused whole."""
+
+import os
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rollouts.engines.weight_deltas import write_weight_delta
+from rollouts.errors import WeightUpdateError
+
+
+def weights_of(engine_or_directory):
+    directory = getattr(engine_or_directory, "_model", engine_or_directory)
+    if directory is engine_or_directory:
+        return load_file(directory / "model.safetensors")
+    return {name: tensor.clone() for name, tensor in directory.state_dict().items()}
+
+
+def changed(weights, share, seed=0):
+    """Weights with other values at random places, as an optimizer of bfloat16 weights leaves them."""
+    rng = np.random.default_rng(seed)
+    new = {name: tensor.clone() for name, tensor in weights.items()}
+    for tensor in new.values():
+        places = torch.from_numpy(rng.random(tuple(tensor.shape)) < share)
+        tensor[places] += 1e-3
+    return new
+
+
+def assert_has(engine, weights):
+    own = weights_of(engine)
+    for name, tensor in weights.items():
+        assert torch.equal(own[name], tensor), name
+
+
+def size(directory):
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+async def test_two_percent_of_the_values_take_less_than_eight_percent_of_the_bytes(engine, tiny_model_dir, tmp_path):
+    whole = weights_of(tiny_model_dir)
+    new = changed(whole, 0.02)
+    write_weight_delta(new, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    assert 0.02 * size_of(whole) < size(tmp_path / "1") < 0.08 * size_of(whole)
+    await engine.update_weights(tmp_path / "1", "1")
+    assert_has(engine, new)
+    assert engine.weight_version == "1"
+
+
+def size_of(weights):
+    return sum(tensor.nbytes for tensor in weights.values())
+
+
+async def test_a_delta_may_change_another_delta(engine, tiny_model_dir, tmp_path):
+    weights, origin = weights_of(tiny_model_dir), tiny_model_dir
+    for version in ("1", "2", "3"):
+        weights = changed(weights, 0.02, seed=int(version))
+        base = str(int(version) - 1)
+        write_weight_delta(weights, tmp_path / version, base=base, base_directory=origin)
+        origin = tmp_path / version
+        await engine.update_weights(origin, version)
+        assert_has(engine, weights)
+
+
+async def test_tensors_of_which_most_changed_are_written_whole_and_equal_ones_not_at_all(
+    engine, tiny_model_dir, tmp_path
+):
+    weights = weights_of(tiny_model_dir)
+    name = min(weights)
+    weights[name] = weights[name] + 1
+    write_weight_delta(weights, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    assert load_file(tmp_path / "1" / "delta.safetensors").keys() == {name}
+    await engine.update_weights(tmp_path / "1", "1")
+    assert_has(engine, weights)
+
+
+async def test_an_engine_without_the_base_keeps_its_weights_and_asks_for_the_whole(engine, tiny_model_dir, tmp_path):
+    before = weights_of(engine)
+    new = changed(weights_of(tiny_model_dir), 0.02)
+    write_weight_delta(new, tmp_path / "8", base="7", base_directory=tiny_model_dir)
+    with pytest.raises(WeightUpdateError, match=r"changes the weights '7', and those in use are '0'.*Pass a whole"):
+        await engine.update_weights(tmp_path / "8", "8")
+    assert_has(engine, before)
+    await engine.update_weights(new, "8")
+    assert_has(engine, new)
+
+
+@pytest.mark.parametrize("place", [0, 9, -1])
+@pytest.mark.parametrize("damage", [lambda data, place: data[:place], lambda data, place: flipped(data, place)])
+async def test_a_damaged_delta_changes_nothing(engine, tiny_model_dir, tmp_path, place, damage):
+    before = weights_of(engine)
+    write_weight_delta(
+        changed(weights_of(tiny_model_dir), 0.02), tmp_path / "1", base="0", base_directory=tiny_model_dir
+    )
+    path = tmp_path / "1" / "delta.safetensors"
+    path.write_bytes(damage(path.read_bytes(), place))
+    with pytest.raises(WeightUpdateError, match=r"another digest.*nothing was changed"):
+        await engine.update_weights(tmp_path / "1", "1")
+    assert_has(engine, before)
+    assert engine.weight_version == "0"
+
+
+def flipped(data, place):
+    changed = bytearray(data)
+    changed[place] ^= 1
+    return bytes(changed)
+
+
+def test_a_writer_that_is_killed_leaves_no_delta(tiny_model_dir, tmp_path):
+    new = changed(weights_of(tiny_model_dir), 0.02)
+    found = []
+
+    def killed(source, target):
+        found.append((sorted(os.listdir(source)), target, os.path.exists(target)))
+        raise KeyboardInterrupt
+
+    with mock.patch("os.replace", killed), pytest.raises(KeyboardInterrupt):
+        write_weight_delta(new, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    # Until the rename, which comes last, nothing is at the path that an engine is given.
+    assert found == [(["delta.json", "delta.safetensors"], tmp_path / "1", False)]
+    assert not os.path.lexists(tmp_path / "1")
+
+
+async def test_a_delta_of_another_model_is_refused_by_the_name_of_a_tensor(engine, tiny_model_dir, tmp_path):
+    weights = weights_of(tiny_model_dir)
+    name = min(weights)
+    with pytest.raises(WeightUpdateError, match=r"has no tensor wrong; write a whole checkpoint"):
+        write_weight_delta({"wrong": weights[name]}, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    with pytest.raises(WeightUpdateError, match=f"{name} has shape"):
+        write_weight_delta({name: weights[name][:1]}, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    write_weight_delta({name: weights[name] + 1}, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    before = weights_of(engine)
+    with (
+        mock.patch.object(type(engine._model), "state_dict", return_value={}),
+        pytest.raises(WeightUpdateError, match=f"changes {name} .*, the model has none such; pass a whole checkpoint"),
+    ):
+        await engine.update_weights(tmp_path / "1", "1")
+    write_weight_delta({name: weights[name] * np.nan}, tmp_path / "2", base="0", base_directory=tiny_model_dir)
+    with pytest.raises(WeightUpdateError, match="NaN or infinite"):
+        await engine.update_weights(tmp_path / "2", "2")
+    assert_has(engine, before)
