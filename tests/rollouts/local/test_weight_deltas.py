@@ -141,3 +141,13 @@ async def test_a_delta_of_another_model_is_refused_by_the_name_of_a_tensor(engin
     with pytest.raises(WeightUpdateError, match="NaN or infinite"):
         await engine.update_weights(tmp_path / "2", "2")
     assert_has(engine, before)
+
+
+async def test_tied_weights_are_written_under_the_names_that_files_have(engine, tiny_model_dir, tmp_path):
+    weights = engine._model.state_dict()
+    new = {name: tensor.clone() for name, tensor in weights.items()}
+    (tied,) = [name for name in new if name.endswith("embed_tokens.weight")]
+    new["lm_head.weight"] = new[tied].add_(1)
+    write_weight_delta(new, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    await engine.update_weights(tmp_path / "1", "1")
+    assert_has(engine, new)
