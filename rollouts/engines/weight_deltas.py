@@ -1,6 +1,6 @@
 """Weight deltas: directories with the values of a checkpoint that differ from those of another one, its base.
 
-`delta.json` has the version and the directory of the base, shapes, and the digest of `delta.safetensors`,
+`delta.json` has the version and the directory of the base, shapes, and the digest of `delta.tensors`,
 which has for each tensor that differs the values at flat places (`NAME:places`), or it where that is shorter.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the engine of vLLM imports this module without torch
     import torch
 
 ABOUT = "delta.json"
-_VALUES = "delta.safetensors"
+_VALUES = "delta.tensors"
 _PLACES = ":places"
 
 
