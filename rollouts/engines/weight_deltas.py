@@ -52,7 +52,7 @@ class WeightDelta:
         if places is None:
             target.copy_(values)
         else:
-            target.view(-1)[places.to(target.device).long()] = values.to(target)
+            target.view(-1).index_copy_(0, places.to(target.device).long(), values.to(target))
 
 
 def write_weight_delta(
