@@ -3,8 +3,8 @@
     python benchmarks/weight_deltas.py                   # LocalEngine
     python benchmarks/weight_deltas.py --vllm VENV       # a vLLM that is installed in VENV, on its CPU
 
-A random Qwen3 of 48 layers in files of bfloat16. 2 % of its values change: at random places of all tensors, as an
-optimizer of bfloat16 weights leaves them, or in one layer. Each time is the least of three.
+A random Qwen3 of 48 layers in files of bfloat16. 2 % of its values change: at random places of all tensors,
+as an optimizer of bfloat16 weights leaves them, or in one layer. Each time is the least of three.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Weight deltas: directories with the values of a checkpoint that differ from those of another one, their base.
+"""Weight deltas: directories with the values of a checkpoint that differ from those of another one, its base.
 
-`delta.json` has the version and the directory of the base, and the digest of `delta.safetensors`. That has for
-each tensor that differs its values at flat places (`NAME:places`), or the tensor where that is shorter.
+`delta.json` has the version and the directory of the base, shapes, and the digest of `delta.tensors`,
+which has for each tensor that differs the values at flat places (`NAME:places`), or it where that is shorter.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:  # the engine of vLLM imports this module without torch
     import torch
 
 ABOUT = "delta.json"
-_VALUES = "delta.safetensors"
+_VALUES = "delta.tensors"
 _PLACES = ":places"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightDelta:
-    """What is in a directory: the version of the base, its directory, the shapes of the tensors that differ, and
-    their values and places by name."""
+    """What is in a directory: version and directory of the base; shapes, values and places of the tensors
+    that differ."""
 
     directory: Path
     base: str
@@ -52,7 +52,7 @@ class WeightDelta:
         if places is None:
             target.copy_(values)
         else:
-            target.view(-1)[places.to(target.device).long()] = values.to(target)
+            target.view(-1).index_copy_(0, places.to(target.device).long(), values.to(target))
 
 
 def write_weight_delta(
@@ -81,8 +81,10 @@ def write_weight_delta(
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     missing = set(weights)
+    written: set[int] = set()
     for name, old in checkpoint_tensors(*delta_chain(origin), weights.__contains__):
         missing.discard(name)
+        written.add(torch.as_tensor(weights[name]).data_ptr())
         new = torch.as_tensor(weights[name]).detach().to("cpu", old.dtype)
         if new.shape != old.shape:
             reason = f"{name} has shape {tuple(new.shape)}, in {origin} it has {tuple(old.shape)}"
@@ -96,8 +98,10 @@ def write_weight_delta(
             tensors[name], tensors[f"{name}{_PLACES}"] = new.flatten()[places], places
         else:
             tensors[name] = new.contiguous()
-    if missing:
-        raise WeightUpdateError(f"{origin} has no tensor {min(missing)}; write a whole checkpoint")
+    for name in sorted(missing):
+        # Files have tied parameters under one of their names.
+        if torch.as_tensor(weights[name]).data_ptr() not in written:
+            raise WeightUpdateError(f"{origin} has no tensor {name}; write a whole checkpoint")
     with replaced_path(target) as unfinished:
         unfinished.mkdir()
         save_file(tensors, unfinished / _VALUES, metadata={"format": "pt"})

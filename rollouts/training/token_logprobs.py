@@ -51,9 +51,7 @@ def token_logprobs(
     not accessible. With `routed_experts` also `SampleError` for a trained sample that has none, and the
     errors of `replayed_experts`.
     """
-    return _scored(
-        model, batch, batch.input_ids, 1.0, share_prefixes, max_row_tokens, routed_experts=routed_experts
-    ).logprobs
+    return _scored(model, batch, batch.input_ids, routed_experts, share_prefixes, max_row_tokens).logprobs
 
 
 def candidate_logprobs(
@@ -61,6 +59,7 @@ def candidate_logprobs(
     batch: TrainingBatch,
     candidates: torch.Tensor,
     *,
+    routed_experts: bool = False,
     share_prefixes: bool = True,
     max_row_tokens: int = MAX_ROW_TOKENS,
 ) -> torch.Tensor:
@@ -77,7 +76,7 @@ def candidate_logprobs(
     if not isinstance(candidates, torch.Tensor) or candidates.dim() != 3 or tuple(candidates.shape[:2]) != shape:
         given = tuple(candidates.shape) if isinstance(candidates, torch.Tensor) else candidates
         raise ArgumentError("candidates", given, f"pass integers {(*shape, 'K')}, such as a teacher's likeliest tokens")
-    return _scored(model, batch, candidates, 1.0, share_prefixes, max_row_tokens).logprobs
+    return _scored(model, batch, candidates, routed_experts, share_prefixes, max_row_tokens).logprobs
 
 
 def token_logprobs_and_entropy(
@@ -85,6 +84,7 @@ def token_logprobs_and_entropy(
     batch: TrainingBatch,
     *,
     temperature: float = 1.0,
+    routed_experts: bool = False,
     share_prefixes: bool = True,
     max_row_tokens: int = MAX_ROW_TOKENS,
 ) -> SequenceLogprobs:
@@ -92,18 +92,17 @@ def token_logprobs_and_entropy(
     T), in nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the
     same options and errors.
     """
-    return _scored(model, batch, batch.input_ids, temperature, share_prefixes, max_row_tokens)
+    return _scored(model, batch, batch.input_ids, routed_experts, share_prefixes, max_row_tokens, temperature)
 
 
 def _scored(
     model: Any,
     batch: TrainingBatch,
     targets: torch.Tensor,
-    temperature: float,
+    routed_experts: bool,
     share_prefixes: bool,
     max_row_tokens: int,
-    *,
-    routed_experts: bool = False,
+    temperature: float = 1.0,
 ) -> SequenceLogprobs:
     """For targets (B, T) or (B, T, K): their log-probabilities, in the same shape, and the entropy (B, T)."""
     check_integer("max_row_tokens", max_row_tokens)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models import prefix_tree
-from rollouts.training import TrainingBatch, token_logprobs
+from rollouts.training import TrainingBatch, candidate_logprobs, token_logprobs, token_logprobs_and_entropy
 from rollouts.training.trainer import LoraOptions, Trainer, datum_from_sample
 
 
@@ -37,6 +37,9 @@ def test_log_probabilities_with_the_sampler_s_experts_are_the_sampler_s(name):
     assert largest(batch, scored(model, batch)) < 1e-5
     with torch.no_grad():
         assert largest(batch, token_logprobs(model, batch)) > 1e-2, "the model itself takes others"
+        assert largest(batch, token_logprobs_and_entropy(model, batch, routed_experts=True).logprobs) < 1e-5
+        several = candidate_logprobs(model, batch, batch.input_ids[..., None], routed_experts=True)
+        assert largest(batch, several[..., 0]) < 1e-5
     own = batch_of(sampled(model, 0.0))
     assert largest(own, scored(model, own)) < 1e-5
 

@@ -8,12 +8,14 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
 from rollouts.engines.fleet.limits import FleetLimits
 from rollouts.engines.fleet.member import Member, MemberState
 from rollouts.engines.protocol import Engine
+from rollouts.engines.weight_deltas import delta_chain
 from rollouts.errors import (
     ArgumentError,
     EngineError,
@@ -235,7 +237,11 @@ class Membership:
     async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
         """Load the fleet's weights into a member that came back with others; its next check admits it."""
         try:
-            await member.engine.update_weights(directory, version)
+            # It may lack the base of a weight delta, which comes first then.
+            whole, deltas = await asyncio.to_thread(delta_chain, Path(directory))
+            versions = [*(delta.base for delta in deltas), version]
+            for weights, label in zip([whole, *(delta.directory for delta in deltas)], versions, strict=True):
+                await member.engine.update_weights(weights, label)
         except (EngineError, WeightUpdateError) as error:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
 

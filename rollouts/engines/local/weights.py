@@ -94,7 +94,7 @@ def checkpoint_weights(
 
 
 def fitting_delta(model: torch.nn.Module, directory: str | Path, version: str) -> list[Callable[[], None]]:
-    """Calls that write the values of a weight delta into the tensors of a model, whose weights have `version`.
+    """Calls that write the values of a weight delta into the tensors of a model with weights of `version`.
 
     Raises `WeightUpdateError` where the delta changes other weights, or those of another model.
     """
@@ -104,7 +104,8 @@ def fitting_delta(model: torch.nn.Module, directory: str | Path, version: str) -
         target = own.get(name)
         if target is None or tuple(target.shape) != shape or not target.is_contiguous():
             found = "none such" if target is None else f"one of shape {tuple(target.shape)}"
-            raise _error(f"{directory} changes {name} {shape}, the model has {found}; pass a whole checkpoint")
+            reason = f"{directory} changes {name} {shape}, the model has {found}"
+            raise _error(f"{reason}; pass a whole checkpoint")
         _check_finite(name, delta.tensors[name].to(target.dtype))
     return [partial(delta.change, name, own[name]) for name in delta.shapes]
 
@@ -119,7 +120,8 @@ def _check_type(name: str, value: Any) -> None:
 def _check_finite(name: str, value: torch.Tensor | np.ndarray) -> None:
     if isinstance(value, torch.Tensor):
         # The sum is quick to compute, and finite only if all values are; a large one may overflow.
-        wrong = 0 if value.sum(dtype=torch.float32).isfinite() else value.numel() - int(value.isfinite().sum())
+        is_finite = bool(value.sum(dtype=torch.float32).isfinite())
+        wrong = 0 if is_finite else value.numel() - int(value.isfinite().sum())
     else:
         wrong = value.size - int(np.isfinite(value).sum())
     if wrong:

@@ -7,7 +7,7 @@ dies with the next request. A few kilobytes of each file are read, whatever the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,6 +53,18 @@ def check_checkpoint(directory: Path, *, like: Path | None) -> None:
             raise _error(directory, f"{name} has shape {new[name]}, in {like} it has {old[name]}")
 
 
+def check_tied_head(directory: Path, names: Container[str]) -> None:
+    """Raise `WeightUpdateError` for new embeddings without the output layer that is tied to them."""
+    embeddings = [name for name in checkpoint_shapes(directory) if name in names and _is_embedding(name)]
+    if embeddings and HEAD not in names and ties_embeddings(directory):
+        reason = f"{embeddings[0]} changes without {HEAD}, which is tied to it; vLLM would keep the latter"
+        raise _error(directory, f"{reason}. Write both, as state_dict() has them")
+
+
+def _is_embedding(name: str) -> bool:
+    return name.endswith("embed_tokens.weight") and "visual" not in name
+
+
 class ExpectedTensors:
     """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its shape.
 
@@ -76,7 +88,7 @@ class ExpectedTensors:
             return cls(None, directory)
         shapes = dict(checkpoint_shapes(Path(directory)))
         if HEAD not in shapes and ties_embeddings(Path(directory)):
-            embeddings = [name for name in shapes if name.endswith("embed_tokens.weight") and "visual" not in name]
+            embeddings = [name for name in shapes if _is_embedding(name)]
             shapes.update((HEAD, shapes[name]) for name in embeddings[:1])
         return cls(shapes, directory)
 
@@ -116,8 +128,7 @@ def write_tied_head(directory: Path) -> None:
     if HEAD in checkpoint_shapes(directory):
         return
     for path in sorted(directory.glob("*.safetensors")):
-        names = [name for name in _file_shapes(directory, path) if name.endswith("embed_tokens.weight")]
-        if embeddings := [name for name in names if "visual" not in name]:
+        if embeddings := [name for name in _file_shapes(directory, path) if _is_embedding(name)]:
             break
     else:
         raise _error(directory, "no tensor is called embed_tokens.weight")

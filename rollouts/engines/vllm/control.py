@@ -54,7 +54,7 @@ from rollouts.engines.http.error_context import name_errors_after_methods
 from rollouts.engines.http.responses import HttpResponse, excerpt, response_error
 from rollouts.engines.protocol import InFlight, SendTensors, check_update_arguments, check_version
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.checkpoint_files import ExpectedTensors, check_checkpoint
+from rollouts.engines.vllm.checkpoint_files import ExpectedTensors, check_checkpoint, check_tied_head
 from rollouts.engines.vllm.metrics import ServerMetrics
 from rollouts.engines.vllm.probe_requests import json_object
 from rollouts.engines.weight_deltas import changed_layers, delta_chain
@@ -441,6 +441,7 @@ class ServerControl(HttpControl):
         if not deltas:
             return partial(self._load, str(path))
         deltas[-1].check_base(await self.served_version())
+        await asyncio.to_thread(check_tied_head, whole, deltas[-1].shapes)
         return partial(self._load, str(path), await asyncio.to_thread(changed_layers, whole, deltas))
 
     async def _initial_directory(self) -> str | None:

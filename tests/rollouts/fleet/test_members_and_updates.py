@@ -3,9 +3,12 @@
 import asyncio
 
 import pytest
+import torch
 from fleet_engines import MemberEngine, states, until
+from safetensors.torch import save_file
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.engines.weight_deltas import write_weight_delta
 from rollouts.errors import ServerUnreachableError, WeightUpdateError
 
 
@@ -93,6 +96,24 @@ async def test_a_member_that_was_restarted_while_it_served_loads_the_weights_bef
         await until(lambda: engines["b"].weight_version == "1")
         await fleet.check()
         assert states(fleet)["b"] == "ready"
+
+
+async def test_a_member_that_lacks_the_base_of_a_delta_loads_all_that_is_before_it(tmp_path):
+    (tmp_path / "0").mkdir()
+    save_file({"layer.weight": torch.zeros(8)}, tmp_path / "0" / "model.safetensors")
+    for version in (1, 2):
+        weights = {"layer.weight": torch.full((8,), float(version))}
+        base = tmp_path / str(version - 1)
+        write_weight_delta(weights, tmp_path / str(version), base=base.name, base_directory=base)
+    engines, fleet = await fleet_of("a", "b", eject_after=5)
+    async with fleet:
+        await fleet.update_weights(tmp_path / "1", "1")
+        await fleet.update_weights(tmp_path / "2", "2")
+        engines["b"].weight_version = "default"  # it was started again
+        await fleet.check()
+        await until(lambda: engines["b"].weight_version == "2")
+        assert engines["b"].updates == ["1", "2", "0", "1", "2"]
+        assert engines["a"].updates == ["1", "2"]
 
 
 class EndlessUpdate(UpdatableMember):

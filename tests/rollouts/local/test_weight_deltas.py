@@ -71,7 +71,7 @@ async def test_tensors_of_which_most_changed_are_written_whole_and_equal_ones_no
     name = min(weights)
     weights[name] = weights[name] + 1
     write_weight_delta(weights, tmp_path / "1", base="0", base_directory=tiny_model_dir)
-    assert load_file(tmp_path / "1" / "delta.safetensors").keys() == {name}
+    assert load_file(tmp_path / "1" / "delta.tensors").keys() == {name}
     await engine.update_weights(tmp_path / "1", "1")
     assert_has(engine, weights)
 
@@ -94,7 +94,7 @@ async def test_a_damaged_delta_changes_nothing(engine, tiny_model_dir, tmp_path,
     write_weight_delta(
         changed(weights_of(tiny_model_dir), 0.02), tmp_path / "1", base="0", base_directory=tiny_model_dir
     )
-    path = tmp_path / "1" / "delta.safetensors"
+    path = tmp_path / "1" / "delta.tensors"
     path.write_bytes(damage(path.read_bytes(), place))
     with pytest.raises(WeightUpdateError, match=r"another digest.*nothing was changed"):
         await engine.update_weights(tmp_path / "1", "1")
@@ -119,7 +119,7 @@ def test_a_writer_that_is_killed_leaves_no_delta(tiny_model_dir, tmp_path):
     with mock.patch("os.replace", killed), pytest.raises(KeyboardInterrupt):
         write_weight_delta(new, tmp_path / "1", base="0", base_directory=tiny_model_dir)
     # Until the rename, which comes last, nothing is at the path that an engine is given.
-    assert found == [(["delta.json", "delta.safetensors"], tmp_path / "1", False)]
+    assert found == [(["delta.json", "delta.tensors"], tmp_path / "1", False)]
     assert not os.path.lexists(tmp_path / "1")
 
 
@@ -141,3 +141,13 @@ async def test_a_delta_of_another_model_is_refused_by_the_name_of_a_tensor(engin
     with pytest.raises(WeightUpdateError, match="NaN or infinite"):
         await engine.update_weights(tmp_path / "2", "2")
     assert_has(engine, before)
+
+
+async def test_tied_weights_are_written_under_the_names_that_files_have(engine, tiny_model_dir, tmp_path):
+    weights = engine._model.state_dict()
+    new = {name: tensor.clone() for name, tensor in weights.items()}
+    (tied,) = [name for name in new if name.endswith("embed_tokens.weight")]
+    new["lm_head.weight"] = new[tied].add_(1)
+    write_weight_delta(new, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    await engine.update_weights(tmp_path / "1", "1")
+    assert_has(engine, new)

@@ -20,12 +20,17 @@ async def server(reloadable_model_dir):
         yield server
 
 
+def weights_of(directory):
+    weights = {}
+    for path in directory.glob("*.safetensors"):
+        weights |= load_file(path)
+    return weights
+
+
 @pytest.fixture
 def delta(server, tmp_path):
     """Other values in a projection of the second layer, and of the embeddings with the output layer that is tied."""
-    weights = {}
-    for path in Path(server.root).glob("*.safetensors"):
-        weights |= load_file(path)
+    weights = weights_of(Path(server.root))
     changed = ("model.language_model.layers.1.self_attn.k_proj.weight", TIED, "lm_head.weight")
     new = {name: weights[name].clone() for name in changed}
     for tensor in new.values():
@@ -72,3 +77,13 @@ async def test_after_a_failed_load_the_base_and_its_deltas_are_loaded_again(serv
     root, first, whole, again = server.loaded
     assert whole == root
     assert Path(first).parent == Path(again).parent == directory.parent
+
+
+async def test_new_embeddings_without_the_output_layer_that_is_tied_to_them_are_refused(server, control, tmp_path):
+    """vLLM would keep the output layer that it has."""
+    weights = weights_of(Path(server.root))
+    new = {TIED: weights[TIED] + 1}
+    write_weight_delta(new, tmp_path / "delta", base="default", base_directory=server.root)
+    with pytest.raises(WeightUpdateError, match=f"{TIED} changes without lm_head.weight, which is tied to it"):
+        await control.update_weights(tmp_path / "delta", "v1")
+    assert server.loaded == [server.root]
