@@ -16,6 +16,7 @@ from renderers.media.item import PixelScale
 from renderers.messages import Modality
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels, normalised
+from rollouts.engines.protocol import NO_TOKEN
 from rollouts.errors import ArgumentError
 from rollouts.training.samples import TrainingSample
 
@@ -113,7 +114,9 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
     def edited(column: np.ndarray, new: Sequence[int]) -> np.ndarray:
         return np.concatenate([column[:start], np.asarray(new, dtype=column.dtype), column[end:]])
 
-    zeros = [0] * len(ids)
+    zeros, masks = [0] * len(ids), sample.sampling_mask
+    if masks is not None:
+        masks = np.concatenate([masks[:start], np.full((len(ids), masks.shape[1]), NO_TOKEN), masks[end:]])
     return replace(
         sample,
         token_ids=edited(sample.token_ids, ids),
@@ -123,6 +126,7 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
         media=tuple(media),
         routed_experts=None,  # those of other tokens
         top_logprobs=None,
+        sampling_mask=masks,
     )
 
 
