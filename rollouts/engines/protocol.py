@@ -160,7 +160,8 @@ class TopLogprobs(NamedTuple):
 
     `token_ids` int32 (n, k); `logprobs` float32 (n, k), under the raw distribution, as `Completion.logprobs`.
     Each row has exactly k tokens, the sampled one only if it is among them; more than the vocabulary has are
-    refused. In the place of a token that nothing predicts, as the first of a prompt, the ids are -1 and the
+    refused. Where a server reports log-probabilities after all options, that of a token that these left out
+    is -9998. In the place of a token that nothing predicts, as the first of a prompt, the ids are -1 and the
     log-probabilities NaN.
     """
 

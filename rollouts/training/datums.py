@@ -23,7 +23,7 @@ from rollouts.training.samples import TrainingSample, check_column
 from rollouts.training.truncation import tower_rows, trees_within
 from rollouts.trajectory.token_node import SAMPLING_MASK
 
-#: What a row may have besides the inputs of its loss, where a correction is made.
+#: What each row, or none, has besides the inputs of its loss, where a correction is made.
 CORRECTED = frozenset({"sampler_logprobs", "lags"})
 _WIDE = CANDIDATES | {SAMPLING_MASK}
 
@@ -162,18 +162,14 @@ def corrected_data(
 ) -> tuple[list[Datum], dict[str, float]]:
     """The rows as `rollout_correction` leaves them to a loss, and its figures.
 
-    `forward` computes the rows, for the `logprobs` of the trained model, where they have no `sampler_logprobs`
-    beside their own. Raises `ArgumentError` and `SampleError`.
+    `forward` computes the rows, for the `logprobs` of the trained model, where the loss requires no
+    `sampler_logprobs` beside their own. Raises `ArgumentError`.
     """
-    names = CORRECTED & data[0].inputs.keys()
-    for datum in data:
-        if differing := sorted(names ^ CORRECTED & datum.inputs.keys()):
-            raise SampleError(datum.name, f"{differing[0]} is in this row or in data[0] alone; pass it in each or none")
     inputs = [loss.inputs_of(datum.inputs) for datum in data]
     mask_name = "sequence_ratio_mask" if "sequence_ratio_mask" in loss.required else "mask"
     logprobs = [each["logprobs"] for each in inputs]
     policy, sampler = logprobs, [each.get("sampler_logprobs", each["logprobs"]) for each in inputs]
-    if "sampler_logprobs" not in names:
+    if "sampler_logprobs" not in loss.required:
         with torch.no_grad():
             policy = forward().logprobs
         if options.keys() & {"token_weights", "sequence_weights"}:
@@ -185,7 +181,7 @@ def corrected_data(
         _one_row([each[mask_name] for each in inputs]) != 0,
         torch.from_numpy(np.repeat(np.arange(len(data)), lengths))[None],
         options,
-        lags=_one_row([each["lags"] for each in inputs]) if "lags" in names else None,
+        lags=_one_row([each["lags"] for each in inputs]) if "lags" in loss.required else None,
     )
     parts = [np.split(each[0].numpy(), np.cumsum(lengths)[:-1]) for each in (correction.weights, correction.mask)]
     corrected = [

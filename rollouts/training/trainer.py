@@ -394,7 +394,8 @@ class Trainer:
             if "logprobs" not in named.required:
                 rule = "the loss has no log-probabilities of a sampler; leave it out, or pass importance_sampling"
                 raise ArgumentError("correction", dict(correction), rule)
-            named = replace(named, optional=named.optional | CORRECTED)
+            of_rows = CORRECTED.intersection(*(datum.inputs for datum in data[:1]))
+            named = replace(named, required=named.required | of_rows)
         data = check_data(data, named, self._forward.architecture, len(self._forward.head.weight))
         if correction is None:
             return self._summed(trained, data, named, numbers, backward=backward)

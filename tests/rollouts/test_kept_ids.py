@@ -16,6 +16,7 @@ from rollouts.models.loading import load_model
 from rollouts.training import (
     TrainingBatch,
     model_inputs,
+    replace_tokens,
     samples_from_trajectory,
     token_logprobs,
     token_logprobs_and_entropy,
@@ -172,6 +173,13 @@ def test_episodes_whose_kept_ids_are_not_known_are_refused_or_marked(tiny_model_
     with torch.no_grad():
         difference = token_logprobs(load_model(tiny_model_dir), batch) - batch.logprobs
     assert difference[batch.loss_mask].abs().max() < 1e-5  # both among all ids
+
+
+def test_tokens_put_before_a_sample_move_its_kept_ids(samples):
+    sample = samples[0]
+    longer = replace_tokens(sample, 0, 0, [7, 8])
+    np.testing.assert_array_equal(longer.sampling_mask[2:], sample.sampling_mask)
+    assert (longer.sampling_mask[:2] == -1).all()
 
 
 def test_other_trainers_take_no_sample_with_kept_ids_and_rows_of_datasets_keep_them(samples, tiny_model_dir):

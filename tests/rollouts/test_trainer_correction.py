@@ -106,7 +106,7 @@ def test_rows_with_the_sampler_s_and_the_old_log_probabilities_are_corrected_bet
     with pytest.raises(SampleError, match=r"data\[0\]: the loss has no input 'sampler_logprobs'"):
         trainer.forward(model_id, rows, "ppo")
     lacking = replace(rows[1], inputs={key: rows[1].inputs[key] for key in ("logprobs", "advantages", "mask")})
-    with pytest.raises(SampleError, match=r"data\[1\]: sampler_logprobs is in this row or in data\[0\] alone"):
+    with pytest.raises(SampleError, match=r"data\[1\]: the loss needs the input 'sampler_logprobs'"):
         trainer.forward(model_id, [rows[0], lacking], "ppo", correction={})
 
 
