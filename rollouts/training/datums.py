@@ -172,7 +172,7 @@ def corrected_data(
     if "sampler_logprobs" not in loss.required:
         with torch.no_grad():
             policy = forward().logprobs
-        if options.keys() & {"token_weights", "sequence_weights"}:
+        if options.get("token_weights") or options.get("sequence_weights"):
             logprobs = policy  # the loss's own ratio to the sampler would be a second weight
     lengths = [len(datum) for datum in data]
     correction = rollout_correction(
