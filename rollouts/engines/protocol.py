@@ -160,7 +160,8 @@ class TopLogprobs(NamedTuple):
 
     `token_ids` int32 (n, k); `logprobs` float32 (n, k), under the raw distribution, as `Completion.logprobs`.
     Each row has exactly k tokens, the sampled one only if it is among them; more than the vocabulary has are
-    refused. In the place of a token that nothing predicts, as the first of a prompt, the ids are -1 and the
+    refused. Where a server reports log-probabilities after all options, that of a token that these left out
+    is -9998. In the place of a token that nothing predicts, as the first of a prompt, the ids are -1 and the
     log-probabilities NaN.
     """
 
@@ -192,8 +193,9 @@ class Completion:
 
     Raw means before temperature, top-k and top-p, as vLLM reports by default. The ids include the stop token.
     `top_logprobs`, if requested, has a row for each token. Some engines also report `routed_experts`,
-    integers (prompt + n - 1, layers, experts per token), and `sampling_masks`, for each token the ids (int32)
-    that it was sampled from.
+    integers (prompt + n - 1, layers, experts per token). Where options left ids out (top_p, top_k, min_p...),
+    `sampling_masks` has for each token the ids (int32) that it was sampled from, empty where they are not
+    known; a server that reports masks itself, or processed log-probabilities, gives those among these ids.
     """
 
     index: int

@@ -85,8 +85,9 @@ def read_train_request(body: bytes) -> TrainRequest:
     options: dict[str, Any] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         options[name] = value.text if value.WhichOneof("value") == "text" else value.number
-    prefix = "correction."
-    correction = {name.removeprefix(prefix): options.pop(name) for name in list(options) if name.startswith(prefix)}
+    correction = {
+        name.removeprefix("correction."): options.pop(name) for name in list(options) if name.startswith("correction.")
+    }
     fields = (message.model_id, message.seq_id, message.loss_fn, options, correction or None, message.forward_only)
     try:
         _check_sparse(message)

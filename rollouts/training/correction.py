@@ -52,10 +52,6 @@ class CorrectionOptions(Bounded):
     veto: float | None = number_field(None, above=0)
     max_lag: float | None = number_field(None, least=0)
 
-    @property
-    def has_weights(self) -> bool:
-        return self.token_weights is not None or self.sequence_weights is not None
-
 
 def correction_options(given: Mapping[str, Any]) -> CorrectionOptions:
     """The options of a dictionary. Raises `ArgumentError`."""
@@ -69,8 +65,6 @@ def correction_options(given: Mapping[str, Any]) -> CorrectionOptions:
     if options.token_weights is not None and options.sequence_weights is not None:
         rule = "a token has one weight; leave out sequence_weights or token_weights"
         raise ArgumentError("sequence_weights", options.sequence_weights, rule)
-    if options.normalise and not options.has_weights:
-        raise ArgumentError("normalise", options.normalise, "pass token_weights or sequence_weights with it")
     return options
 
 

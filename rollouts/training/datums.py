@@ -10,19 +10,22 @@ import numpy as np
 import torch
 
 from renderers.placement import PlacedItem, item_placement_error
+from rollouts.engines.protocol import NO_TOKEN
 from rollouts.engines.token_checks import float32_array
 from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.models.prefix_tree import Tree
-from rollouts.training.correction import correction_options, rollout_correction
+from rollouts.training.correction import rollout_correction
 from rollouts.training.named_losses import CANDIDATES, CORRECTION_WEIGHTS, NamedLoss, named_loss
 from rollouts.training.samples import TrainingSample, check_column
 from rollouts.training.truncation import tower_rows, trees_within
+from rollouts.trajectory.token_node import SAMPLING_MASK
 
-#: What a row may have besides the inputs of its loss, where a correction is made.
+#: What each row, or none, has besides the inputs of its loss, where a correction is made.
 CORRECTED = frozenset({"sampler_logprobs", "lags"})
+_WIDE = CANDIDATES | {SAMPLING_MASK}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,10 +36,10 @@ class Datum(TokenRow):
     (n,): the model predicts target t from the tokens 0 to t, so that it usually is token t + 1. `inputs` are
     what the loss takes for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`,
     `mask`, `sequence_ratio_mask`, `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids`
-    and `teacher_top_logprobs`. With a correction also `sampler_logprobs` and `lags`. For "cross_entropy",
-    `target_ids` and `weights` may be (n, k): k targets for each token, with a weight each. `experts` integers
-    (n, layers, experts a token): those that computed each token when it was sampled, for
-    `Trainer(routed_experts=True)`.
+    and `teacher_top_logprobs`, and of any k the `sampling_mask` of a sample. With a correction also
+    `sampler_logprobs` and `lags`. For "cross_entropy", `target_ids` and `weights` may be (n, k): k targets
+    for each token, with a weight each. `experts` integers (n, layers, experts a token): those that computed
+    each token when it was sampled, for `Trainer(routed_experts=True)`.
 
     A `Trainer` checks it, and names it in errors by its place in the list: `data[3]`.
     """
@@ -80,6 +83,8 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
                 raise SampleError(sample.name, f"the loss {loss!r} needs its {name}; add them with with_teacher")
             columns[name] = np.where(mask if column.ndim == 1 else mask[:, None], column[1:], 0)
     inputs = {name: columns[name].astype(np.float32) for name in names}
+    if sample.sampling_mask is not None and "logprobs" in known.required:
+        inputs[SAMPLING_MASK] = sample.sampling_mask[1:]
     experts = None if sample.routed_experts is None else sample.routed_experts[1:]
     return Datum(sample.token_ids[:count], sample.token_ids[1:], inputs, sample.media, experts=experts)
 
@@ -123,7 +128,12 @@ def check_data(
             raise SampleError(datum.name, f"{target}; the ids of the model are from 0 to {vocabulary - 1}")
         _check_inputs(datum.name, datum.inputs, loss, datum.target_ids.shape)
         if loss.has_candidates:
-            _check_candidates(datum.name, datum.inputs, named[0].inputs, vocabulary)
+            _check_candidates(datum.name, datum.inputs, named[0].inputs)
+        for key, least in (("teacher_top_ids", 0), (SAMPLING_MASK, NO_TOKEN)):
+            ids = datum.inputs.get(key, np.empty(0))
+            if ids.size and not least <= ids.min() <= ids.max() < vocabulary:
+                wrong = ids.max() if ids.max() >= vocabulary else ids.min()
+                raise SampleError(datum.name, f"{key} has {wrong}; the ids of the model are from 0 to {vocabulary - 1}")
         if (error := item_placement_error(datum.media, count)) is not None:
             raise SampleError(datum.name, f"{error}; place each item at as many tokens as its processor makes of it")
         if routed_experts:
@@ -138,14 +148,14 @@ def check_data(
 
 
 def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, targets: tuple[int, ...]) -> None:
-    known = loss.required | loss.optional
+    known = loss.required | loss.optional | ({SAMPLING_MASK} if "logprobs" in loss.required else set())
     if unknown := sorted(inputs.keys() - known, key=str):
         taken = f"it takes {', '.join(sorted(known))}"
         raise SampleError(name, f"the loss has no input {short_repr(unknown[0])}; {taken}")
     if missing := sorted(loss.required - inputs.keys()):
         raise SampleError(name, f"the loss needs the input {missing[0]!r}, one number for each target")
     for key, values in inputs.items():
-        check_column(name, key, values, "fiub", (*targets, "k") if key in CANDIDATES else targets)
+        check_column(name, key, values, "fiub", (*targets, "k") if key in _WIDE else targets)
         if len(wrong := np.argwhere(~np.isfinite(float32_array(values)))):
             place = tuple(wrong[0].tolist())
             raise SampleError(name, f"{key}[{', '.join(map(str, place))}] is {values[place]}; pass finite numbers")
@@ -156,43 +166,34 @@ def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, 
             raise SampleError(name, f"{reason}; pass an advantage of 0 outside of the sampled tokens")
 
 
-def _check_candidates(
-    name: str, inputs: Mapping[str, np.ndarray], of_first: Mapping[str, np.ndarray], vocabulary: int
-) -> None:
-    """The ids of a teacher are those of the model; each row has as many, with a log-probability for each."""
+def _check_candidates(name: str, inputs: Mapping[str, np.ndarray], of_first: Mapping[str, np.ndarray]) -> None:
+    """Each row has as many ids of a teacher, with a log-probability for each."""
     ids, logprobs = inputs["teacher_top_ids"], inputs["teacher_top_logprobs"]
     if ids.shape != logprobs.shape or ids.shape[1:] != of_first["teacher_top_ids"].shape[1:]:
         reason = f"teacher_top_ids is {ids.shape} and teacher_top_logprobs {logprobs.shape}"
         raise SampleError(name, f"{reason}; pass both (n, k), with the k of the first row")
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary:
-        wrong = ids.max() if ids.max() >= vocabulary else ids.min()
-        raise SampleError(name, f"teacher_top_ids has {wrong}; the ids of the model are from 0 to {vocabulary - 1}")
 
 
 def corrected_data(
     data: Sequence[Datum],
     loss: NamedLoss,
     options: Mapping[str, Any],
-    policy_logprobs: Callable[[], Sequence[np.ndarray]],
+    forward: Callable[[], Any],
 ) -> tuple[list[Datum], dict[str, float]]:
     """The rows as `rollout_correction` leaves them to a loss, and its figures.
 
-    `policy_logprobs` computes those of the trained model, where the rows have no `sampler_logprobs` beside
-    `logprobs`. Raises `ArgumentError` and `SampleError`.
+    `forward` computes the rows, for the `logprobs` of the trained model, where the loss requires no
+    `sampler_logprobs` beside their own. Raises `ArgumentError`.
     """
-    names = CORRECTED & data[0].inputs.keys()
-    for datum in data:
-        if differing := sorted(names ^ CORRECTED & datum.inputs.keys()):
-            raise SampleError(datum.name, f"{differing[0]} is in this row or in data[0] alone; pass it in each or none")
     inputs = [loss.inputs_of(datum.inputs) for datum in data]
     mask_name = "sequence_ratio_mask" if "sequence_ratio_mask" in loss.required else "mask"
     logprobs = [each["logprobs"] for each in inputs]
     policy, sampler = logprobs, [each.get("sampler_logprobs", each["logprobs"]) for each in inputs]
-    if "sampler_logprobs" not in names:
-        policy = list(policy_logprobs())
-        if correction_options(options).has_weights:
+    if "sampler_logprobs" not in loss.required:
+        with torch.no_grad():
+            policy = forward().logprobs
+        if options.get("token_weights") or options.get("sequence_weights"):
             logprobs = policy  # the loss's own ratio to the sampler would be a second weight
-    lags = _one_row([each["lags"] for each in inputs]) if "lags" in names else None
     lengths = [len(datum) for datum in data]
     correction = rollout_correction(
         _one_row(policy),
@@ -200,7 +201,7 @@ def corrected_data(
         _one_row([each[mask_name] for each in inputs]) != 0,
         torch.from_numpy(np.repeat(np.arange(len(data)), lengths))[None],
         options,
-        lags=lags,
+        lags=_one_row([each["lags"] for each in inputs]) if "lags" in loss.required else None,
     )
     parts = [np.split(each[0].numpy(), np.cumsum(lengths)[:-1]) for each in (correction.weights, correction.mask)]
     corrected = [

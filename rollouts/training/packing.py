@@ -301,6 +301,7 @@ def without_training(sample: TrainingSample) -> TrainingSample:
         name=_PADDING,
         routed_experts=None,
         top_logprobs=None,
+        sampling_mask=None,
     )
 
 

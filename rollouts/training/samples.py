@@ -15,7 +15,7 @@ from rollouts.engines.result_checks import weight_span_error
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.models.placed_rows import TokenRow
 from rollouts.scoring import TokenScores
-from rollouts.trajectory.token_node import ROUTED_EXPERTS, TEACHER_COLUMNS, TEACHER_LOGPROBS
+from rollouts.trajectory.token_node import ROUTED_EXPERTS, SAMPLING_MASK, TEACHER_COLUMNS, TEACHER_LOGPROBS
 from transport import wire_type
 
 
@@ -32,6 +32,10 @@ class TrainingSample(TokenRow):
     engine did not report them. `token_logprobs(routed_experts=True)` computes with them. `top_logprobs` (n,
     k) are the likeliest tokens of the sampler in the place of each token, with -1 and NaN where none were
     recorded, as in prompts; None where none were at all.
+
+    `sampling_mask` int32 (n, k) has the ids that each trained token was sampled from, then -1, where options
+    such as top_p left others out: its log-probability is that among these ids. -1 alone: among all ids, or
+    among ids that are not known.
 
     A teacher's columns (`rollouts.training.score`), each None where there was no teacher: `teacher_logprobs`
     float32 (n,), finite on trained tokens; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 (n, k),
@@ -53,6 +57,7 @@ class TrainingSample(TokenRow):
     teacher_top_ids: np.ndarray | None = None
     teacher_top_logprobs: np.ndarray | None = None
     top_logprobs: TopLogprobs | None = None
+    sampling_mask: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         check_column(self.name, "token_ids", self.token_ids, "iu", ("n",))
@@ -100,7 +105,7 @@ class TrainingSample(TokenRow):
 
 
 #: The columns that a sample may lack, arrays with one row for each token; `top_logprobs` is a pair of such arrays.
-OPTIONAL_COLUMNS = (ROUTED_EXPERTS, *TEACHER_COLUMNS)
+OPTIONAL_COLUMNS = (ROUTED_EXPERTS, SAMPLING_MASK, *TEACHER_COLUMNS)
 #: All columns that are one array with a row for each token.
 COLUMNS = ("token_ids", "loss_mask", "logprobs", "advantages", *OPTIONAL_COLUMNS)
 #: The dtypes of the columns, by what numpy calls their kinds, and their axes after that of the tokens.
@@ -109,6 +114,7 @@ _COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "logprobs": ("f", ()),
     "advantages": ("f", ()),
     ROUTED_EXPERTS: ("iu", ("layers", "experts a token")),
+    SAMPLING_MASK: ("iu", ("k",)),
     TEACHER_LOGPROBS: ("f", ()),
 }
 _LARGEST_ID = int(np.iinfo(np.int32).max)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.packing_support import packing_of
 from rollouts.models.prefix_tree import MAX_ROW_TOKENS
 from rollouts.training.batch import TrainingBatch, check_trained
+from rollouts.training.kept_tokens import padded_ids, scored_among
 from rollouts.training.model_inputs import batch_rows, batch_sequences
 from rollouts.training.position_logprobs import position_logprobs
 from rollouts.training.sequence_logprobs import SequenceLogprobs
@@ -31,7 +33,8 @@ def token_logprobs(
 
     Any model of transformers with an output layer of its own, through its own forward. Media are placed by
     range, so that a sampled placeholder token is text. The log-probabilities are computed in chunks, on
-    trained positions only. A packed batch of a model that cannot keep the sequences of a row apart (layers
+    trained positions only, and among the ids that a token was sampled from where its sample names them
+    (`sampling_mask`). A packed batch of a model that cannot keep the sequences of a row apart (layers
     with a recurrent state) is computed in padded rows, with the same result. Phi-4-multimodal projects the
     sounds of a prompt with images in another way: what it sampled before the first image of a row is computed
     without that image, as it was sampled, in a row of its own.
@@ -120,16 +123,23 @@ def _scored(
     position = batch.position_ids.cpu()[trained].numpy() - 1
     with_media = any(each.media for each in batch.samples)
     is_packed = batch.layout == "packed" and packing_of(forward.architecture, with_media=with_media)
-    scored = position_logprobs(
+    # Other candidates than the tokens themselves keep their probabilities among all ids.
+    kept = padded_ids([each.sampling_mask for each in batch.samples], batch.lengths.tolist())
+    if kept is not None:
+        kept = (
+            kept[np.cumsum([0, *batch.lengths.tolist()])[sample] + position + 1] if targets is batch.input_ids else None
+        )
+    score = partial(
+        position_logprobs,
         forward,
         batch_sequences(batch, routed_experts=routed_experts),
         (sample, position),
-        targets[batch.loss_mask.to(targets.device)],
         pad_id=batch.pad_id,
         packed=(lambda: batch_rows(batch, routed_experts=routed_experts)) if is_packed else None,
         temperature=temperature,
         max_row_tokens=max_row_tokens if share_prefixes else 0,
     )
+    scored = scored_among(kept, targets[batch.loss_mask.to(targets.device)], score)
     device = scored.logprobs.device
     mask = batch.loss_mask.to(device)
     logprobs = torch.zeros(targets.shape, dtype=torch.float32, device=device)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -34,8 +35,10 @@ from rollouts.models.lora_modules import (
 from rollouts.training.checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
 from rollouts.training.correction import correction_options
 from rollouts.training.datums import CORRECTED, Datum, check_data, corrected_data, datum_from_sample, passes
+from rollouts.training.kept_tokens import padded_ids, scored_among
 from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
 from rollouts.training.position_logprobs import position_logprobs
+from rollouts.trajectory.token_node import SAMPLING_MASK
 from rollouts.values import Bounded, check_choice, check_integer, number_field
 
 __all__ = ["AdamParams", "Datum", "LoraOptions", "LossResult", "Trainer", "datum_from_sample"]
@@ -398,17 +401,14 @@ class Trainer:
             if "logprobs" not in named.required:
                 rule = "the loss has no log-probabilities of a sampler; leave it out, or pass importance_sampling"
                 raise ArgumentError("correction", dict(correction), rule)
-            named = replace(named, optional=named.optional | CORRECTED)
+            of_rows = CORRECTED.intersection(*(datum.inputs for datum in data[:1]))
+            named = replace(named, required=named.required | of_rows)
         known, vocabulary = self._forward.architecture, len(self._forward.head.weight)
         data = check_data(data, named, known, vocabulary, routed_experts=self._routed_experts)
         if correction is None:
             return self._summed(trained, data, named, numbers, backward=backward)
-
-        def policy_logprobs() -> list[np.ndarray]:
-            with torch.no_grad():
-                return self._summed(trained, data, named, numbers, backward=False).logprobs
-
-        data, figures = corrected_data(data, named, correction, policy_logprobs)
+        forward = partial(self._summed, trained, data, named, numbers, backward=False)
+        data, figures = corrected_data(data, named, correction, forward)
         result = self._summed(trained, data, named, numbers, backward=backward)
         return result._replace(
             metrics=result.metrics | {f"correction_{name}:mean": value for name, value in figures.items()}
@@ -462,18 +462,20 @@ class Trainer:
         if loss.has_candidates:
             candidates = np.concatenate([datum.inputs["teacher_top_ids"] for datum in data])
             targets = np.concatenate([targets[:, None], candidates], axis=1)
-        values = position_logprobs(
+        score = partial(
+            position_logprobs,
             self._forward,
             data,
             (rows, places),
-            torch.from_numpy(targets.astype(np.int64)),
             pad_id=self._forward.architecture.neutral_id,
             max_row_tokens=self._tokens_per_pass if self._share_prefixes else 0,
-        ).logprobs
+        )
+        kept = padded_ids([datum.inputs.get(SAMPLING_MASK) for datum in data], map(len, data))
+        values = scored_among(kept, torch.from_numpy(targets.astype(np.int64)), score).logprobs
         of_rows = [(datum.target_ids.shape, loss.inputs_of(datum.inputs)) for datum in data]
         inputs = {
             name: np.concatenate([one.get(name, np.ones(shape)) for shape, one in of_rows])
-            for name in dict.fromkeys(name for _, one in of_rows for name in one)
+            for name in dict.fromkeys(name for _, one in of_rows for name in one if name != SAMPLING_MASK)
         }
         tensors = {name: torch.from_numpy(array.astype(np.float32)).to(device)[None] for name, array in inputs.items()}
         if loss.has_candidates:

@@ -10,14 +10,15 @@ import numpy as np
 
 from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import WeightSpan
+from rollouts.engines.protocol import NO_TOKEN, WeightSpan
 from rollouts.errors import ArgumentError, TrajectoryError
 from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
-from rollouts.trajectory.token_node import TokenNode
+from rollouts.trajectory.token_node import SAMPLING_MASK, TOP_IDS, TOP_LOGPROBS, TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_choice, finite_number
 
 SharedNodes = Literal["first_leaf", "weighted", "each"]
+UnknownKept = Literal["refuse", "keep"]
 #: One number for an episode; or for each turn a number, or an array with one number for each token that it sampled.
 Advantage = float | Sequence[float | np.ndarray] | np.ndarray
 
@@ -29,6 +30,7 @@ def samples_from_trajectory(
     processors: Mapping[Modality, MediaProcessor],
     shared: SharedNodes = "first_leaf",
     agents: Collection[str] | None = None,
+    unknown_kept: UnknownKept = "refuse",
 ) -> list[TrainingSample]:
     """One sample per leaf of the tree.
 
@@ -42,6 +44,11 @@ def samples_from_trajectory(
     With `agents`, only turns of these agents are trained ("" is the one that plays the environment), and
     leaves without such a turn have no sample. For other advantages for each agent, pass a list made from the
     `agent` of each turn.
+
+    Where top_p, top_k and other options left ids out, the log-probability of a token becomes that among the
+    ids that were kept (`TrainingSample.sampling_mask`), and `token_logprobs` computes the same. `unknown_kept`
+    says what becomes of a trained token whose kept ids are not known: "refuse" raises `TrajectoryError`;
+    "keep" takes its log-probability as that among all ids, and -1 in `sampling_mask` marks it.
 
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises
     `PixelMismatchError` if they differ from the pixels that the sampler saw. Raises `ArgumentError` for
@@ -57,6 +64,7 @@ def samples_from_trajectory(
         raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")
     others = {turn.node for turn in trajectory.turns if agents is not None and turn.agent not in agents}
     check_choice("shared", shared, SharedNodes)
+    check_choice("unknown_kept", unknown_kept, UnknownKept)
     advantages = _node_advantages(trajectory, advantage)
     paths = {leaf: trajectory.path(leaf) for leaf in trajectory.leaves()}
     num_leaves = Counter(node for path in paths.values() for node in path)
@@ -70,7 +78,8 @@ def samples_from_trajectory(
             continue
         share = {index: 1 / num_leaves[index] if shared == "weighted" else 1.0 for index in trained}
         media = tuple((reference.derive(processors), reference.placeholder) for reference in trajectory.media(leaf))
-        columns = _columns(trajectory, path, {index: advantages[index] * share[index] for index in trained})
+        shares = {index: advantages[index] * share[index] for index in trained}
+        columns = _columns(trajectory, path, shares, unknown_kept)
         samples.append(
             TrainingSample(
                 **columns,
@@ -86,7 +95,10 @@ def samples_from_trajectory(
 
 
 def _columns(
-    trajectory: Trajectory, path: Sequence[int], advantages: Mapping[int, float | np.ndarray]
+    trajectory: Trajectory,
+    path: Sequence[int],
+    advantages: Mapping[int, float | np.ndarray],
+    unknown_kept: UnknownKept,
 ) -> dict[str, np.ndarray]:
     """The columns of the sample of a path, of which the nodes in `advantages` are trained."""
     nodes = [(trajectory.nodes[index], index in advantages) for index in path]
@@ -94,11 +106,41 @@ def _columns(
     loss_mask = np.concatenate([node.sampled & is_trained for node, is_trained in nodes])
     columns = {"logprobs": np.zeros(len(token_ids), np.float32), "advantages": np.zeros(len(token_ids), np.float32)}
     if advantages:
-        columns["logprobs"][loss_mask] = np.concatenate([trajectory.nodes[index].logprobs for index in advantages])
+        logprobs, masks = zip(*(_among_kept(trajectory, index, unknown_kept) for index in advantages), strict=True)
+        columns["logprobs"][loss_mask] = np.concatenate(logprobs)
+        if any(SAMPLING_MASK in trajectory.nodes[index].extras for index in advantages):
+            width = max(mask.shape[1] for mask in masks)
+            columns[SAMPLING_MASK] = np.full((len(token_ids), width), NO_TOKEN, np.int32)
+            columns[SAMPLING_MASK][loss_mask] = np.concatenate(
+                [np.pad(mask, ((0, 0), (0, width - mask.shape[1])), constant_values=NO_TOKEN) for mask in masks]
+            )
         columns["advantages"][loss_mask] = np.concatenate(
             [np.broadcast_to(value, len(trajectory.nodes[index].logprobs)) for index, value in advantages.items()]
         )
     return {"token_ids": token_ids, "loss_mask": loss_mask, **columns}
+
+
+def _among_kept(trajectory: Trajectory, index: int, unknown: UnknownKept) -> tuple[np.ndarray, np.ndarray]:
+    """The log-probabilities of the sampled tokens of a node, and the ids that each was sampled from, then -1."""
+    node = trajectory.nodes[index]
+    mask = node.extras.get(SAMPLING_MASK)
+    if mask is None:
+        return node.logprobs, np.empty((len(node.logprobs), 0), np.int32)
+    is_known = (mask >= 0).any(axis=1)
+    if unknown == "refuse" and not is_known.all():
+        raise TrajectoryError(
+            f"episode {trajectory.episode_id}: token {int(is_known.argmin())} of node {index} was sampled with top_p, "
+            "top_k or another option that leaves ids out, and which ids were kept is not known, so that a trainer "
+            "cannot compute the same log-probability. Sample at temperature 1 with top_logprobs of at least top_k, or "
+            "so many that one is left out; or pass unknown_kept='keep'"
+        )
+    if TOP_IDS not in node.extras:
+        return node.logprobs, mask
+    # Raw log-probabilities have a sum below 1 over the ids that were kept; in others this changes nothing.
+    is_kept = (node.extras[TOP_IDS][:, :, None] == mask[:, None, :]).any(axis=2)
+    total = np.logaddexp.reduce(np.where(is_kept, node.extras[TOP_LOGPROBS], -np.inf), axis=1)
+    is_complete = is_known & (is_kept.sum(axis=1) == (mask >= 0).sum(axis=1))
+    return node.logprobs - np.where(is_complete, total, 0), mask
 
 
 def _reported_columns(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> dict[str, np.ndarray]:
@@ -106,7 +148,7 @@ def _reported_columns(trajectory: Trajectory, leaf: int, path: Sequence[int]) ->
     return {
         name: trajectory.extra(leaf, name)  # noqa: S610 - the rule is about Django's querysets
         for name in OPTIONAL_COLUMNS
-        if all(name in trajectory.nodes[index].extras for index in path)
+        if name != SAMPLING_MASK and all(name in trajectory.nodes[index].extras for index in path)
     }
 
 

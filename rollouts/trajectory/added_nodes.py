@@ -197,8 +197,9 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
     token has a row as soon as it is sampled, and the rows from a root to a leaf, without the first row,
     belong to the inputs of a forward pass over all tokens but the last. The first token of a prompt is not
     predicted: its row is zeros. `sampling_mask` int32 (n, longest): the ids that a token was sampled from,
-    then -1. `top_ids` int32 (n, k) and `top_logprobs` float32 (n, k): the arrays of
-    `Completion.top_logprobs`. Raises `TrajectoryError` where counts do not agree.
+    then -1; -1 alone where options left ids out, and those that were kept are not known. `top_ids` int32 (n,
+    k) and `top_logprobs` float32 (n, k): the arrays of `Completion.top_logprobs`. Raises `TrajectoryError`
+    where counts do not agree.
     """
     end = prompt_tokens + len(completion.token_ids)
     error = _reported_error(completion, end)

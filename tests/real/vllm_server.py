@@ -104,6 +104,8 @@ def rust_frontend_path() -> Path:
 MODES: Mapping[str, Mode] = {
     "float32": Mode(),
     "float32-host-normalise": Mode(arguments=("--no-mm-device-do-normalize",)),
+    # Log-probabilities are those after all options, and of as many tokens as are asked for.
+    "processed": Mode(arguments=("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")),
     "bfloat16": Mode(dtype="bfloat16"),
     "bfloat16-host-normalise": Mode(dtype="bfloat16", arguments=("--no-mm-device-do-normalize",)),
     # So small that requests preempt each other and images evict each other from the encoder cache.

@@ -156,7 +156,6 @@ def test_older_tokens_are_rejected_by_their_lag_and_need_it():
         ({"token_weights": 0.0}, "token_weights.*above 0"),
         ({"veto": math.nan}, "veto.*a finite number above 0"),
         ({"normalise": "yes", "token_weights": 2.0}, "normalise.*True or False"),
-        ({"normalise": True}, "normalise.*pass token_weights or sequence_weights with it"),
         ({"token_weights": 2.0, "sequence_weights": 2.0}, "a token has one weight"),
     ],
 )

@@ -167,7 +167,7 @@ def test_the_page_on_training():
     assert names["inputs"]["num_images"] == [1] * 8
     assert int((names["supervised"]["labels"] != -100).sum()) == names["trained"]
     assert [len(part) for part in names["recorded"]] == [4, 4]
-    assert names["again"][0].nodes[-1].weight_spans[0].version == "1"
+    assert names["engine"].weight_version == "1"
     assert all(torch.isfinite(loss) for loss in names["losses"].values())
     correction, trained = names["correction"].mask, names["batch"].loss_mask
     assert 0 < correction.sum() <= trained.sum() == (correction | trained).sum()

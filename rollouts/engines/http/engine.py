@@ -17,6 +17,7 @@ from rollouts.engines.http.capability_cache import CapabilityCache
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.error_context import error_context
 from rollouts.engines.http.running_requests import RunningRequests
+from rollouts.engines.kept_ids import with_kept_ids
 from rollouts.engines.lora import adapter_exists_error, adapter_labels, checked_adapter_directory
 from rollouts.engines.protocol import (
     Completion,
@@ -54,6 +55,9 @@ _MAX_CONTINUATIONS = 64
 
 class ServerEngine(Engine, Generic[C]):
     """An engine of one server, whose capabilities are a `C`, on one open event loop at a time."""
+
+    #: Whether log-probabilities are those before top-k and top-p, however the server was started.
+    _reports_raw = False
 
     def __init__(
         self,
@@ -240,6 +244,8 @@ class ServerEngine(Engine, Generic[C]):
             with self._requests.running(request.request_id):
                 result = await self._sample(request, listen)
             check_result(request, result, vocab_size=self.vocab_size)
+            kept = [with_kept_ids(each, request.sampling, raw=self._reports_raw) for each in result.completions]
+            result = replace(result, completions=kept)
             self._adopt_version(result.completions, version_before)
             if adapter is None:
                 return result

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from rollouts.engines.kept_ids import with_kept_ids
 from rollouts.engines.local.request_queue import PromptObserver, RunningRequest
 from rollouts.engines.protocol import (
     Completion,
@@ -180,7 +181,8 @@ class Batch:
                 weight_spans=(WeightSpan(weight_version, 0, len(row_ids)),),
                 top_logprobs=_first(k, top_ids, top_logprobs),
             )
-            completions[sample.request].append(completion)
+            sampling = self._requests[sample.request].sampling
+            completions[sample.request].append(with_kept_ids(completion, sampling, raw=True))
         results = []
         for index, (request, of_request) in enumerate(zip(self._requests, completions, strict=True)):
             of_prompt = scores.get(index)

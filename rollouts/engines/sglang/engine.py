@@ -63,6 +63,8 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
 
     control: SGLangControl
 
+    _reports_raw = True
+
     def __init__(
         self,
         base_url: str,

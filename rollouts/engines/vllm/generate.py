@@ -14,8 +14,9 @@ import numpy as np
 
 from rollouts.engines.http.exchange import Body, open_object
 from rollouts.engines.http.responses import reading, reported_spans, server_error
+from rollouts.engines.kept_ids import LEFT_OUT
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TopLogprobs
-from rollouts.engines.token_checks import float32_array
+from rollouts.engines.token_checks import MISSING_LOGPROB, float32_array
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 #: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token
@@ -203,6 +204,7 @@ class Generation:
             flat = [entry for row in ordered for entry in row]
             ids = self._int32(what, [int(token) for _, token, _ in flat]).reshape(-1, k)
             values = float32_array([value for _, _, value in flat]).reshape(-1, k)
+            values[values <= MISSING_LOGPROB] = LEFT_OUT
             ranks = np.array([np.nan if rank is None else rank for rank, _, _ in flat], np.float64).reshape(-1, k)
         are_known = not np.isnan(ranks).all()
         if (are_known and (ranks != np.arange(1, k + 1)).any()) or (rows and not are_known and min(lengths) == k):

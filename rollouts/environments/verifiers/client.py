@@ -370,7 +370,7 @@ def _tokens(recorder: _TokenRecorder, turn: SampledTurn, pending: PendingTurn | 
         is_content=prompt.is_content,
         routed_experts=None if completion.routed_experts is None else _experts(completion.routed_experts),
         sampling_mask=None
-        if completion.sampling_masks is None
+        if completion.sampling_masks is None or not all(map(len, completion.sampling_masks))
         else SamplingMask.from_sampling_mask([mask.tolist() for mask in completion.sampling_masks]),
     )
     if is_multimodal(recorder.renderer):

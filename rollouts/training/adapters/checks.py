@@ -45,6 +45,13 @@ class AdapterError(RolloutsError):
         super().__init__(f"{target}: {self.row}: {part}: {reason}")
 
 
+#: Columns that types of other trainers have no meaning for, with what to do.
+_OURS = {
+    "teacher_logprobs": "replace(sample, teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None)",
+    "sampling_mask": "sample without top_p, top_k and other options that leave ids out",
+}
+
+
 def check_samples(
     target: str,
     samples: Sequence[TrainingSample],
@@ -63,9 +70,9 @@ def check_samples(
         ids = np.unique(np.concatenate([sample.token_ids[media_types(sample) > 0] for sample in samples]))
         checks = (partial(_stock_forward, placeholder_ids=ids), *checks)
     for index, sample in enumerate(samples):
-        if sample.teacher_logprobs is not None and not takes_teacher:
-            cure = "replace(sample, teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None)"
-            raise SampleError(sample.name, f"trainers of others take no columns of a teacher; remove them: {cure}")
+        for name, cure in ({} if takes_teacher else _OURS).items():
+            if getattr(sample, name) is not None:
+                raise SampleError(sample.name, f"trainers of others take no {name}; {cure}")
         for part, reason in chain.from_iterable(check(sample) for check in checks):
             raise AdapterError(target, sample, part, reason, index)
 

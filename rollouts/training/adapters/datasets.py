@@ -28,6 +28,7 @@ _COLUMNS: Mapping[str, tuple[npt.DTypeLike, int]] = {
     "logprobs": (np.float32, 1),
     "advantages": (np.float32, 1),
     "routed_experts": (np.int32, 3),
+    "sampling_mask": (np.int32, 2),
     "top_ids": (np.int32, 2),
     "top_logprobs": (np.float32, 2),
     "teacher_logprobs": (np.float32, 1),

@@ -16,6 +16,7 @@ from renderers.media.item import PixelScale
 from renderers.messages import Modality
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels, normalised
+from rollouts.engines.protocol import NO_TOKEN
 from rollouts.errors import ArgumentError
 from rollouts.training.samples import TrainingSample
 
@@ -110,10 +111,10 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
             rule = f"it cuts the placeholder {at.offset}:{at.end} of {item.modality} {item.mm_hash:.12}"
             raise ArgumentError("start, end", (start, end), rule)
 
-    def edited(column: np.ndarray, new: Sequence[int]) -> np.ndarray:
+    def edited(column: np.ndarray, new: Sequence[int] | np.ndarray) -> np.ndarray:
         return np.concatenate([column[:start], np.asarray(new, dtype=column.dtype), column[end:]])
 
-    zeros = [0] * len(ids)
+    zeros, masks = [0] * len(ids), sample.sampling_mask
     return replace(
         sample,
         token_ids=edited(sample.token_ids, ids),
@@ -123,6 +124,7 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
         media=tuple(media),
         routed_experts=None,  # those of other tokens
         top_logprobs=None,
+        sampling_mask=None if masks is None else edited(masks, np.full((len(ids), masks.shape[1]), NO_TOKEN)),
     )
 
 

@@ -1,0 +1,50 @@
+"""The ids that each token of a completion was sampled from, where options leave a part of the vocabulary out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from rollouts.engines.protocol import Completion, SamplingParams, TopLogprobs
+
+#: In likeliest tokens, the log-probability of one that the sampler had left out. vLLM writes -9999, which
+#: stands for a missing value in all other places.
+LEFT_OUT: Final = -9998.0
+
+#: Options of `SamplingParams.extra` that leave ids out.
+_OPTIONS = ("allowed_token_ids", "bad_words", "min_p", "min_tokens", "structured_outputs")
+
+
+def with_kept_ids(completion: Completion, sampling: SamplingParams, *, raw: bool) -> Completion:
+    """The completion with `sampling_masks`, if the options leave ids out and the server reports none itself.
+
+    They are known at temperature 1, of a token in the place of which `top_logprobs` has one that was left
+    out, or the `top_k` likeliest; with `raw`, where log-probabilities are those before any option, also those
+    of `top_p`. The mask of another token is empty.
+    """
+    options = any(sampling.extra.get(name) for name in _OPTIONS)
+    if not (options or sampling.top_p < 1 or sampling.top_k) or completion.sampling_masks is not None:
+        return completion
+    top, count = completion.top_logprobs, len(completion.token_ids)
+    unknown = np.empty(0, np.int32)
+    masks = [unknown] * count
+    if top is not None and sampling.temperature == 1:
+        masks = list(_kept(top, sampling, raw=raw, options=options))
+    known = [mask if token in mask else unknown for token, mask in zip(completion.token_ids, masks, strict=True)]
+    return replace(completion, sampling_masks=tuple(known))
+
+
+def _kept(top: TopLogprobs, sampling: SamplingParams, *, raw: bool, options: bool) -> Iterator[np.ndarray]:
+    for ids, logprobs in zip(*top, strict=True):
+        before = np.cumsum(np.exp(logprobs, dtype=np.float64)) - np.exp(logprobs, dtype=np.float64)
+        kept = 0
+        if (logprobs <= LEFT_OUT).any():
+            kept = int((logprobs > LEFT_OUT).sum())
+        elif sampling.top_k and sampling.top_p == 1 and not options and len(ids) >= sampling.top_k:
+            kept = sampling.top_k
+        elif raw and not sampling.top_k and not options and before[-1] >= sampling.top_p:
+            kept = int((before < sampling.top_p).sum())
+        yield ids[:kept]
