@@ -99,18 +99,17 @@ class Strict(BaseModel):
 
 
 def validated(kind: type[Body], value: Any, place: str = "") -> Body:
-    """The value at a place of the body as an object of `kind`. Raises `RequestError`."""
+    """The value at a place of the body as an object of `kind`.
+
+    Raises `RequestError` with the place and the value of the first error; the description of a field is the reason.
+    """
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise invalid_body(error, kind, place) from None
+        raise _invalid_body(error, kind, place) from None
 
 
-def invalid_body(error: ValidationError, kind: type[BaseModel], place: str = "") -> RequestError:
-    """The first error that pydantic found in the value at a place of the body, with its place and value.
-
-    The description of a field of `kind` is the reason why its value is refused.
-    """
+def _invalid_body(error: ValidationError, kind: type[BaseModel], place: str) -> RequestError:
     typed = kind.typed if issubclass(kind, Strict) else ()
     first = validation_errors(error)[0]
     loc: tuple[Any, ...] = first["loc"]

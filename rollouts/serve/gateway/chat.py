@@ -233,8 +233,8 @@ def _sampling(fields: Mapping[str, Any], reading: Reading) -> SamplingParams:
     }
     given["top_logprobs"] = max(defaults.top_logprobs, fields.get("top_logprobs", 0))
     sampling = replace(defaults, **given, extra={**defaults.extra, **extra})
-    if sampling.n > reading.max_choices:
-        raise unsupported_field(f"n is {sampling.n}; this server takes at most {reading.max_choices}", "n")
+    if sampling.n > reading.limits.max_choices:
+        raise unsupported_field(f"n is {sampling.n}; this server takes at most {reading.limits.max_choices}", "n")
     return sampling
 
 

@@ -16,6 +16,7 @@ from rollouts.engines.protocol import Completion, FinishReason, SamplingParams
 from rollouts.serve.bodies import Strict, event
 from rollouts.serve.errors import RequestError
 from rollouts.serve.gateway.history import History
+from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.serve.gateway.session import RecordedTurn
 
 
@@ -45,9 +46,8 @@ class Reading:
     """How bodies are read. `sampling` has the options that they do not name; `ignored_tools` are left out, by type."""
 
     sampling: SamplingParams
+    limits: GatewayLimits
     allow_urls: bool = False
-    max_choices: int = 128
-    max_parts: int = 10_000
     ignored_tools: Collection[str] = ()
 
 

@@ -99,7 +99,7 @@ def plain_message(
 def read_turn(body: bytes, dialect: Dialect, reading: Reading) -> TurnRequest:
     """The request in a body. Raises as `Dialect.read`."""
     fields = without_nulls(json_object(body))
-    check_count(fields, reading.max_parts)
+    check_count(fields, reading.limits.max_parts)
     kept, ignored = [], []
     for index, tool in enumerate(fields["tools"] if isinstance(fields.get("tools"), list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None

@@ -93,9 +93,8 @@ class Gateway:
         self._known_adapters: Collection[str] = ()
         self._reading = Reading(
             sampling=sampling,
+            limits=self._limits,
             allow_urls=allow_media_urls,
-            max_choices=self._limits.max_choices,
-            max_parts=self._limits.max_parts,
             ignored_tools=frozenset(ignored_tools),
         )
         self._pool = pool

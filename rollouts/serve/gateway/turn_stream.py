@@ -84,21 +84,19 @@ class TurnStream:
         if held is not None and type(held) is type(piece):
             piece = replace(piece, text=held.text + piece.text)
         elif held is not None:
-            self._send(index, held)
-        begun = self._writer.sent.get(index, Counter())[_KEYS[type(piece)]]
+            self._put(self._writer.send(index, _KEYS[type(held)], held.text))
+        key = _KEYS[type(piece)]
+        begun = self._writer.sent.get(index, Counter())[key]
         length = sendable_length(piece.text, self._request.stop, is_beginning=not begun)
         if length < len(piece.text):
             self._held[index] = replace(piece, text=piece.text[length:])
         if length:
-            self._send(index, replace(piece, text=piece.text[:length]))
+            self._put(self._writer.send(index, key, piece.text[:length]))
 
     def _begin(self, prompt_ids: list[int]) -> None:
         if not self._has_begun:
             self._has_begun = True
             self._put(self._writer.begin(prompt_ids))
-
-    def _send(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
-        self._put(self._writer.send(index, _KEYS[type(piece)], piece.text))
 
     def _put(self, events: Iterable[Event]) -> None:
         for each in events:

@@ -23,6 +23,7 @@ from rollouts.run_config.config_file import checked_config
 from rollouts.serve.errors import RequestError
 from rollouts.serve.gateway.chat import CHAT
 from rollouts.serve.gateway.dialect import Reading
+from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.serve.gateway.request_checks import read_turn
 from rollouts.testing import ScriptedEngine
 
@@ -88,7 +89,7 @@ def _plain(body):
 
 def read_chat(body: Any) -> None:
     text = json.dumps({"messages": [user("a")], **body}).encode()
-    read_turn(text, CHAT, Reading(sampling=SamplingParams(), max_parts=100))
+    read_turn(text, CHAT, Reading(sampling=SamplingParams(), limits=GatewayLimits(max_parts=100)))
 
 
 def look(row: int) -> str:
