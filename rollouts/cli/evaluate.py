@@ -140,11 +140,15 @@ def _name(text: str | None) -> str:
 
 
 def _with_all_groups(file: ConfigFile) -> ConfigFile:
-    """The configuration without what leaves groups out: a run that trains does not need them, an evaluation does."""
+    """The configuration without what leaves groups out: a run that trains does not need them, an evaluation does.
+
+    The held-out tasks of a file of `rollouts train` are those that are evaluated.
+    """
     leaving_out = {name: None for name in ("skip_group", "mode") if getattr(file.config, name) is not None}
     if leaving_out:
         print_note(f"every group counts: {' and '.join(leaving_out)} of {file.path} are not used")
-    return replace(file, config=file.config.model_copy(update=leaving_out))
+    held_out = file.config.evaluation.tasks or file.config.tasks
+    return replace(file, config=file.config.model_copy(update={**leaving_out, "tasks": held_out}))
 
 
 def _tally(file: ConfigFile) -> Tally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,13 +23,13 @@ from rollouts.cli.run.command import (
     exit_on_problems,
     resume_command,
 )
+from rollouts.errors import RolloutsError
+from rollouts.terminal.interrupts import defer_interrupts, exit_interrupted, run_with_deadline
 from rollouts.terminal.text import print_line
 
 if TYPE_CHECKING:
     from rollouts.run_config.config_file import ConfigFile
-    from rollouts.run_config.output import OutputDirectory
-    from rollouts.run_config.run_parts import RunParts
-    from rollouts.run_config.sections import TasksSection, TrainSection
+    from rollouts.run_config.sections import TasksSection
     from rollouts.run_config.tasks import TaskSource
     from rollouts.task import Task
     from rollouts.train.loop import Training
@@ -45,11 +46,15 @@ def train(
     from rollouts.run_config.config_file import read_config
 
     with exit_on_problems():
-        train_from(read_config(config, changes_of((SET,), values)), resume=resume, dry_run=dry_run)
+        file = read_config(config, changes_of((SET,), values))
+        train_from(file, resume_command(), resume=resume, dry_run=dry_run)
 
 
-def train_from(file: ConfigFile, *, resume: bool, dry_run: bool = False) -> OutputDirectory:
-    """Train as a configuration says. Raises `RunConfigError`; exits after Ctrl-C."""
+def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_run: bool = False) -> None:
+    """Train as a configuration says. Raises `RunConfigError`; exits after Ctrl-C.
+
+    `to_resume` is the command that continues the run.
+    """
     from rollouts.run_config.output import check_output, prepare_output
 
     if (section := file.config.train) is None:
@@ -62,11 +67,15 @@ def train_from(file: ConfigFile, *, resume: bool, dry_run: bool = False) -> Outp
         from rollouts.cli.run.dry_run import print_training_sizes
 
         print_training_sizes(parts, section, Console())
-        return check_output(file, resume=resume, trains=True)
+        return
     output = prepare_output(file, resume=resume, trains=True)
     output.checkpoints.mkdir(exist_ok=True)  # what says that it is the directory of a training run
-    _run(parts, section, output, held_out, conversations)
-    return output
+    # Threads of torch that spin between two calls would slow down the rest of the process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with defer_interrupts():
+        from rollouts.train.loop import Training
+
+    _run(Training(parts, section, output, Console(), held_out, conversations), to_resume)
 
 
 def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> TaskSource | None:
@@ -99,24 +108,10 @@ def _conversations(file: ConfigFile) -> Sequence[Task] | None:
     return found
 
 
-def _run(
-    parts: RunParts,
-    section: TrainSection,
-    output: OutputDirectory,
-    held_out: TaskSource | None,
-    conversations: Sequence[Task] | None,
-) -> None:
+def _run(training: Training, to_resume: str) -> None:
     """Train, then write the summary and the report, also after Ctrl-C and an error."""
-    from rollouts.terminal.interrupts import defer_interrupts, exit_interrupted, run_with_deadline
-
-    # Threads of torch that spin between two calls would slow down the rest of the process.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with defer_interrupts():
-        from rollouts.train.loop import Training
-
-    training = Training(parts, section, output, Console(), held_out, conversations)
     started = time.monotonic()
-    cure = f"to continue: {resume_command()}"
+    cure = f"to continue: {to_resume}"
     try:
         run_with_deadline(training.run(), 4.0, f"interrupted, and stopped at once; {cure}")
     except KeyboardInterrupt:
@@ -124,10 +119,11 @@ def _run(
         print_line(f"interrupted; {cure}")
         exit_interrupted()
     except BaseException:
-        _report(training, started, complete=False)
+        with suppress(OSError, RolloutsError):  # on a full disk nothing can be written
+            _report(training, started, complete=False)
         raise
     _report(training, started, complete=True)
-    print_line(f"in {output.path}: last, checkpoints, trajectories.mmr, training.jsonl")
+    print_line(f"in {training.output.path}: last, checkpoints, trajectories.mmr, training.jsonl")
 
 
 def _report(training: Training, started: float, *, complete: bool, seconds: float = REPORT_SECONDS) -> None:

@@ -486,8 +486,9 @@ class EvaluationSection(Section):
 class SupervisedSection(Section):
     """Supervised steps before the first step of `rollouts train`, on the conversations of the `tasks`.
 
-    The data of a task is `{"messages": [...]}`. A step takes `batch` conversations; its loss is the mean over
-    the tokens of the assistant's messages, or with `turns = "last"` of the last one.
+    The data of a task is `{"messages": [...]}`, with tools also `"tools"`. A step takes `batch`
+    conversations; its loss is the mean over the tokens of the assistant's messages, or with `turns = "last"`
+    of the last one.
     """
 
     tasks: TasksSection
@@ -514,7 +515,8 @@ class TrainSection(Section):
     - `max_row_tokens`: rows are cut to so many tokens (`truncate_sample`).
     - `max_mismatch`, in nats: the run stops before a step in which the mean |difference| of an episode that
       the current weights have sampled is larger; by default 1e-3 in float32 and 0.05 in bfloat16.
-    - `shuffle`: whether each pass over the tasks has an order of its own.
+    - `shuffle`: whether each pass over the tasks has an order of its own. `revisit_degenerate`: the share of
+      the tasks whose last group had equal rewards that a pass takes.
     - A checkpoint is written after every `checkpoint_every` steps; the last `keep` are kept, and the best.
     - `threads` of torch.
     """
@@ -541,6 +543,7 @@ class TrainSection(Section):
     max_row_tokens: Count | None = None
     max_mismatch: Annotated[float | None, Field(gt=0)] = None
     shuffle: bool = True
+    revisit_degenerate: Annotated[float, Field(gt=0, le=1)] = 1.0
     checkpoint_every: Count = 1
     keep: Count = 2
     threads: Count | None = None

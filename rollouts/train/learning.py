@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from renderers import build_training_sample
+from renderers import build_training_samples
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.observability import TrainingLog
 from rollouts.run_config.config_file import ConfigFile
@@ -100,8 +100,9 @@ class Learner:
             messages = task.data["messages"]
             last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
             mask = [index == last for index in range(len(messages))] if section.turns == "last" else None
-            built = build_training_sample(self._policy.renderer, messages, message_loss_mask=mask)
-            samples.append(sample_from_rendered(built, name=task.task_id))
+            tools = task.data.get("tools")
+            built = build_training_samples(self._policy.renderer, messages, tools=tools, message_loss_mask=mask)
+            samples += [sample_from_rendered(each, name=task.task_id) for each in built]
         order = np.random.default_rng(self._seed)
         queue: list[int] = []
         for step in range(1, section.steps + 1):

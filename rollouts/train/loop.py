@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -69,7 +70,13 @@ class Training:
         restored = checkpoints.restore(policy.trainer)
         state = restored or TrainingState()
         learner = Learner(policy, file, section)
-        order = TaskOrder(parts.tasks, seed=file.config.seed, shuffle=section.shuffle, **state.tasks)
+        order = TaskOrder(
+            parts.tasks,
+            seed=file.config.seed,
+            shuffle=section.shuffle,
+            revisit=section.revisit_degenerate,
+            **state.tasks,
+        )
         sinks = metric_sinks(file, output)
         # Episodes are made of several hundred thousand objects; scanning those of torch each time costs as much.
         gc.freeze()
@@ -117,7 +124,7 @@ class Training:
                     await writing
                 await runner.update_weights(await asyncio.to_thread(policy.weights, step), policy.version(step))
                 for group in groups:
-                    order.end(group.task.task_id)
+                    order.end(group.task.task_id, is_degenerate=bool(np.ptp(group.rewards) == 0))
                 ended = time.monotonic()
                 log.write(step, {"seconds_sampling": sampled - started, "seconds_training": ended - sampled})
                 state = replace(state, step=step, tasks=order.state())

@@ -15,6 +15,7 @@ from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.cli.main import app
 from rollouts.engines.local import LocalEngine
+from rollouts.runner import Task
 from rollouts.train.task_order import TaskOrder
 from transport import RecordReader
 
@@ -130,8 +131,6 @@ def test_a_dry_run_prints_the_prompt_and_the_episodes_of_a_step_and_writes_nothi
 
 
 def test_a_second_pass_over_the_tasks_has_another_order_and_a_new_process_goes_on_where_the_last_was() -> None:
-    from rollouts.runner import Task
-
     tasks = [Task(name) for name in "abcde"]
 
     async def take(order: TaskOrder, count: int) -> list[str]:
@@ -149,7 +148,27 @@ def test_a_second_pass_over_the_tasks_has_another_order_and_a_new_process_goes_o
     assert [name[0] for name in first[5:]] != first[:5]
     for place in (0, 1, 3, 6):
         order.end(first[place])
-    assert order.state() == {"first": 2, "done": [3, 6]}
+    assert order.state() == {"first": 2, "done": [3, 6], "degenerate": []}
     again = TaskOrder(tasks, seed=1, shuffle=True, **order.state())
     left = [name for place, name in enumerate(first) if place not in (0, 1, 3, 6)]
     assert asyncio.run(take(again, len(left))) == left
+
+
+def test_tasks_whose_groups_teach_nothing_are_taken_again_less_often() -> None:
+    async def shares() -> tuple[float, float]:
+        order = TaskOrder([Task(str(number)) for number in range(400)], seed=0, shuffle=True, revisit=0.25)
+        taken, passes = order.__aiter__(), 21
+        solved = ordinary = 0
+        async for task in taken:
+            own, _, number = task.task_id.partition("#")
+            if int(number or 1) > passes:
+                break
+            if number:
+                solved += int(own) < 200
+                ordinary += int(own) >= 200
+            order.end(task.task_id, is_degenerate=int(own) < 200)
+        return solved / 200 / (passes - 1), ordinary / 200 / (passes - 1)
+
+    solved, ordinary = asyncio.run(shares())
+    assert ordinary == 1.0
+    assert solved == pytest.approx(0.25, abs=0.03)
