@@ -189,7 +189,8 @@ class Learner:
         examined = [samples[index] for index in np.argsort(-means, kind="stable")[:_EXAMINED]]
         with self._policy.applied() as model:
             batch = TrainingBatch.from_samples(examined, pad_id=0)
-            cause = diagnosis_text(diagnose_mismatch(model, batch))
+            text, _, _ = diagnosis_text(diagnose_mismatch(model, batch)).partition("\n\n")  # without all hypotheses
+            cause = "; ".join(line.strip() for line in text.splitlines())
         raise RolloutsError(
             f"step {step} was not taken: in {samples[worst].name} the log-probabilities of sampler and trainer differ "
             f"by {means[worst]:.1e} nats on average, and train.max_mismatch is {limit:g}. The episodes of the step are "

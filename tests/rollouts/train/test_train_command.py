@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_server import EngineVLLM
+from fake_http import Response, Seen
+from server_thread import served
 from typer.testing import CliRunner
 from vowels_training import CONFIG, HELD_OUT, figures, project, train
 
@@ -15,9 +19,19 @@ from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.cli.main import app
 from rollouts.engines.local import LocalEngine
+from rollouts.engines.vllm import write_tied_head
 from rollouts.runner import Task
 from rollouts.train.task_order import TaskOrder
 from transport import RecordReader
+
+
+class LoadingVLLM(EngineVLLM):
+    """A server that loads the weights that it is told to load."""
+
+    async def answer(self, seen: Seen) -> Response | None:
+        if seen.path == "/collective_rpc":
+            await self.engine.update_weights(seen.json["kwargs"]["weights_path"], "loaded")
+        return await super().answer(seen)
 
 
 def mismatches(directory: Path) -> list[float]:
@@ -66,7 +80,7 @@ def test_the_run_stops_before_a_step_whose_episodes_other_weights_have_sampled(
     assert stopped.exit_code == 2
     assert "step 2 was not taken" in stopped.output
     assert "train.max_mismatch is 0.001" in stopped.output
-    assert "other weights cannot be tested" in stopped.output
+    assert "explained by no hypothesis (other weights cannot be tested)" in stopped.output
     assert (tmp_path / "out" / "checkpoints" / "step-1" / "state.json").exists()
     assert [step for step, row in figures(tmp_path) if "mismatch_max" in row] == [1, 2]
     assert train(path, "--resume").exit_code == 0
@@ -100,6 +114,18 @@ def test_episodes_of_earlier_weights_are_trained_on_within_the_bound(
     lags = [row["staleness"] for _, row in figures(tmp_path) if "staleness" in row]
     assert len(lags) == 5
     assert 0 < max(lags) <= 2
+
+
+def test_a_server_gets_the_weights_of_each_step_from_a_directory(tmp_path: Path, tiny_model_dir: Path) -> None:
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    write_tied_head(directory)
+    with served(LoadingVLLM(directory)) as server:
+        engine = f'{{ kind = "vllm", base_url = "{server.base_url}" }}'
+        result = train(project(tmp_path, directory, CONFIG, engine=engine))
+    assert result.exit_code == 0, result.output
+    assert server.loaded[1:] == [str(tmp_path / "out" / "weights" / version) for version in "0123"]
+    assert sorted(path.name for path in (tmp_path / "out" / "weights").iterdir()) == ["2", "3"]
+    assert max(mismatches(tmp_path)) < 1e-5
 
 
 @pytest.mark.parametrize(
