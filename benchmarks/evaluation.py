@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from renderers import load_renderer
-from rollouts.cli.run.group_files import read_group_rows
 from rollouts.engines.protocol import SamplingParams
 from rollouts.environments import ScoredPrompt
 from rollouts.evaluation import Tally, evaluate
+from rollouts.run_config.group_files import read_group_rows
 from rollouts.runner import Runner
 from rollouts.task import Task
 from rollouts.testing import ScriptedEngine

@@ -22,7 +22,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 from renderers import load_renderer
 from renderers.vision.patches import normalise
 from rollouts import Completion, FinishReason, Trajectory
-from rollouts.demo.task import QUESTION, SECOND_QUESTION, load_digit_sets
+from rollouts.demo.digits import digits
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, model_inputs, samples_from_trajectory, token_logprobs
 from transport import decode, encode
@@ -60,7 +60,7 @@ def main() -> None:
         renderer = load_renderer(directory)
         tokenizer, pixels = AutoTokenizer.from_pretrained(directory), AutoImageProcessor.from_pretrained(directory)
         model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
-    digits, _ = load_digit_sets()
+    plain, sharp = digits(False)[0], digits(False, sharp=True)[0]
     stop = renderer.get_stop_token_ids()[0]
     said = [*renderer.tokenizer.encode_run("7").ids, stop]
 
@@ -70,7 +70,7 @@ def main() -> None:
         pixels(images=[np.repeat(image[:, :, None], 3, axis=2) for image in images])
 
     # A different digit in every round: images and texts are new to every cache, except where a row says so.
-    opening = [ask(digits.plain[i], f"{QUESTION} {i}") for i in range(200)]
+    opening = [ask(plain[i], f"Which digit? {i}") for i in range(200)]
     for name in ("first prompt, everything new", "first prompt, seen before (the other members of a group)"):
         times = alternating(
             lambda i: renderer.render([opening[i]], add_generation_prompt=True),
@@ -79,7 +79,7 @@ def main() -> None:
         )
         add(name, *times, "ms")
     first = [renderer.render([message], add_generation_prompt=True) for message in opening]
-    second = [ask(digits.sharp[i], f"{SECOND_QUESTION} {i}") for i in range(200)]
+    second = [ask(sharp[i], f"No. Again? {i}") for i in range(200)]
     answer = {"role": "assistant", "content": "7"}
     add(
         "second prompt: bridge / whole conversation again",
@@ -97,7 +97,7 @@ def main() -> None:
     for index in range(DIGITS * GROUP):
         digit = index // GROUP
         trajectory = Trajectory(str(index))
-        prompt = renderer.render([ask(digits.plain[digit], QUESTION)], add_generation_prompt=True)
+        prompt = renderer.render([ask(plain[digit], "Which digit?")], add_generation_prompt=True)
         for turn in range(2):
             ids = [*renderer.tokenizer.encode_run(str(index % 3)).ids, stop]
             completion = Completion(0, np.array(ids, np.int32), np.full(2, -0.5, np.float32), FinishReason.STOP)
@@ -106,7 +106,7 @@ def main() -> None:
                 bridged = renderer.bridge_to_next_turn(
                     prompt.token_ids,
                     ids,
-                    [ask(digits.sharp[digit], SECOND_QUESTION)],
+                    [ask(sharp[digit], "No. Again?")],
                     previous_multi_modal_data=prompt.multi_modal_data,
                 )
                 assert bridged is not None

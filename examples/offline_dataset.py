@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForImageTextToText
 
 from renderers import load_renderer
-from rollouts import EpisodeSpec, LocalEngine, SamplingParams, run_episodes
-from rollouts.demo.task import DigitsEnvironment, load_digit_sets
+from rollouts import LocalEngine, Runner, SamplingParams
+from rollouts.demo.digits import ReadDigit, tasks
+from rollouts.episodes.limits import EpisodeLimits
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, policy_gradient_loss, token_logprobs
 from rollouts.training.adapters import record_dataset, sample_from_row
@@ -27,24 +28,19 @@ from transport import RecordWriter
 
 def record_episodes(directory, files, episodes):
     """Write `episodes` episodes to each of `files` record files; return the paths."""
-    digits, _ = load_digit_sets()
-    engine = LocalEngine.from_pretrained(directory)
-    renderer = load_renderer(directory)
     paths = [Path(directory) / f"episodes-{number}.mmr" for number in range(files)]
-    for number, path in enumerate(paths):
-        specs = [EpisodeSpec(seed, seed, f"digit-{seed}") for seed in range(number * episodes, (number + 1) * episodes)]
-        run = run_episodes(
-            lambda: DigitsEnvironment(digits),
-            specs,
-            engine=engine,
-            renderer=renderer,
-            sampling=SamplingParams(max_tokens=4),
-            max_turns=2,
-        )
-        with RecordWriter(path) as out:
-            for trajectory in asyncio.run(run):
-                out.append(trajectory)
-    asyncio.run(engine.close())
+
+    async def play():
+        engine = LocalEngine.from_pretrained(directory)
+        sampling, limits = SamplingParams(max_tokens=4), EpisodeLimits(max_turns=2)
+        async with Runner(ReadDigit, engine, load_renderer(directory), sampling=sampling, limits=limits) as runner:
+            for number, path in enumerate(paths):
+                with RecordWriter(path) as out:
+                    async for group in runner.stream(tasks()[number * episodes : (number + 1) * episodes]):
+                        out.append(group.episodes[0])
+        await engine.close()
+
+    asyncio.run(play())
     return paths
 
 

@@ -18,20 +18,18 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import build_training_sample, load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
-from rollouts.demo.task import load_digit_sets
+from rollouts.demo.digits import digits
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
 
 
 class OneQuestion:
-    """Shows digit `seed` of a set; the reward is 1 for its name."""
-
-    def __init__(self, digits):
-        self.digits = digits
+    """Shows held-out digit `seed`; the reward is 1 for its name."""
 
     def reset(self, seed):
-        self.label = str(self.digits.labels[seed])
-        return [question(self.digits.plain[seed])]
+        images, labels = digits(True)
+        self.label = str(labels[seed])
+        return [question(images[seed])]
 
     def step(self, assistant):
         return StepResult(reward=float(assistant["content"] == self.label), done=True)
@@ -41,10 +39,10 @@ def question(image):
     return {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "Which digit?"}]}
 
 
-def labelled_samples(renderer, digits):
+def labelled_samples(renderer, images, labels):
     conversations = [
         [question(image), {"role": "assistant", "content": str(label)}]
-        for image, label in zip(digits.plain, digits.labels, strict=True)
+        for image, label in zip(images, labels, strict=True)
     ]
     return [sample_from_rendered(build_training_sample(renderer, messages)) for messages in conversations]
 
@@ -55,20 +53,17 @@ def held_out_nll(model, samples, pad_id):
         return float(sft_loss(token_logprobs(model, batch), batch.loss_mask))
 
 
-def accuracy(engine, renderer, digits):
+def accuracy(engine, renderer, count):
     """The share of greedy answers that are right, in episodes as a policy would have them."""
-    specs = [EpisodeSpec(index, index, "held-out") for index in range(len(digits))]
+    specs = [EpisodeSpec(index, index, "held-out") for index in range(count)]
     sampling = SamplingParams(max_tokens=3, temperature=0.0)
-    run = run_episodes(
-        lambda: OneQuestion(digits), specs, engine=engine, renderer=renderer, sampling=sampling, max_turns=1
-    )
+    run = run_episodes(OneQuestion, specs, engine=engine, renderer=renderer, sampling=sampling, max_turns=1)
     return np.mean([trajectory.reward for trajectory in asyncio.run(run)])
 
 
 def train(model, engine, renderer, *, steps, batch_size, held_out_size, every):
-    training_digits, held_out_digits = load_digit_sets()
-    held_out_digits = held_out_digits.take(range(held_out_size))
-    training, held_out = labelled_samples(renderer, training_digits), labelled_samples(renderer, held_out_digits)
+    training = labelled_samples(renderer, *digits(False))
+    held_out = labelled_samples(renderer, *(column[:held_out_size] for column in digits(True)))
     pad_id = model.config.text_config.pad_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps)
@@ -88,7 +83,7 @@ def train(model, engine, renderer, *, steps, batch_size, held_out_size, every):
         if step % every == 0:
             asyncio.run(engine.update_weights(model.state_dict(), str(step)))
             figures = (step, np.mean(recent), held_out_nll(model, held_out, pad_id))
-            figures = (*figures, accuracy(engine, renderer, held_out_digits))
+            figures = (*figures, accuracy(engine, renderer, held_out_size))
             for values, figure in zip(curves.values(), figures, strict=True):
                 values.append(float(figure))
             print("step {:4d}  NLL training {:.3f}  held-out {:.3f}  accuracy {:.3f}".format(*figures))

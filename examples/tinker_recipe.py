@@ -15,7 +15,7 @@ import datasets
 import numpy as np
 from PIL import Image
 
-from rollouts.demo.task import load_digit_sets
+from rollouts.demo import digits as handwritten
 
 SUFFIXES = (
     " Provide a numerical answer without units, written inside \\boxed{}.",  # of rl_loop
@@ -68,9 +68,8 @@ def preferences(seed, count):
 
 def digits(held_out):
     """Images of 32x32 pixels, and their labels."""
-    chosen = load_digit_sets()[held_out]
     rows = []
-    for pixels, label in zip(chosen.plain, chosen.labels, strict=True):
+    for pixels, label in zip(*handwritten.digits(held_out), strict=True):
         file = io.BytesIO()
         Image.fromarray(pixels).convert("RGB").save(file, "PNG")
         rows.append({"image": {"bytes": file.getvalue(), "path": None}, "label": int(label)})
@@ -82,7 +81,7 @@ DATA = {
     "HuggingFaceH4/no_robots": lambda: {"train": conversations(0, 16384), "test": conversations(1, 64)},
     "openai/gsm8k": lambda: {"train": questions(2, 16384), "test": questions(3, 64)},
     "Anthropic/hh-rlhf": lambda: {"train": preferences(4, 4096), "test": preferences(5, 64)},
-    "dpdl-benchmark/caltech101": lambda: {"train": digits(0), "test": digits(1)},
+    "dpdl-benchmark/caltech101": lambda: {"train": digits(False), "test": digits(True)},
 }
 
 

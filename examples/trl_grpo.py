@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from renderers import build_training_sample, load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
-from rollouts.demo.task import load_digit_sets
+from rollouts.demo.digits import digits
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
 
@@ -107,9 +107,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few steps of small groups")
     quick = parser.parse_args(arguments).quick
-    digits, _ = load_digit_sets()
-    images = [Image.fromarray(image) for image in digits.plain]
-    labels = {image.tobytes(): str(label) for image, label in zip(images, digits.labels, strict=True)}
+    images = [Image.fromarray(image) for image in digits(False)[0]]
+    labels = {image.tobytes(): str(label) for image, label in zip(images, digits(False)[1], strict=True)}
     rows = [
         {"prompt": [{"role": "user", "content": "Which digit?"}], "image": image, "label": labels[image.tobytes()]}
         for image in images[: 120 if quick else 1000]

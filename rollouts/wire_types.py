@@ -33,9 +33,5 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.Trajectory": "rollouts.trajectory.tree",
         "rollouts.Turn": "rollouts.trajectory.turn",
         "rollouts.WeightSpan": "rollouts.engines.protocol",
-        "rollouts.demo.Failed": "rollouts.demo.process",
-        "rollouts.demo.Learn": "rollouts.demo.task",
-        "rollouts.demo.Learned": "rollouts.demo.task",
-        "rollouts.demo.WarmStart": "rollouts.demo.task",
     }
 )

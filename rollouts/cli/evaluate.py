@@ -25,11 +25,11 @@ from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import exit_with_error, print_line, print_note, print_warning, printable_line
 
 if TYPE_CHECKING:
-    from rollouts.cli.run.output import OutputDirectory
-    from rollouts.cli.run.run_parts import RunParts
     from rollouts.evaluation.results import EvaluationResults
     from rollouts.evaluation.tally import Tally
     from rollouts.run_config.config_file import Change, ConfigFile
+    from rollouts.run_config.output import OutputDirectory
+    from rollouts.run_config.run_parts import RunParts
 
 #: Of an evaluation without a configuration file. Fewer tokens cut the answers of models that reason.
 _MAX_TOKENS: Final = 2048
@@ -59,7 +59,7 @@ def evaluate(
 
     Writes results.json, the trajectories and a report to the output directory, and prints one table.
     """
-    from rollouts.cli.run.output import prepare_output
+    from rollouts.run_config.output import prepare_output
 
     check_rerun(rerun_failed, resume=resume, limit=limit)
     with exit_on_problems():
@@ -140,11 +140,15 @@ def _name(text: str | None) -> str:
 
 
 def _with_all_groups(file: ConfigFile) -> ConfigFile:
-    """The configuration without what leaves groups out: a run that trains does not need them, an evaluation does."""
+    """The configuration without what leaves groups out: a run that trains does not need them, an evaluation does.
+
+    The held-out tasks of a file of `rollouts train` are those that are evaluated.
+    """
     leaving_out = {name: None for name in ("skip_group", "mode") if getattr(file.config, name) is not None}
     if leaving_out:
         print_note(f"every group counts: {' and '.join(leaving_out)} of {file.path} are not used")
-    return replace(file, config=file.config.model_copy(update=leaving_out))
+    held_out = file.config.evaluation.tasks or file.config.tasks
+    return replace(file, config=file.config.model_copy(update={**leaving_out, "tasks": held_out}))
 
 
 def _tally(file: ConfigFile) -> Tally:
@@ -158,7 +162,7 @@ def _tally(file: ConfigFile) -> Tally:
 
 def _results(parts: RunParts, output: OutputDirectory, *, complete: bool) -> EvaluationResults:
     """The results of all groups in the output directory."""
-    from rollouts.cli.run.group_files import read_group_rows
+    from rollouts.run_config.group_files import read_group_rows
 
     tally = _tally(parts.file)
     for row in read_group_rows(output.metrics):

@@ -35,10 +35,14 @@ _NEXT = """\
 pytest                           # tests the environment, without a model
 python tiny_model.py             # writes the model directory `model`
 rollouts run run.toml --dry-run  # checks everything and prints the first prompt
-rollouts run run.toml            # writes trajectories and metrics to `out`"""
+rollouts run run.toml            # writes trajectories and metrics to `out`
+rollouts train run.toml --set output.directory=trained  # a minute or two"""
 
 #: Completions of the tiny model are random and never end by themselves.
-_MAX_TOKENS = {Template.IMAGES: 8, Template.SCORING: 8, Template.TOOLS: 64}
+_MAX_TOKENS = {Template.IMAGES: 8, Template.SCORING: 8, Template.TOOLS: 96}
+
+#: Steps on right answers after which it is right sometimes.
+_SUPERVISED = {Template.IMAGES: 30, Template.SCORING: 30, Template.TOOLS: 120}
 
 
 def project_files(name: str, template: Template) -> dict[str, str]:
@@ -52,6 +56,7 @@ def project_files(name: str, template: Template) -> dict[str, str]:
         environment=files.pop("environment.toml"),
         install=install_command("torch"),
         max_tokens=_MAX_TOKENS[template],
+        supervised=_SUPERVISED[template],
     )
     commands = _NEXT.replace("\n", "\n    ")
     files["README.md"] = files["README.md"].format(name=name, about=_ABOUT[template], commands=commands)

@@ -18,6 +18,7 @@ from rollouts.cli.report import report
 from rollouts.cli.run.command import run
 from rollouts.cli.serve import serve
 from rollouts.cli.tinker import tinker
+from rollouts.cli.train import train
 from rollouts.cli.traj.commands import traj_commands
 from rollouts.cli.view import view
 
@@ -25,7 +26,7 @@ app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 app.add_typer(traj_commands, name="traj", rich_help_panel="Look at episodes")
 for title, functions in {
     "Begin": (demo, init, doctor),
-    "Run": (run, evaluate, serve, tinker),
+    "Run": (run, train, evaluate, serve, tinker),
     "Look at episodes": (report, compare, view, render),
 }.items():
     for function in functions:

@@ -1,1 +1,1 @@
-"""`rollouts demo` trains a tiny vision-language model to read digits."""
+"""The project that `rollouts demo` writes and trains: a tiny vision-language model learns to read digits."""

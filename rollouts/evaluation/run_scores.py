@@ -39,11 +39,16 @@ class StoredRun:
 
     @classmethod
     def of(cls, text: str | os.PathLike[str]) -> Self:
-        """`DIRECTORY` or `DIRECTORY@VERSION`; a path that exists is a directory, whatever its name."""
+        """`DIRECTORY` or `DIRECTORY@VERSION`; a path that exists is a directory, whatever its name.
+
+        Where a training run has evaluated the version on held-out tasks, this is the directory of these.
+        """
         text = os.fspath(text)
         directory, mark, version = text.rpartition("@")
         if not mark or os.path.lexists(text):
             return cls(Path(text))
+        if (held_out := Path(directory, "evaluations", version)).is_dir():  # of `rollouts train`
+            return cls(held_out)
         return cls(Path(directory), version)
 
     def __str__(self) -> str:
@@ -120,7 +125,8 @@ def read_scores(stored: StoredRun, *, threshold: float, failed: FailedEpisodes) 
     rows = _stored_rows(stored, problems) if stored.metrics.exists() else _rows_of_episodes(stored, problems)
     for row in rows:
         versions[row.oldest_version] += 1
-        if stored.version in (None, row.oldest_version):
+        # Of an adapter, the version "policy@3" is named by its number, too.
+        if stored.version in (None, row.oldest_version, row.oldest_version.rpartition("@")[2]):
             scores.add(row)
             if len(data) < len(scores.places):
                 data.append(_digest(row.task_data))

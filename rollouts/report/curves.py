@@ -63,14 +63,14 @@ def group_charts(groups: Sequence[GroupMetrics]) -> list[Chart]:
 
 
 def training_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """A curve for each figure of a trainer, at most 16. Of a figure given twice for a step the last counts."""
+    """A curve for each figure of a trainer, at most 24. Of a figure given twice for a step the last counts."""
     steps: dict[int, dict[str, float]] = {}
     for row in rows:
         steps.setdefault(row["step"], {}).update(row["metrics"])
     ordered = sorted(steps)
     names = dict.fromkeys(name for step in ordered for name in steps[step])
     charts = []
-    for name in list(names)[:16]:
+    for name in list(names)[:24]:
         kept = _thinned([step for step in ordered if name in steps[step]])
         ys = [float(steps[step][name]) for step in kept]
         charts.append(Chart(name.replace("_", " "), "step", kept, [Line(name, ys)]))

@@ -1,1 +1,1 @@
-"""The configuration file of `rollouts run`, `eval` and `serve` is checked, and its objects are made."""
+"""The configuration file of `rollouts run`, `train`, `eval` and `serve` is checked, and its objects are made."""

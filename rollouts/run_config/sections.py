@@ -1,4 +1,4 @@
-"""The tables of a configuration file of `rollouts run`, `eval` and `serve`, as pydantic models.
+"""The tables of a configuration file of `rollouts run`, `train`, `eval` and `serve`, as pydantic models.
 
 What a value may be stands here, in the types of the keys and in the validators, and is checked here alone.
 Types are strict: a number in quotes is no number. A path is relative to the directory of the configuration
@@ -466,15 +466,96 @@ class OutputSection(Section):
 
 
 class EvaluationSection(Section):
-    """How `rollouts eval` counts (`rollouts.evaluation.Tally`).
+    """How `rollouts eval` counts (`rollouts.evaluation.Tally`), and the held-out tasks of `rollouts train`.
 
     An episode succeeds if its total reward is at least `threshold`. `failed` says how failed episodes count;
     `k` are those of pass@k and pass^k, by default the powers of 2 up to `group_size`, and `group_size`.
+
+    `rollouts train` plays `samples` episodes of each of the `tasks` before the first step, after every
+    `every` steps and after the last.
     """
 
     threshold: Finite = 1.0
     failed: Literal["zero", "exclude"] = "zero"
     k: list[Count] | None = None
+    tasks: TasksSection | None = None
+    every: Count = 10
+    samples: Count = 1
+
+
+class SupervisedSection(Section):
+    """Supervised steps before the first step of `rollouts train`, on the conversations of the `tasks`.
+
+    The data of a task is `{"messages": [...]}`, with tools also `"tools"`. A step takes `batch`
+    conversations; its loss is the mean over the tokens of the assistant's messages, or with `turns = "last"`
+    of the last one.
+    """
+
+    tasks: TasksSection
+    steps: Count
+    batch: Count = 32
+    learning_rate: NotNegative = 1e-4
+    warmup_steps: CountOrZero = 0
+    turns: Literal["all", "last"] = "all"
+
+
+class TrainSection(Section):
+    """How `rollouts train` learns: `steps` steps, each on the episodes of `groups` tasks.
+
+    - `lora_rank`, `lora_alpha`: those of the adapter (`LoraOptions`); a rank of 0 trains all parameters, in
+      float32. `dtype` is that of the base model in the trainer.
+    - `loss`, `loss_options`: name and options as `Trainer.forward_backward` takes them; the sum is divided
+      by the trained tokens or by the episodes (`mean_over`).
+    - `baseline`, `scale`: of `group_advantages`. `kl`: the advantage of a token has less `kl` times the log
+      of the ratio of its probabilities under sampler and base model (the adapter off).
+    - `learning_rate` rises over `warmup_steps` and then follows `schedule`, down to the share `final_rate`
+      of it at the last step. `adam` are the other fields of `AdamParams`.
+    - Each step goes `epochs` times over its rows, in `minibatches` random parts with an optimizer step each.
+      `tokens_per_pass` bounds the memory (`Trainer`).
+    - `max_row_tokens`: rows are cut to so many tokens (`truncate_sample`).
+    - `max_mismatch`, in nats: the run stops before a step in which the mean |difference| of an episode that
+      the current weights have sampled is larger; by default 1e-3 in float32 and 0.05 in bfloat16.
+    - `shuffle`: whether each pass over the tasks has an order of its own. `revisit_degenerate`: the share of
+      the tasks whose last group had equal rewards that a pass takes.
+    - A checkpoint is written after every `checkpoint_every` steps; the last `keep` are kept, and the best.
+    - `threads` of torch.
+    """
+
+    steps: Count
+    groups: Count
+    lora_rank: Annotated[int, Field(ge=0, le=512)] = 32
+    lora_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    loss: Text = "ppo"
+    loss_options: dict[Text, Finite] = Field(default_factory=dict)
+    mean_over: Literal["tokens", "episodes"] = "tokens"
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    scale: Literal["group", "batch", "none"] = "group"
+    kl: NotNegative = 0.0
+    learning_rate: NotNegative = 1e-4
+    warmup_steps: CountOrZero = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    adam: dict[Text, Finite] = Field(default_factory=lambda: {"grad_clip_norm": 1.0})
+    epochs: Count = 1
+    minibatches: Count = 1
+    tokens_per_pass: Count = 8192
+    max_row_tokens: Count | None = None
+    max_mismatch: Annotated[float | None, Field(gt=0)] = None
+    shuffle: bool = True
+    revisit_degenerate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    checkpoint_every: Count = 1
+    keep: Count = 2
+    threads: Count | None = None
+
+    @field_validator("kl")
+    @classmethod
+    def _has_an_adapter_to_turn_off(cls, kl: float, checked: ValidationInfo) -> float:
+        if kl and not checked.data.get("lora_rank"):
+            raise ValueError(
+                "with lora_rank = 0 there is no base model to compare with; train an adapter, or remove kl"
+            )
+        return kl
 
 
 class EngineConfig(Section):
@@ -497,6 +578,8 @@ class EngineConfig(Section):
     skip_group: ImportPath | None = None
     teacher: TeacherSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
+    train: TrainSection | None = None
+    supervised: SupervisedSection | None = None
     stop_after_failed_groups: CountOrZero = 8
     seed: CountOrZero = 0
     group_size: Count = 1

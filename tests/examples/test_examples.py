@@ -3,17 +3,13 @@
 import asyncio
 import importlib.util
 import re
-import shutil
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from engine_server import EngineVLLM
-from server_thread import served
 
-from rollouts.engines.vllm import write_tied_head
 from transport import read_records
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -65,26 +61,14 @@ def test_a_student_reads_digits_after_distillation_from_its_own_episodes(tmp_pat
     assert curves["accuracy"][0] < 0.1
     assert curves["accuracy"][-1] > 0.2  # chance is 0.1
     assert curves["divergence"][-1] < curves["divergence"][1]
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least_reward"), [("grpo_multiturn", 0), ("tell_tones", 1e-9)])
+@pytest.mark.parametrize(("name", "least_reward"), [("tell_tones", 1e-9)])
 def test_a_model_trains_on_the_log_probabilities_that_its_sampler_reported(name, least_reward):
     rewards, mismatches = load(name).main(["--quick"])
     assert len(rewards) == len(mismatches) == 3
     assert max(rewards) >= least_reward
-    assert max(mismatches) < 1e-4
-
-
-@pytest.mark.slow
-def test_grpo_gives_a_server_the_weights_of_each_step(tiny_model_dir, tmp_path):
-    directory = shutil.copytree(tiny_model_dir, tmp_path / "model")  # new weights are written below it
-    write_tied_head(directory)
-    with served(EngineVLLM(directory)) as server:
-        arguments = ["--quick", "--model", str(directory), "--base-url", server.base_url]
-        _, mismatches = load("grpo_multiturn").main(arguments)
-    assert server.loaded == [str(directory), *(str(directory / "updates" / step) for step in "012")]
     assert max(mismatches) < 1e-4
 
 

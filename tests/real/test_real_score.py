@@ -12,11 +12,11 @@ from run_config_files import FOURS, write_run
 
 from renderers import build_training_sample, load_renderer
 from rollouts import VLLMEngine
-from rollouts.cli.run.run_parts import make_parts
 from rollouts.models.loading import load_model
 from rollouts.run_config.config_file import read_config
 from rollouts.run_config.engines import connect
 from rollouts.run_config.errors import RunConfigError
+from rollouts.run_config.run_parts import make_parts
 from rollouts.training import TrainingBatch, candidate_logprobs, sample_from_rendered, score, token_logprobs
 
 CLOSE, FAR = 1e-4, 1e-2

@@ -49,6 +49,10 @@ def test_the_test_of_a_new_project_passes_and_its_run_runs(
     assert run.exit_code == 0, run.output
     summary = json.loads((project / "out/summary.json").read_text())
     assert (summary["groups"], summary["failed"]) == (2, 0)
+    options = ["output.directory=trained", "train.steps=1", "train.groups=2", "supervised.steps=2"]
+    trained = rollouts("train", project / "run.toml", *(part for one in options for part in ("--set", one)))
+    assert trained.exit_code == 0, trained.output
+    assert (project / "trained/last/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("existing", ["run.toml", "README.md", ".gitignore"])

@@ -19,9 +19,9 @@ from rollouts.terminal.text import counted, exit_with_error, print_error, print_
 
 if TYPE_CHECKING:
     from rollouts.cli.run.execution import MakeWorkers
-    from rollouts.cli.run.output import OutputDirectory
-    from rollouts.cli.run.run_parts import RunParts
     from rollouts.run_config.config_file import ConfigFile
+    from rollouts.run_config.output import OutputDirectory
+    from rollouts.run_config.run_parts import RunParts
 
 #: The time for the report at the end of a run, and after Ctrl-C, where a run must end soon.
 REPORT_SECONDS = 30.0
@@ -54,10 +54,10 @@ def run(
     **values: Any,
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
-    from rollouts.cli.run.output import prepare_output
     from rollouts.cli.run.ray_workers import ray_workers_of_run
     from rollouts.cli.run.summary import print_summary
     from rollouts.run_config.config_file import read_config
+    from rollouts.run_config.output import prepare_output
 
     check_rerun(rerun_failed, resume=resume, limit=limit)
     with exit_on_problems():
@@ -95,11 +95,13 @@ def exit_on_problems() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def checked_parts(file: ConfigFile, *, limit: int | None, resume: bool, dry_run: bool) -> RunParts:
+def checked_parts(
+    file: ConfigFile, *, limit: int | None, resume: bool, dry_run: bool, trains: bool = False
+) -> RunParts:
     """The parts, after a check of the tasks. Raises `RunConfigError` and `TaskFileError`."""
     from rollouts.cli.run.dry_run import print_first_prompt
-    from rollouts.cli.run.output import check_output
-    from rollouts.cli.run.run_parts import make_parts
+    from rollouts.run_config.output import check_output
+    from rollouts.run_config.run_parts import make_parts
     from rollouts.run_config.tasks import FileTaskSource
 
     parts = make_parts(file, offline=dry_run)
@@ -107,12 +109,12 @@ def checked_parts(file: ConfigFile, *, limit: int | None, resume: bool, dry_run:
         with Console(stderr=True).status("checking the tasks"):
             parts.tasks.check(limit)
     if dry_run:
-        check_output(file, resume=resume)
+        check_output(file, resume=resume, trains=trains)
         print_first_prompt(parts, Console())
     return parts
 
 
-def _resume_command() -> str:
+def resume_command() -> str:
     """The command that continues this one where it is interrupted."""
     options = [option for option in sys.argv[1:] if option not in ("--resume", "--rerun-failed")]
     return shlex.join(["rollouts", *options, "--resume"])
@@ -130,21 +132,21 @@ def run_and_report(
     """Run, then write the summary, `show` it and write the report, also after Ctrl-C and an error of the run."""
     from rollouts.cli.report import write_report_at_the_end
     from rollouts.cli.run.execution import Execution
-    from rollouts.cli.run.group_files import read_group_rows
     from rollouts.cli.run.summary import summarise, write_summary
+    from rollouts.run_config.group_files import read_group_rows
     from rollouts.runner.errors import JournalOfAnotherRunError
     from rollouts.terminal.interrupts import exit_interrupted
 
     console = Console()
     started = time.monotonic()
-    resume_command = _resume_command()
+    to_resume = resume_command()
     execution = Execution(
         parts,
         output,
         limit=limit,
         console=console,
         make_workers=make_workers,
-        resume_command=resume_command,
+        resume_command=to_resume,
         rerun_failed=rerun_failed,
     )
 
@@ -171,7 +173,7 @@ def run_and_report(
     except KeyboardInterrupt:
         if execution.metrics is not None:
             report(complete=False, report_seconds=INTERRUPTED_REPORT_SECONDS)
-            print_line(f"interrupted; to continue: {resume_command}")
+            print_line(f"interrupted; to continue: {to_resume}")
         else:
             print_line("interrupted before the first episode")
         exit_interrupted()

@@ -12,12 +12,12 @@ from renderers import MediaPolicy, Message, RenderedTokens, RendererPool, Templa
 from renderers.messages import PLURALS, is_media_part, media_value, part_kind
 from rollouts.cli.render.token_cells import token_cells
 from rollouts.cli.render.token_lines import View, print_tokens
-from rollouts.cli.run.run_parts import RunParts
 from rollouts.engines.protocol import ChatAnswer, ChatEngine, Engine, GenerateRequest, GenerateResult, TokenListener
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import RolloutsError
 from rollouts.run_config.engines import media_policy
-from rollouts.run_config.sections import EndpointEngineSection
+from rollouts.run_config.run_parts import RunParts
+from rollouts.run_config.sections import EndpointEngineSection, TrainSection
 from rollouts.run_config.tasks import first_tasks
 from rollouts.runner.group import Group
 from rollouts.runner.retries import RetryPolicy
@@ -164,3 +164,15 @@ def _counts(rendered: RenderedTokens, tools: int) -> str:
             tokens = f" of {counted(sum(lengths), 'token')}" if lengths else ""
             counts.append(f"{counted(len(lengths), plural.removesuffix('s'))}{tokens}")
     return ", ".join(counts)
+
+
+def print_training_sizes(parts: RunParts, section: TrainSection, console: Console) -> None:
+    """Print what a step of training samples at most, and the memory of its model, from the files of the model."""
+    config = parts.file.config
+    episodes = section.groups * config.group_size
+    turns = "" if config.limits.max_turns is None else f" of at most {config.limits.max_turns} turns"
+    line = f"a step: {episodes:,} episodes{turns}, {config.sampling.max_tokens:,} tokens each turn"
+    assert config.renderer is not None
+    directory = parts.file.resolve(getattr(config.engine, "directory", config.renderer.model))
+    held = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    console.print(f"{line}; weights of {held / 1e9:.2f} GB in files", soft_wrap=True, highlight=False)

@@ -12,25 +12,22 @@ from typing import TypeAlias
 
 from rich.console import Console
 
-from rollouts.cli.run.group_files import GroupFiles
-from rollouts.cli.run.output import OutputDirectory
-from rollouts.cli.run.run_parts import RunParts
 from rollouts.cli.run.stored_groups import StoredGroups, remove_failed_groups
 from rollouts.engines.protocol import ChatEngine, Engine
 from rollouts.observability import (
     EngineMonitor,
     JsonLinesSink,
     MetricHistory,
-    MetricSink,
     ProgressDisplay,
     RendererStats,
     RunMetrics,
-    TensorBoardSink,
-    WandbSink,
 )
 from rollouts.observability.metric_sinks import last_step
 from rollouts.observability.run_metrics import Source
 from rollouts.run_config.engines import connect
+from rollouts.run_config.group_files import GroupFiles
+from rollouts.run_config.output import OutputDirectory, metric_sinks
+from rollouts.run_config.run_parts import RunParts
 from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks
 from rollouts.runner.group_run import ScoreEpisode
 from rollouts.runner.journal import Journal
@@ -115,7 +112,7 @@ class Execution:
                 stored = await asyncio.to_thread(StoredGroups, self.output)
             journal.count_as_delivered(stored.task_ids, lost=stored.without_record)
             self.journal = journal
-            sinks = self._sinks()
+            sinks = [JsonLinesSink(self.output.runner_metrics), *metric_sinks(parts.file, self.output)]
             self.metrics = metrics = RunMetrics(sources=sources)
             runner = parts.make_runner(place, journal=journal, listeners=[metrics], score_episode=score_episode)
             progress = ProgressDisplay(metrics, total_groups=limit, console=self.console)
@@ -135,16 +132,6 @@ class Execution:
                     with GroupFiles(self.output) as files:
                         await _complete_rows(runner, parts.tasks, stored, files)
                         await _write_groups(runner, tasks, files)
-
-    def _sinks(self) -> list[MetricSink]:
-        output = self.parts.file.config.output
-        sinks: list[MetricSink] = []
-        if output.tensorboard:
-            sinks.append(TensorBoardSink(self.output.tensorboard))
-        if output.wandb is not None:
-            with self.parts.file.naming("output", "wandb"):
-                sinks.append(WandbSink(**output.wandb.model_dump(), directory=self.output.path))
-        return [JsonLinesSink(self.output.runner_metrics), *sinks]
 
 
 async def _complete_rows(runner: Runner, tasks: TaskSource, stored: StoredGroups, files: GroupFiles) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollouts.cli.run.group_files import read_group_rows, write_errors_name
-from rollouts.cli.run.output import OutputDirectory
 from rollouts.errors import CommandFileError
 from rollouts.files import replaced_file
 from rollouts.observability.metric_sinks import cut_incomplete_line
+from rollouts.run_config.group_files import read_group_rows, write_errors_name
+from rollouts.run_config.output import OutputDirectory
 from rollouts.trajectory.tree import Trajectory
 from transport import DecodeError, MalformedError, RecordReader
 from transport.records.rewriting import writer_beside

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from run_config_files import CONFIG, write_run
 
-from rollouts.cli.run.run_parts import RunParts, make_parts
 from rollouts.run_config.config_file import read_config
 from rollouts.run_config.errors import TaskFileError
+from rollouts.run_config.run_parts import RunParts, make_parts
 from rollouts.run_config.tasks import FileTaskSource
 from rollouts.task import Task
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from run_config_files import CONFIG, changed, run, write_run
 
-from rollouts.cli.run.run_parts import make_parts
 from rollouts.run_config.config_file import Change, read_config
 from rollouts.run_config.errors import ConfigProblem, RunConfigError
+from rollouts.run_config.run_parts import make_parts
 from rollouts.testing import tiny_qwen3_vl
 
 ENGINE = 'kind = "scripted"\ncompletions = ["4", "7"]'

@@ -15,11 +15,11 @@ from run_config_files import CONFIG, FOURS, groups_of, rows_of, run, summary_of,
 
 from renderers import load_renderer
 from rollouts import LocalEngine
-from rollouts.cli.run.run_parts import make_parts
 from rollouts.cli.run.summary import print_summary
 from rollouts.report.charts import number_text
 from rollouts.run_config.config_file import read_config
 from rollouts.run_config.errors import RunConfigError
+from rollouts.run_config.run_parts import make_parts
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import samples_from_trajectory, score
 

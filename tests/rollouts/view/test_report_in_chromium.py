@@ -86,7 +86,7 @@ def test_the_report_that_the_demonstration_wrote_opens(tmp_path, open_page):
     for name in ("report.html", "viewer.html"):
         shutil.copy(Path(os.environ["MMROLLOUTS_DEMO_OUT"]) / name, tmp_path / name)
     opened = open_page(tmp_path / "report.html")
-    for title in ("values: accuracy", "values: loss", "values: tokens after image"):
+    for title in ("values: reward", "values: loss", "values: tokens after image"):
         assert title in opened.texts("summary"), title
     assert (tmp_path / "report.html").stat().st_size < 300_000
     check(opened, "demo")

@@ -13,10 +13,10 @@ from run_config_files import FOURS, write_run
 from runner_world import Counting, make_runner, tasks
 
 from rollouts import VLLMEngine
-from rollouts.cli.run.run_parts import make_parts
 from rollouts.run_config.config_file import read_config
 from rollouts.run_config.engines import connect
 from rollouts.run_config.errors import RunConfigError
+from rollouts.run_config.run_parts import make_parts
 from rollouts.runner import RetryPolicy
 from rollouts.runner.events import EpisodeWaiting
 from rollouts.training import score, with_scores

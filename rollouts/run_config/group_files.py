@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from pydantic import ValidationError
 
-from rollouts.cli.run.output import OutputDirectory
 from rollouts.errors import CommandFileError
 from rollouts.observability.group_metrics import GroupMetrics, line_violation
+from rollouts.run_config.output import OutputDirectory
 from rollouts.runner.group import Group
 from transport import RecordWriter
 
@@ -39,10 +39,14 @@ def read_group_rows(path: Path) -> Iterator[StoredRow]:
 
 
 class GroupFiles:
-    """Writes groups: the episodes of each as one record of `trajectories.mmr`, and a line of `metrics.jsonl`."""
+    """Writes groups: the episodes of each as one record of `trajectories.mmr`, and a line of `metrics.jsonl`.
 
-    def __init__(self, output: OutputDirectory) -> None:
+    `durable`: whether a group is on the disk when `write` returns.
+    """
+
+    def __init__(self, output: OutputDirectory, *, durable: bool = True) -> None:
         self._output = output
+        self._durable = durable
         with write_errors_name(output.trajectories):
             self._trajectories = RecordWriter(output.trajectories)
         with write_errors_name(output.metrics):
@@ -52,8 +56,14 @@ class GroupFiles:
         """Write a group to the disk. Raises `CommandFileError`, as when the disk is full."""
         with write_errors_name(self._output.trajectories):
             self._trajectories.append(list(group.episodes))
-            self._trajectories.flush()
+            if self._durable:
+                self._trajectories.flush()
         self.write_row(group)
+
+    def write_all(self, groups: Sequence[Group]) -> None:
+        """`write` each group."""
+        for group in groups:
+            self.write(group)
 
     def write_row(self, group: Group) -> None:
         """Write the line of a group whose record is written. Raises as `write`."""

@@ -32,6 +32,7 @@ from rollouts.run_config.teacher import Teacher, make_teacher
 from rollouts.runner.events import Listener
 from rollouts.runner.group_run import ScoreEpisode
 from rollouts.runner.journal import Journal
+from rollouts.runner.modes import Mode
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
 from rollouts.task import MakeEnvironment
@@ -87,23 +88,31 @@ class RunParts:
         self,
         place: Engine | ChatEngine | WorkerPool,
         *,
-        journal: Journal,
         listeners: Sequence[Listener],
+        journal: Journal | None = None,
         score_episode: ScoreEpisode | None = None,
+        mode: Mode | None = None,
+        group_size: int | None = None,
+        tasks: TaskSource | None = None,
+        engine: Engine | None = None,
     ) -> Runner:
-        """The runner of the configuration; its episodes run here with an engine, or on workers."""
+        """The runner of the configuration; its episodes run here with an engine, or on workers.
+
+        `mode` and `group_size` take the place of those of the file, `tasks` are those of `collect`; `engine`
+        gets the updates of the weights where the episodes run on workers.
+        """
         config = self.file.config
         workers = place if isinstance(place, WorkerPool) else None
         return Runner(
             None if workers else self.make_environment,
-            None if isinstance(place, WorkerPool) else place,
+            engine if isinstance(place, WorkerPool) else place,
             None if workers else self.renderer,
             sampling=self.sampling,
-            group_size=config.group_size,
+            group_size=group_size or config.group_size,
             limits=self.limits,
             concurrency=config.concurrency,
             retry=RetryPolicy(**config.retry.model_dump()),
-            mode=make_mode(self.file),
+            mode=mode or make_mode(self.file),
             seed=config.seed,
             group_rewards=self.group_rewards,
             skip_group=self.skip_group,
@@ -111,6 +120,7 @@ class RunParts:
             stop_after_failed_groups=config.stop_after_failed_groups,
             journal=journal,
             listeners=listeners,
+            tasks=tasks,
             workers=workers,
         )
 

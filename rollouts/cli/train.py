@@ -1,0 +1,142 @@
+"""`rollouts train CONFIG`: reinforcement learning on the episodes that a configuration file describes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rollouts.cli.options import SET, changes_of, takes
+from rollouts.cli.run.command import (
+    INTERRUPTED_REPORT_SECONDS,
+    REPORT_SECONDS,
+    DryRun,
+    Resume,
+    checked_parts,
+    exit_on_problems,
+    resume_command,
+)
+from rollouts.errors import RolloutsError
+from rollouts.terminal.interrupts import defer_interrupts, exit_interrupted, run_with_deadline
+from rollouts.terminal.text import print_line
+
+if TYPE_CHECKING:
+    from rollouts.run_config.config_file import ConfigFile
+    from rollouts.run_config.sections import TasksSection
+    from rollouts.run_config.tasks import TaskSource
+    from rollouts.task import Task
+    from rollouts.train.loop import Training
+
+
+@takes(SET)
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; docs/train.md describes its keys.")],
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    **values: Any,
+) -> None:
+    """Train the model of a configuration file on the rewards of its episodes; write checkpoints and a report."""
+    from rollouts.run_config.config_file import read_config
+
+    with exit_on_problems():
+        file = read_config(config, changes_of((SET,), values))
+        train_from(file, resume_command(), resume=resume, dry_run=dry_run)
+
+
+def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_run: bool = False) -> None:
+    """Train as a configuration says. Raises `RunConfigError`; exits after Ctrl-C.
+
+    `to_resume` is the command that continues the run.
+    """
+    from rollouts.run_config.output import check_output, prepare_output
+
+    if (section := file.config.train) is None:
+        raise file.error(("train",), "the table is missing; add [train] with steps and groups")
+    check_output(file, resume=resume, trains=True)
+    parts = checked_parts(file, limit=None, resume=resume, dry_run=dry_run, trains=True)
+    held_out = _tasks(file, "evaluation", file.config.evaluation.tasks)
+    conversations = _conversations(file)
+    if dry_run:
+        from rollouts.cli.run.dry_run import print_training_sizes
+
+        print_training_sizes(parts, section, Console())
+        return
+    output = prepare_output(file, resume=resume, trains=True)
+    output.checkpoints.mkdir(exist_ok=True)  # what says that it is the directory of a training run
+    # Threads of torch that spin between two calls would slow down the rest of the process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with defer_interrupts():
+        from rollouts.train.loop import Training
+
+    _run(Training(parts, section, output, Console(), held_out, conversations), to_resume)
+
+
+def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> TaskSource | None:
+    """The tasks of a table beside [tasks]. Raises `RunConfigError`."""
+    from rollouts.run_config.sections import TasksOfVerifiers
+    from rollouts.run_config.tasks import make_tasks
+
+    if section is None:
+        return None
+    own = replace(file, config=file.config.model_copy(update={"tasks": section}), prefix=(table,))
+    if isinstance(section, TasksOfVerifiers):
+        raise own.error(("tasks", "kind"), "the taskset has the tasks of [tasks] alone; name a file or an import path")
+    return make_tasks(own)
+
+
+def _conversations(file: ConfigFile) -> Sequence[Task] | None:
+    from collections.abc import Iterable
+
+    if (section := file.config.supervised) is None:
+        return None
+    tasks = _tasks(file, "supervised", section.tasks)
+    found = list(tasks) if isinstance(tasks, Iterable) else []
+    for task in found:
+        messages = task.data.get("messages") if isinstance(task.data, dict) else None
+        if not isinstance(messages, list) or not any(one.get("role") == "assistant" for one in messages):
+            reason = f'task {task.task_id:.80} has no "messages" with one of the assistant'
+            raise file.error(("supervised", "tasks"), f"{reason}; write the conversation that is learned")
+    if not found:
+        raise file.error(("supervised", "tasks"), "there is no conversation; name a list or a file with at least one")
+    return found
+
+
+def _run(training: Training, to_resume: str) -> None:
+    """Train, then write the summary and the report, also after Ctrl-C and an error."""
+    started = time.monotonic()
+    cure = f"to continue: {to_resume}"
+    try:
+        run_with_deadline(training.run(), 4.0, f"interrupted, and stopped at once; {cure}")
+    except KeyboardInterrupt:
+        _report(training, started, complete=False, seconds=INTERRUPTED_REPORT_SECONDS)
+        print_line(f"interrupted; {cure}")
+        exit_interrupted()
+    except BaseException:
+        with suppress(OSError, RolloutsError):  # on a full disk nothing can be written
+            _report(training, started, complete=False)
+        raise
+    _report(training, started, complete=True)
+    print_line(f"in {training.output.path}: last, checkpoints, trajectories.mmr, training.jsonl")
+
+
+def _report(training: Training, started: float, *, complete: bool, seconds: float = REPORT_SECONDS) -> None:
+    from rollouts.cli.report import write_report_at_the_end
+    from rollouts.cli.run.summary import summarise, write_summary
+    from rollouts.run_config.group_files import read_group_rows
+
+    output, parts = training.output, training.parts
+    if training.metrics is None or not output.trajectories.exists():  # it has not begun
+        return
+    rows = (row.values for row in read_group_rows(output.metrics))
+    metrics = training.metrics.metrics()
+    summary = summarise(rows, complete=complete, process_seconds=time.monotonic() - started, metrics=metrics)
+    write_summary(output.summary, {**summary, "configuration": parts.description()})
+    if parts.file.config.output.report:
+        write_report_at_the_end(output.path, renderer=parts.renderer, seconds=seconds)

@@ -1,0 +1,1 @@
+"""`rollouts train` learns from the episodes of a configuration file, step by step, and continues after a kill."""

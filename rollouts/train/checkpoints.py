@@ -1,0 +1,108 @@
+"""Checkpoints of a training run, from which it continues as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rollouts.files import replaced_path
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.output import OutputDirectory
+from rollouts.train.policy import NAME
+from rollouts.training.trainer import Trainer
+
+_STATE: Final = "state.json"
+#: Keys of [train] that may change while a run continues.
+_CHANGEABLE: Final = ("steps", "max_mismatch", "checkpoint_every", "keep", "threads", "tokens_per_pass")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """A run after `step` steps.
+
+    `tasks`: those that are done (`TaskOrder.state`). `best_step` is the step with the largest held-out
+    reward, `best_reward`, of those that were evaluated. `files`: the bytes of each file that the run appends
+    to. Everything random is derived from the seed, the step and the task, so that nothing of it is kept.
+    """
+
+    step: int = 0
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+    best_step: int | None = None
+    best_reward: float | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The directory `checkpoints` of a run: `step-N` with the trainer's file and a `TrainingState` each.
+
+    A checkpoint appears whole. What the run has appended to its files after the newest one is cut off when
+    it continues, because the steps behind it are taken again. `configuration` must not change meanwhile.
+    """
+
+    def __init__(self, output: OutputDirectory, file: ConfigFile, configuration: Mapping[str, Any], keep: int) -> None:
+        self._output = output
+        self._file = file
+        trained = {name: value for name, value in configuration["train"].items() if name not in _CHANGEABLE}
+        self._configuration = {**configuration, "train": trained}
+        self._keep = keep
+
+    def save(self, trainer: Trainer, state: TrainingState) -> TrainingState:
+        """Write a checkpoint, and remove those that are neither among the last nor the best one."""
+        sizes = {path.name: _synced_size(path) for path in self._output.appended if path.exists()}
+        state = replace(state, files=sizes)
+        content = json.dumps({**asdict(state), "configuration": self._configuration})
+        with replaced_path(self._output.checkpoints / f"step-{state.step}") as directory:
+            trainer.save(NAME, directory)
+            (directory / _STATE).write_text(content, "utf-8")
+            for path in directory.iterdir():
+                _synced_size(path)
+        for step in self._steps()[: -self._keep]:
+            if step != state.best_step:
+                shutil.rmtree(self._output.checkpoints / f"step-{step}")
+        return state
+
+    def restore(self, trainer: Trainer) -> TrainingState | None:
+        """Continue from the newest checkpoint: its weights, and the files as they were. None: there is none yet.
+
+        Raises `RunConfigError` where the configuration is another one.
+        """
+        steps = self._steps()
+        state = TrainingState()
+        if steps:
+            directory = self._output.checkpoints / f"step-{steps[-1]}"
+            held = json.loads((directory / _STATE).read_text("utf-8"))
+            self._check(held.pop("configuration"))
+            state = TrainingState(**held)
+            trainer.load(NAME, directory)
+        for path in self._output.appended:
+            if path.exists():
+                os.truncate(path, min(state.files.get(path.name, 0), path.stat().st_size))
+        for path in self._output.checkpoints.glob(".*.partial"):  # of a killed process
+            shutil.rmtree(path)
+        return state if steps else None
+
+    def _steps(self) -> list[int]:
+        """The steps of the checkpoints, ascending. One without a state was being removed by a killed process."""
+        found = self._output.checkpoints.glob(f"step-*/{_STATE}")
+        return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+
+    def _check(self, held: Mapping[str, Any]) -> None:
+        for name in self._configuration.keys() | held.keys():
+            if (now := self._configuration.get(name)) != (before := held.get(name)):
+                key: Sequence[str] = (name,)
+                if isinstance(now, dict) and isinstance(before, dict):
+                    key = (name, next(one for one in now.keys() | before.keys() if now.get(one) != before.get(one)))
+                reason = "it has changed since the run began; write the earlier value, or another output directory"
+                raise self._file.error(tuple(key), reason)
+
+
+def _synced_size(path: Path) -> int:
+    """The bytes of a file, which are on the disk when this returns."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size

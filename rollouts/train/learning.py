@@ -1,0 +1,242 @@
+"""A training step: samples of groups, their mismatch and its limit, gradients, the optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+
+from renderers import build_training_samples
+from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.observability import TrainingLog
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.sections import SupervisedSection, TrainSection
+from rollouts.runner.group import Group
+from rollouts.task import Task
+from rollouts.train.policy import NAME, Policy
+from rollouts.training import (
+    MismatchReport,
+    TrainingBatch,
+    TrainingSample,
+    diagnose_mismatch,
+    diagnosis_text,
+    group_advantages,
+    mismatch_report,
+    sample_from_rendered,
+    samples_from_trajectory,
+    truncate_sample,
+)
+from rollouts.training.named_losses import loss_options
+from rollouts.training.trainer import AdamParams, LoraOptions, LossResult, datum_from_sample
+
+#: Losses with a gradient where all advantages are 0.
+_WITHOUT_ADVANTAGES: Final = frozenset({"dro", "reverse_kl", "forward_kl", "jsd"})
+#: The base model in the trainer: an adapter that is never trained, and so changes nothing.
+_START: Final = "start"
+_DEFAULT_MISMATCH: Final = {"float32": 1e-3, "bfloat16": 0.05}
+_EXAMINED: Final = 4  # episodes whose mismatch is diagnosed
+
+
+class Learner:
+    """Takes the training steps of a policy. Raises `RunConfigError` for a loss or numbers that do not exist."""
+
+    def __init__(self, policy: Policy, file: ConfigFile, section: TrainSection) -> None:
+        self._policy = policy
+        self._trainer = policy.trainer
+        self._section = section
+        self._seed = file.config.seed
+        with file.naming("train"):
+            # A correction of the mismatch, by name, belongs beside these.
+            self._options = loss_options(section.loss, section.loss_options)
+            try:
+                self._adam = AdamParams(learning_rate=section.learning_rate, **section.adam)
+            except TypeError as error:
+                raise ArgumentError("adam", section.adam, "pass fields of AdamParams, such as weight_decay") from error
+            if section.kl:
+                self._trainer.create_model(_START, lora=LoraOptions(rank=1, seed=0))
+
+    def learn(self, groups: Sequence[Group], step: int, log: TrainingLog, figures: dict[str, float]) -> float:
+        """Take a step on the episodes of `groups`; write its figures, with `figures`. Returns the largest mismatch.
+
+        Raises `RolloutsError`, before the optimizer's step, where the mismatch is too large.
+        """
+        samples = self._samples(groups, step)
+        if self._section.kl:
+            samples = self._near_the_start(samples, figures)
+        minibatches = self._minibatches(samples, step)
+        logprobs: list[np.ndarray] = [np.empty(0)] * len(samples)
+        results: list[LossResult] = []
+        first = minibatches[0] if minibatches else []
+        if first:
+            results.append(self._forward_backward([samples[index] for index in first]))
+            _put(logprobs, first, results[0])
+        rest = [index for index in range(len(samples)) if index not in set(first)]
+        if rest:
+            data = [datum_from_sample(samples[index], self._section.loss) for index in rest]
+            _put(logprobs, rest, self._trainer.forward(NAME, data, self._section.loss, self._options))
+        version = self._policy.version(step - 1)
+        report = _report(samples, logprobs, version)
+        self._check(samples, report, step, log, figures)
+        rate = learning_rate(self._section, step)
+        norms = []
+        for number, indices in enumerate(minibatches):
+            if number:
+                results.append(self._forward_backward([samples[index] for index in indices]))
+            norms.append(self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))["grad_norm"])
+        figures |= _means([result.metrics for result in results])
+        figures |= {"grad_norm": float(np.mean(norms)) if norms else 0.0, "learning_rate": rate}
+        figures["entropy"] = -float(np.mean(report.compared.sampler))
+        log.write(step, figures, mismatch=report)
+        return report.max_abs
+
+    def warm_start(self, tasks: Sequence[Task], section: SupervisedSection, log: TrainingLog) -> None:
+        """Supervised steps on the conversations of the tasks, which each pass shuffles."""
+        samples: list[TrainingSample] = []
+        for task in tasks:
+            messages = task.data["messages"]
+            last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+            mask = [index == last for index in range(len(messages))] if section.turns == "last" else None
+            tools = task.data.get("tools")
+            built = build_training_samples(self._policy.renderer, messages, tools=tools, message_loss_mask=mask)
+            samples += [sample_from_rendered(each, name=task.task_id) for each in built]
+        order = np.random.default_rng(self._seed)
+        queue: list[int] = []
+        for step in range(1, section.steps + 1):
+            while len(queue) < min(section.batch, len(samples)):
+                queue += order.permutation(len(samples)).tolist()
+            chosen, queue = queue[: section.batch], queue[section.batch :]
+            tokens = sum(int(samples[index].loss_mask.sum()) for index in chosen)
+            data = [datum_from_sample(_divided(samples[index], tokens), "cross_entropy") for index in chosen]
+            loss = self._trainer.forward_backward(NAME, data, "cross_entropy").metrics["loss:sum"]
+            rate = section.learning_rate * min(1.0, step / max(section.warmup_steps, 1))
+            self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))
+            # Before the first step on rewards: training.jsonl has ascending steps.
+            log.write(step - section.steps, {"supervised_loss": loss})
+
+    def _samples(self, groups: Sequence[Group], step: int) -> list[TrainingSample]:
+        section, renderer = self._section, self._policy.renderer
+        played = [(group, index, episode) for group in groups for index, episode in group.succeeded()]
+        if not played:
+            errors = [episode.error for group in groups for episode in group.episodes]
+            raise RolloutsError(f"step {step}: every episode failed; the first error: {errors[0]:.1000}")
+        rewards = [float(group.rewards[index]) for group, index, _ in played]
+        names = [group.task.task_id for group, _, _ in played]
+        advantages = group_advantages(rewards, names, baseline=section.baseline, scale=section.scale)
+        samples = []
+        for (group, index, episode), advantage in zip(played, advantages.tolist(), strict=True):
+            weighted = advantage * float(group.sample_weights[index])
+            samples += samples_from_trajectory(episode, advantage=weighted, processors=renderer.processors)
+        if (most := section.max_row_tokens) is not None:
+            samples = [truncate_sample(sample, most)[0] for sample in samples]
+        return [sample for sample in samples if sample.loss_mask[1:].any()]
+
+    def _near_the_start(self, samples: Sequence[TrainingSample], figures: dict[str, float]) -> list[TrainingSample]:
+        """The samples with the advantages of a penalty for the distance to the base model (k1 of each token)."""
+        data = [datum_from_sample(sample, "cross_entropy") for sample in samples]
+        start = self._trainer.forward(_START, data, "cross_entropy").logprobs
+        penalised, distances = [], []
+        for sample, of_start in zip(samples, start, strict=True):
+            distance = np.zeros(len(sample), np.float32)
+            distance[1:] = np.where(sample.loss_mask[1:], sample.logprobs[1:] - of_start, 0)
+            penalised.append(replace(sample, advantages=sample.advantages - self._section.kl * distance))
+            distances.append(distance[sample.loss_mask])
+        figures["kl_to_start"] = float(np.mean(np.concatenate(distances)))
+        return penalised
+
+    def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[int]]:
+        """The numbers of the samples of each optimizer step; none for samples without a gradient."""
+        has_gradient = self._section.loss in _WITHOUT_ADVANTAGES
+        numbers = [number for number, one in enumerate(samples) if has_gradient or one.advantages.any()]
+        found: list[list[int]] = []
+        for epoch in range(self._section.epochs if numbers else 0):
+            order = np.random.default_rng([self._seed, step, epoch]).permutation(numbers)
+            parts = np.array_split(order, min(self._section.minibatches, len(numbers)))
+            found += [sorted(part.tolist()) for part in parts]
+        return found
+
+    def _forward_backward(self, samples: Sequence[TrainingSample]) -> LossResult:
+        """Add the gradient of the mean over tokens or episodes; a sum is divided by dividing what it is linear in."""
+        section = self._section
+        episodes = len({sample.name.rpartition("/")[0] for sample in samples})
+        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+        count = tokens if section.mean_over == "tokens" else episodes
+        linear = "beta" if section.loss == "dro" else "coefficient"
+        options = {name: value / count if name == linear else value for name, value in self._options.items()}
+        data = [datum_from_sample(_divided(sample, count), section.loss) for sample in samples]
+        return self._trainer.forward_backward(NAME, data, section.loss, options)
+
+    def _check(
+        self,
+        samples: Sequence[TrainingSample],
+        report: MismatchReport,
+        step: int,
+        log: TrainingLog,
+        figures: dict[str, float],
+    ) -> None:
+        """Raise `RolloutsError`, after an entry in the log, for an episode of the current weights beyond the limit."""
+        section = self._section
+        limit = section.max_mismatch or _DEFAULT_MISMATCH[section.dtype]
+        means, lags = _by_sample(report, step - 1)
+        figures["staleness"] = float(np.mean(lags)) if len(lags) else 0.0
+        worst = int(np.argmax(means))
+        if means[worst] <= limit:
+            return
+        log.write(step, figures, mismatch=report)
+        examined = [samples[index] for index in np.argsort(-means, kind="stable")[:_EXAMINED]]
+        with self._policy.applied() as model:
+            batch = TrainingBatch.from_samples(examined, pad_id=0)
+            text, _, _ = diagnosis_text(diagnose_mismatch(model, batch)).partition("\n\n")  # without all hypotheses
+            cause = "; ".join(line.strip() for line in text.splitlines())
+        raise RolloutsError(
+            f"step {step} was not taken: in {samples[worst].name} the log-probabilities of sampler and trainer differ "
+            f"by {means[worst]:.1e} nats on average, and train.max_mismatch is {limit:g}. The episodes of the step are "
+            f"in trajectories.mmr, until --resume begins the step again. {cause}"
+        )
+
+
+def learning_rate(section: TrainSection, step: int) -> float:
+    """The learning rate of a step, which counts from 1."""
+    progress = (step - 1) / max(section.steps - 1, 1)
+    left = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    share = 1.0 if section.schedule == "constant" else section.final_rate
+    decay = share + (1 - share) * left[section.schedule]
+    return section.learning_rate * decay * min(1.0, step / max(section.warmup_steps, 1))
+
+
+def _divided(sample: TrainingSample, count: int) -> TrainingSample:
+    return replace(sample, advantages=sample.advantages / np.float32(count))
+
+
+def _put(logprobs: list[np.ndarray], indices: Sequence[int], result: LossResult) -> None:
+    for index, values in zip(indices, result.logprobs, strict=True):
+        logprobs[index] = values
+
+
+def _means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over minibatches: `loss`, and what a loss with ratios adds, `ratio` and `clipped`."""
+    names = dict.fromkeys(name for each in metrics for name in each)
+    return {name.partition(":")[0]: float(np.mean([each[name] for each in metrics if name in each])) for name in names}
+
+
+def _report(samples: Sequence[TrainingSample], logprobs: Sequence[np.ndarray], version: str) -> MismatchReport:
+    batch = TrainingBatch.from_samples(samples, pad_id=0, layout="packed")
+    rows = [np.concatenate([[0.0], values]) for values in logprobs]
+    return mismatch_report(batch, torch.from_numpy(np.concatenate(rows))[None], trainer_version=version)
+
+
+def _by_sample(report: MismatchReport, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each sample the mean |difference| of the tokens that the weights after `step` sampled, and all lags.
+
+    Versions are those of `Policy.version`; tokens without one count as sampled by these weights.
+    """
+    compared = report.compared
+    places = [int(version.rpartition("@")[2]) for version in compared.versions]
+    lags = step - np.array([*places, step])[compared.version]
+    fresh = lags == 0
+    differences = np.bincount(compared.sample[fresh], np.abs(compared.difference[fresh]), minlength=len(compared.names))
+    tokens = np.bincount(compared.sample[fresh], minlength=len(compared.names))
+    return differences / np.maximum(tokens, 1), lags

@@ -1,0 +1,216 @@
+"""The loop of `rollouts train`: groups, a step of the trainer, new weights for the engine, evaluation, checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from rollouts.engines.protocol import ChatEngine, Engine
+from rollouts.errors import RolloutsError
+from rollouts.evaluation import EvaluationResults, Tally
+from rollouts.observability import JsonLinesSink, MetricHistory, RendererStats, RunMetrics, TrainingLog
+from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.observability.metric_sinks import last_step
+from rollouts.run_config.engines import connect
+from rollouts.run_config.group_files import GroupFiles
+from rollouts.run_config.output import OutputDirectory, metric_sinks
+from rollouts.run_config.run_parts import RunParts
+from rollouts.run_config.sections import SupervisedSection, TrainSection
+from rollouts.run_config.tasks import TaskSource
+from rollouts.runner.events import GroupSkipped, GroupStale, RunnerEvent
+from rollouts.runner.group import Group
+from rollouts.runner.group_run import ScoreEpisode
+from rollouts.runner.modes import Asynchronous, Synchronous
+from rollouts.task import Task
+from rollouts.train.checkpoints import Checkpoints, TrainingState
+from rollouts.train.learning import Learner
+from rollouts.train.policy import Policy
+from rollouts.train.task_order import TaskOrder
+from rollouts.workers.worker_pool import WorkerPool
+
+#: Where episodes run (`RunParts.place`).
+Place: TypeAlias = Engine | ChatEngine | WorkerPool
+
+
+@dataclass(slots=True)
+class Training:
+    """The training run of this process. `held_out` and `conversations` are None where the file has none."""
+
+    parts: RunParts
+    section: TrainSection
+    output: OutputDirectory
+    console: Console
+    held_out: TaskSource | None
+    conversations: Sequence[Task] | None
+    metrics: RunMetrics | None = None
+
+    async def run(self) -> None:
+        """Train to the last step, from the newest checkpoint where there is one.
+
+        Raises `RunConfigError`; `RolloutsError` where the mismatch is too large; `OSError` on a full disk: the
+        newest checkpoint stays.
+        """
+        parts, section, output = self.parts, self.section, self.output
+        file = parts.file
+        if section.threads is not None:
+            torch.set_num_threads(section.threads)
+        policy = Policy(parts, section, output.weights)
+        checkpoints = Checkpoints(output, file, parts.journal_configuration(), section.keep)
+        restored = checkpoints.restore(policy.trainer)
+        state = restored or TrainingState()
+        learner = Learner(policy, file, section)
+        order = TaskOrder(
+            parts.tasks,
+            seed=file.config.seed,
+            shuffle=section.shuffle,
+            revisit=section.revisit_degenerate,
+            **state.tasks,
+        )
+        sinks = metric_sinks(file, output)
+        # Episodes are made of several hundred thousand objects; scanning those of torch each time costs as much.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
+        async with AsyncExitStack() as opened:
+            log = opened.enter_context(TrainingLog(output.path, sinks=sinks))
+            if restored is None and self.conversations is not None:
+                supervised = file.config.supervised
+                assert supervised is not None
+                await asyncio.to_thread(self._warm_start, learner, supervised, log)
+            engine, *others = await policy.engines(state.step)
+            for each in (*others, engine):
+                opened.push_async_callback(each.close)
+            score = await self._teacher(opened, engine)
+            place = await opened.enter_async_context(parts.place(engine, parts.renderer))
+            self.metrics = RunMetrics(sources=[RendererStats(policy.renderer)])
+            runner = parts.make_runner(
+                place,
+                listeners=[self.metrics, partial(_end_left_out, order)],
+                score_episode=score,
+                mode=Synchronous() if file.config.mode is None else None,
+                tasks=order,
+                engine=engine,
+            )
+            runner_sinks = [JsonLinesSink(output.runner_metrics), *sinks]
+            opened.enter_context(MetricHistory(self.metrics, runner_sinks, first_step=last_step(output.runner_metrics)))
+            files = opened.enter_context(GroupFiles(output, durable=False))
+            await opened.enter_async_context(runner)
+            if restored is None:
+                state = await self._evaluated(policy, engine, place, log, state)
+                state = checkpoints.save(policy.trainer, replace(state, tasks=order.state()))
+            first, began = state.step, time.monotonic()
+            for step in range(first + 1, section.steps + 1):
+                started = time.monotonic()
+                groups = await runner.collect(section.groups)
+                if len(groups) < section.groups:
+                    raise RolloutsError(f"the tasks ended in step {step}: add tasks, or take fewer steps (train.steps)")
+                groups.sort(key=lambda group: order.position(group.task.task_id))
+                sampled = time.monotonic()
+                figures = _figures(groups)
+                writing = asyncio.create_task(asyncio.to_thread(files.write_all, groups))
+                try:
+                    mismatch = await asyncio.to_thread(learner.learn, groups, step, log, figures)
+                finally:
+                    await writing
+                await runner.update_weights(await asyncio.to_thread(policy.weights, step), policy.version(step))
+                for group in groups:
+                    order.end(group.task.task_id, is_degenerate=bool(np.ptp(group.rewards) == 0))
+                ended = time.monotonic()
+                log.write(step, {"seconds_sampling": sampled - started, "seconds_training": ended - sampled})
+                state = replace(state, step=step, tasks=order.state())
+                self._print(step, first, figures["reward"], mismatch, ended - began, ended - started)
+                if step == section.steps or step % file.config.evaluation.every == 0:
+                    state = await self._evaluated(policy, engine, place, log, state)
+                if step == section.steps or step % section.checkpoint_every == 0:
+                    state = await asyncio.to_thread(checkpoints.save, policy.trainer, state)
+            await asyncio.to_thread(policy.save, output.path / "last")
+        if state.best_step is not None:
+            self.console.print(f"best: the weights of step {state.best_step}, held-out reward {state.best_reward:.3f}")
+
+    def _warm_start(self, learner: Learner, section: SupervisedSection, log: TrainingLog) -> None:
+        assert self.conversations is not None
+        learner.warm_start(self.conversations, section, log)
+        self.console.print(f"warm start: {section.steps} supervised steps")
+
+    async def _teacher(self, opened: AsyncExitStack, engine: Engine) -> ScoreEpisode | None:
+        if (teacher := self.parts.teacher) is None:
+            return None
+        of_teacher = teacher.make_engine()
+        opened.push_async_callback(of_teacher.close)
+        await connect(teacher.file, of_teacher)
+        await teacher.check(of_teacher, engine)
+        return partial(teacher.scored, of_teacher)
+
+    async def _evaluated(
+        self, policy: Policy, engine: Engine, place: Place, log: TrainingLog, state: TrainingState
+    ) -> TrainingState:
+        """The state after an evaluation on the held-out tasks, where there are any; new best weights are written."""
+        if self.held_out is None:
+            return state
+        results = await self._evaluate(engine, place, self.held_out, state.step)
+        reward = None if results.total_reward is None else results.total_reward.value
+        if reward is None:
+            raise RolloutsError(f"step {state.step}: every held-out episode failed; {results.errors}")
+        success = results.pass_at_k[1].value
+        log.write(state.step, {"held_out_reward": reward, "held_out_success": success})
+        self.console.print(f"step {state.step}: held-out reward {reward:.3f}, success {success:.3f}", highlight=False)
+        if state.best_reward is not None and reward <= state.best_reward:
+            return state
+        await asyncio.to_thread(policy.save, self.output.path / "best")
+        return replace(state, best_step=state.step, best_reward=reward)
+
+    async def _evaluate(self, engine: Engine, place: Place, tasks: TaskSource, step: int) -> EvaluationResults:
+        section = self.parts.file.config.evaluation
+        tally = Tally(samples=section.samples, threshold=section.threshold, failed=section.failed, k=section.k)
+        output = OutputDirectory(self.output.evaluations / str(step))
+        if output.path.exists():  # of a killed process
+            shutil.rmtree(output.path)
+        output.path.mkdir(parents=True)
+        runner = self.parts.make_runner(
+            place, listeners=[], group_size=section.samples, mode=Asynchronous(2**31), engine=engine
+        )
+        async with runner:
+            with GroupFiles(output, durable=False) as files:
+                async for group in runner.stream(tasks):
+                    files.write_all([group])
+                    tally.add(GroupMetrics.of(group))
+        results = tally.results(complete=True, configuration=self.parts.description())
+        results.write(output.results)
+        return results
+
+    def _print(self, step: int, first: int, reward: float, mismatch: float, seconds: float, of_step: float) -> None:
+        left = round(seconds / (step - first) * (self.section.steps - step))
+        self.console.print(
+            f"step {step}/{self.section.steps}: {left // 60}:{left % 60:02} left  reward {reward:.3f}  "
+            f"mismatch {mismatch:.0e}  {of_step:.1f} s/step",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def _end_left_out(order: TaskOrder, event: RunnerEvent) -> None:
+    """A group that is left out is not taken again."""
+    if isinstance(event, GroupSkipped) or (isinstance(event, GroupStale) and event.action == "drop"):
+        order.end(event.task_id)
+
+
+def _figures(groups: Sequence[Group]) -> dict[str, float]:
+    rewards = [float(group.rewards[index]) for group in groups for index, _ in group.succeeded()]
+    episodes = [episode for group in groups for _, episode in group.succeeded()]
+    count = max(len(episodes), 1)
+    return {
+        "reward": sum(rewards) / count,
+        "sampled_tokens": sum(len(node.logprobs) for each in episodes for node in each.nodes) / count,
+        "turns": sum(each.num_turns for each in episodes) / count,
+        "failed": float(sum(group.num_failed for group in groups)),
+    }

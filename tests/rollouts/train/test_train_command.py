@@ -1,0 +1,200 @@
+"""`rollouts train`: what it learns, writes and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_server import EngineVLLM
+from fake_http import Response, Seen
+from server_thread import served
+from typer.testing import CliRunner
+from vowels_training import CONFIG, HELD_OUT, figures, project, train
+
+from renderers import load_renderer
+from rollouts import GenerateRequest, SamplingParams
+from rollouts.cli.main import app
+from rollouts.engines.local import LocalEngine
+from rollouts.engines.vllm import write_tied_head
+from rollouts.runner import Task
+from rollouts.train.task_order import TaskOrder
+from transport import RecordReader
+
+
+class LoadingVLLM(EngineVLLM):
+    """A server that loads the weights that it is told to load."""
+
+    async def answer(self, seen: Seen) -> Response | None:
+        if seen.path == "/collective_rpc":
+            await self.engine.update_weights(seen.json["kwargs"]["weights_path"], "loaded")
+        return await super().answer(seen)
+
+
+def mismatches(directory: Path) -> list[float]:
+    return [row["mismatch_max"] for _, row in figures(directory) if "mismatch_max" in row]
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_run_trains_adapter_or_model_and_leaves_weights_that_an_engine_loads(
+    tmp_path: Path, tiny_model_dir: Path, rank: int
+) -> None:
+    result = train(project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT, lora_rank=str(rank)))
+    assert result.exit_code == 0, result.output
+    assert "step 3/3: 0:00 left  reward" in result.output
+    assert len(mismatches(tmp_path)) == 3
+    assert max(mismatches(tmp_path)) < 1e-5
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.glob("checkpoints/*"))[-2:] == ["step-2", "step-3"]
+    with RecordReader(out / "trajectories.mmr") as reader:
+        assert [len(reader[record]) for record in range(len(reader))] == [4] * 9
+    assert json.loads((out / "evaluations" / "3" / "results.json").read_text())["episodes"] == 10
+
+    async def load() -> None:
+        engine = LocalEngine.from_pretrained(tiny_model_dir if rank else out / "last")
+        if rank:
+            await engine.load_adapter("last", out / "last")
+        ids = load_renderer(tiny_model_dir).render([{"role": "user", "content": "Sing."}]).token_ids
+        await engine.generate(GenerateRequest(ids, SamplingParams(max_tokens=2), adapter="last" if rank else None))
+        await engine.close()
+
+    asyncio.run(load())
+    compared = CliRunner().invoke(app, ["compare", f"{out}@1", f"{out}@3"])
+    assert compared.exit_code == 0, compared.output
+    assert "over 5 shared tasks" in compared.output  # the held-out evaluations of these steps
+
+
+def test_the_run_stops_before_a_step_whose_episodes_other_weights_have_sampled(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def label(engine: LocalEngine, weights: Any, version: str, **_: Any) -> None:
+        await engine.update_weight_version(version)
+
+    path = project(tmp_path, tiny_model_dir)
+    with monkeypatch.context() as planted:
+        planted.setattr(LocalEngine, "update_weights", label)
+        stopped = train(path)
+    assert stopped.exit_code == 2
+    assert "step 2 was not taken" in stopped.output
+    assert "train.max_mismatch is 0.001" in stopped.output
+    assert "explained by no hypothesis (other weights cannot be tested)" in stopped.output
+    assert (tmp_path / "out" / "checkpoints" / "step-1" / "state.json").exists()
+    assert [step for step, row in figures(tmp_path) if "mismatch_max" in row] == [1, 2]
+    assert train(path, "--resume").exit_code == 0
+    assert max(mismatches(tmp_path)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        'loss = "cispo"\nminibatches = 2\nepochs = 2\nmean_over = "episodes"\nscale = "batch"',
+        'loss = "gspo"\nkl = 0.1\nbaseline = "leave_one_out"\nschedule = "cosine"\nwarmup_steps = 2',
+        'loss = "dro"\nloss_options = { beta = 0.1 }\nmax_row_tokens = 40\ndtype = "bfloat16"\nmax_mismatch = 1.0',
+    ],
+)
+def test_losses_and_their_options_are_those_of_the_file(tmp_path: Path, tiny_model_dir: Path, change: str) -> None:
+    result = train(project(tmp_path, tiny_model_dir, f"{CONFIG}{change}\n", lora_rank="2", steps="2"))
+    assert result.exit_code == 0, result.output
+    rows = dict(figures(tmp_path)[:1])
+    assert rows[1]["grad_norm"] > 0
+    assert ("kl_to_start" in rows[1]) == ("kl" in change)
+
+
+@pytest.mark.parametrize("mode", ["one_step_off_policy", "asynchronous"])
+def test_episodes_of_earlier_weights_are_trained_on_within_the_bound(
+    tmp_path: Path, tiny_model_dir: Path, mode: str
+) -> None:
+    bound = "max_staleness = 2" if mode == "asynchronous" else ""
+    config = f'{CONFIG}\n[mode]\nkind = "{mode}"\n{bound}\n'
+    result = train(project(tmp_path, tiny_model_dir, config, steps="5"))
+    assert result.exit_code == 0, result.output
+    lags = [row["staleness"] for _, row in figures(tmp_path) if "staleness" in row]
+    assert len(lags) == 5
+    assert 0 < max(lags) <= 2
+
+
+def test_a_server_gets_the_weights_of_each_step_from_a_directory(tmp_path: Path, tiny_model_dir: Path) -> None:
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    write_tied_head(directory)
+    with served(LoadingVLLM(directory)) as server:
+        engine = f'{{ kind = "vllm", base_url = "{server.base_url}" }}'
+        result = train(project(tmp_path, directory, CONFIG, engine=engine))
+    assert result.exit_code == 0, result.output
+    assert server.loaded[1:] == [str(tmp_path / "out" / "weights" / version) for version in "0123"]
+    assert sorted(path.name for path in (tmp_path / "out" / "weights").iterdir()) == ["2", "3"]
+    assert max(mismatches(tmp_path)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ('loss = "pg"', "train: loss is 'pg'; pass one of"),
+        ('loss = "ppo"\nloss_options = { clip = 0.2 }', "ppo has no such option"),
+        ("adam = { momentum = 0.9 }", "fields of AdamParams"),
+        ("kl = 0.1", "train.kl: with lora_rank = 0"),
+    ],
+)
+def test_a_wrong_value_is_named_before_anything_is_sampled(
+    tmp_path: Path, tiny_model_dir: Path, change: str, reason: str
+) -> None:
+    result = train(project(tmp_path, tiny_model_dir, f"{CONFIG}{change}\n"))
+    assert result.exit_code == 2
+    assert reason in result.output
+    assert not (tmp_path / "out" / "trajectories.mmr").exists()
+
+
+def test_a_dry_run_prints_the_prompt_and_the_episodes_of_a_step_and_writes_nothing(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    result = train(project(tmp_path, tiny_model_dir), "--dry-run", "--set", "train.groups=7")
+    assert result.exit_code == 0, result.output
+    assert "first prompt: task" in result.output
+    assert "a step: 28 episodes of at most 1 turns, 8 tokens each turn" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_second_pass_over_the_tasks_has_another_order_and_a_new_process_goes_on_where_the_last_was() -> None:
+    tasks = [Task(name) for name in "abcde"]
+
+    async def take(order: TaskOrder, count: int) -> list[str]:
+        found: list[str] = []
+        async for task in order:
+            found.append(task.task_id)
+            if len(found) == count:
+                break
+        return found
+
+    order = TaskOrder(tasks, seed=1, shuffle=True)
+    first = asyncio.run(take(order, 10))
+    assert sorted(first[:5]) == list("abcde")
+    assert sorted(first[5:]) == [f"{name}#2" for name in "abcde"]
+    assert [name[0] for name in first[5:]] != first[:5]
+    for place in (0, 1, 3, 6):
+        order.end(first[place])
+    assert order.state() == {"first": 2, "done": [3, 6], "degenerate": []}
+    again = TaskOrder(tasks, seed=1, shuffle=True, **order.state())
+    left = [name for place, name in enumerate(first) if place not in (0, 1, 3, 6)]
+    assert asyncio.run(take(again, len(left))) == left
+
+
+def test_tasks_whose_groups_teach_nothing_are_taken_again_less_often() -> None:
+    async def shares() -> tuple[float, float]:
+        order = TaskOrder([Task(str(number)) for number in range(400)], seed=0, shuffle=True, revisit=0.25)
+        taken, passes = order.__aiter__(), 21
+        solved = ordinary = 0
+        async for task in taken:
+            own, _, number = task.task_id.partition("#")
+            if int(number or 1) > passes:
+                break
+            if number:
+                solved += int(own) < 200
+                ordinary += int(own) >= 200
+            order.end(task.task_id, is_degenerate=int(own) < 200)
+        return solved / 200 / (passes - 1), ordinary / 200 / (passes - 1)
+
+    solved, ordinary = asyncio.run(shares())
+    assert ordinary == 1.0
+    assert solved == pytest.approx(0.25, abs=0.03)
