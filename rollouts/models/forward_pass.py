@@ -13,7 +13,7 @@ from renderers import MediaItem
 from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward, qwen3_vl
 from rollouts.models.architecture import EXTEND, Architecture, architecture
-from rollouts.models.expert_routing import RoutingComparison, replayed_experts
+from rollouts.models.expert_routing import replayed_experts
 from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
@@ -52,8 +52,6 @@ class ForwardPass:
         self.model = self.architecture.model
         output_head(self.architecture)  # checked now, and not when it is needed
         self._is_qwen3_vl = self.architecture.model_type == qwen3_vl.MODEL_TYPE
-        #: What `hidden_states` adds its replaced choices of experts to.
-        self.routing: RoutingComparison | None = None
 
     @property
     def head(self) -> OutputHead:
@@ -74,7 +72,7 @@ class ForwardPass:
         )
         if not self._is_qwen3_vl:
             known = self.architecture
-            with replayed_experts(known, rows.experts(), self.routing):
+            with replayed_experts(known, rows.experts()):
                 return forward.generic_hidden_states(known, rows, explicit_masks=explicit_masks)[0]
         features, types = self.encode(qwen3_vl.distinct_items(rows)), torch.from_numpy(rows.token_types())
         masks = packed_masks(self.architecture, rows, types.to(self.model.device)) if explicit_masks else None

@@ -159,7 +159,7 @@ def test_rows_of_two_samplers_are_named():
     model = tiny("qwen3_moe")
     one, other = sampled(model, 0.3, 2)
     batch = batch_of([one, replace(other, routed_experts=other.routed_experts[:, :1])])
-    with pytest.raises(SampleError, match=r"s1: its experts are for \(1, 2\) layers and experts a token"):
+    with pytest.raises(SampleError, match=r"s1: its experts are of \(1, 2\) layers and experts a token"):
         token_logprobs(model, batch, routed_experts=True)
 
 
