@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,14 +33,6 @@ _Replace = Callable[[torch.Tensor], torch.Tensor]
 _verified: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
 
 
-@dataclass(slots=True)
-class RoutingComparison:
-    """`choices`: how often experts of a token were replaced in a layer; `different`: how often by others."""
-
-    choices: int = 0
-    different: int = 0
-
-
 def num_experts(architecture: Architecture) -> int:
     """The number of experts of a layer; 0 for a model that routes to none."""
     # Names in configurations for the number of experts, and for how many of them a token takes.
@@ -53,15 +44,13 @@ def num_experts(architecture: Architecture) -> int:
 
 
 @contextmanager
-def replayed_experts(
-    architecture: Architecture, experts: np.ndarray | None, comparison: RoutingComparison | None = None
-) -> Iterator[None]:
+def replayed_experts(architecture: Architecture, experts: np.ndarray | None) -> Iterator[None]:
     """Inside, a forward pass over rows (B, T) takes `experts` in place of those that its routers choose.
 
     `experts` are integers (B, T, layers, experts a token), -1 where the model's own remain; None: everywhere.
     The layers are those with routers, or all of the model. The weights of the experts are what the model
     computes for these experts from its router's scores, with their gradients; also where layers are computed
-    again in the backward pass (gradient checkpointing, not the reentrant one). `comparison` is added to.
+    again in the backward pass (gradient checkpointing, not the reentrant one).
 
     Raises `ArgumentError` for experts of another number of layers or beyond those of the model, and
     `UnsupportedModelError` as `check_replay` does.
@@ -77,7 +66,7 @@ def replayed_experts(
     layers = _layers_of(architecture, [name for name, _ in routers], experts.shape[2])
     of_tokens = torch.from_numpy(experts.reshape(-1, *experts.shape[2:]).astype(np.int64))
     of_tokens = of_tokens.to(architecture.model.device)
-    given = [partial(_given, of_tokens[:, layer], comparison) for layer in layers]
+    given = [partial(_given, of_tokens[:, layer]) for layer in layers]
 
     def contexts() -> tuple[Any, Any]:
         return nullcontext(), _replaced(architecture, given)
@@ -133,18 +122,13 @@ def _replaced(architecture: Architecture, replace: Sequence[_Replace]) -> Iterat
         yield
 
 
-def _given(given: torch.Tensor, comparison: RoutingComparison | None, chosen: torch.Tensor) -> torch.Tensor:
+def _given(given: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Given experts (tokens, k) in place of the chosen ones, but for those that are -1."""
     if len(given) != len(chosen):  # Ernie 4.5 VL has other routers for the tokens of images
         rule = f"its router chooses for {len(chosen)}, not for all of a pass, and cannot take given experts"
         raise ArgumentError("the number of tokens of a layer", len(given), rule)
     given = given.to(chosen.device)
-    known = (given >= 0).all(dim=-1)
-    if comparison is not None:
-        differ = (given.sort().values != chosen.sort().values).any(dim=-1)
-        comparison.choices += int(known.sum())
-        comparison.different += int((differ & known).sum())
-    return torch.where(known[:, None], given, chosen)
+    return torch.where((given >= 0).all(dim=-1, keepdim=True), given, chosen)
 
 
 def _routers(architecture: Architecture) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward
 from rollouts.models.architecture import EXTEND, Architecture, architecture
-from rollouts.models.expert_routing import RoutingComparison, replayed_experts
+from rollouts.models.expert_routing import replayed_experts
 from rollouts.models.item_features import FeatureCache
 from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
 from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
@@ -47,8 +47,6 @@ class ForwardPass:
         self.architecture: Architecture = architecture(model)
         self.model = self.architecture.model
         output_head(self.architecture)  # checked now, and not when it is needed
-        #: What `hidden_states` adds its replaced choices of experts to.
-        self.routing: RoutingComparison | None = None
 
     @property
     def head(self) -> OutputHead:
@@ -68,7 +66,7 @@ class ForwardPass:
             rows.tree is not None or packing_of(self.architecture, with_media=with_media) == "masks"
         )
         known = self.architecture
-        with replayed_experts(known, rows.experts(), self.routing):
+        with replayed_experts(known, rows.experts()):
             return forward.hidden_states(known, rows, explicit_masks=explicit_masks)[0]
 
     def trees(self, sequences: Sequence[TokenRow], max_row_tokens: int) -> list[Tree]:

@@ -137,10 +137,9 @@ class PlacedRows:
             return None
         first = given[0][1].shape[1:]
         for name, experts in given:
-            if experts.shape[1:] != first:
-                reason = f"its experts are for {experts.shape[1:]} layers and experts a token"
-                cure = "pass rows of one sampler"
-                raise SampleError(name, f"{reason}, those of another row for {first}; {cure}")
+            if (own := experts.shape[1:]) != first:
+                reason = f"its experts are of {own} layers and experts a token, of another row {first}"
+                raise SampleError(name, f"{reason}; pass rows of one sampler")
         none = np.empty((0, *first), dtype=np.int32)
         parts = [none if each.experts is None else each.experts for each in self.sequences]
         return laid_out(parts, self.starts, np.full((*self.input_ids.shape, *first), -1, dtype=np.int32))

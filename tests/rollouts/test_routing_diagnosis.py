@@ -44,8 +44,7 @@ def test_other_experts_of_the_sampler_are_confirmed_by_replaying_them(name):
     (found,) = diagnosis.causes
     assert found.cause is Cause.MOE_ROUTING
     assert found.after < 1e-5 < 1e-3 < found.before
-    assert found.name.startswith("the sampler's experts (")
-    assert "MoE routing: the sampler's experts (" in diagnosis_text(diagnosis)
+    assert "MoE routing: the sampler's experts, in 3 samples" in diagnosis_text(diagnosis)
     assert all(module.forward == before[id(module)] for module in model.modules())
 
 
@@ -57,7 +56,6 @@ def test_a_mismatch_with_equal_experts_is_not_routing():
     diagnosis = diagnosed(model, samples)
     assert Cause.MOE_ROUTING not in {each.cause for each in diagnosis.causes}
     assert routing_of(diagnosis).explained == ()
-    assert "(0 of 234 choices differ)" in routing_of(diagnosis).name
 
 
 def test_samples_without_recorded_experts_say_what_is_missing():

@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from family_rows import loaded_family
 from model_families import text_config, with_seed
 from prefix_trees import computed_rows, of_a_wide_model
 from routed_samples import MODELS, routers_of, sampled, tiny
@@ -23,7 +24,7 @@ def batch_of(samples, **layout):
 
 def scored(model, batch, **options):
     with torch.no_grad():
-        return token_logprobs(model, batch, routed_experts=True, **options)
+        return token_logprobs(model, batch, **{"routed_experts": True, **options})
 
 
 def largest(batch, logprobs):
@@ -50,6 +51,23 @@ def test_padded_and_packed_rows_take_the_experts_of_their_samples():
     for layout in ("padded", "packed"):
         batch = batch_of(samples, layout=layout)
         assert largest(batch, scored(model, batch)) < 1e-5
+
+
+def test_rows_with_images_take_the_experts_of_their_samples():
+    family = loaded_family("qwen3_vl_moe")
+    sample, chosen = family.row("one", images=[family.pixels(32, 48)]).sample, []
+    hooks = [
+        each.register_forward_hook(lambda *call: chosen.append(call[2][2].numpy())) for each in routers_of(family.model)
+    ]
+    own = scored(family.model, batch_of([sample]), routed_experts=False)
+    for hook in hooks:
+        hook.remove()
+    experts = np.stack(chosen[-len(hooks) :], axis=1)
+    predicting = np.concatenate([experts[:1], experts[:-1]])
+    with_own = scored(family.model, batch_of([replace(sample, routed_experts=predicting)]))
+    torch.testing.assert_close(with_own, own, rtol=0, atol=1e-5)
+    with_others = scored(family.model, batch_of([replace(sample, routed_experts=(predicting + 1) % 4)]))
+    assert (with_others - own).abs().max() > 1e-2
 
 
 def test_gradients_are_those_of_finite_differences():
@@ -159,7 +177,7 @@ def test_rows_of_two_samplers_are_named():
     model = tiny("qwen3_moe")
     one, other = sampled(model, 0.3, 2)
     batch = batch_of([one, replace(other, routed_experts=other.routed_experts[:, :1])])
-    with pytest.raises(SampleError, match=r"s1: its experts are for \(1, 2\) layers and experts a token"):
+    with pytest.raises(SampleError, match=r"s1: its experts are of \(1, 2\) layers and experts a token"):
         token_logprobs(model, batch, routed_experts=True)
 
 

@@ -17,14 +17,11 @@ from renderers import MediaItem
 from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
-from rollouts.models.expert_routing import RoutingComparison, num_experts
-from rollouts.models.forward_pass import ForwardPass
+from rollouts.models.expert_routing import num_experts
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.mismatch.compared import compare_tokens
 from rollouts.training.mismatch.hypotheses import Cause, Hypothesis, built_in_hypotheses
 from rollouts.training.mismatch.report import MismatchReport, mismatch_report
-from rollouts.training.model_inputs import batch_sequences
-from rollouts.training.position_logprobs import position_logprobs
 from rollouts.training.samples import TrainingSample
 from rollouts.training.token_logprobs import token_logprobs, token_logprobs_and_entropy
 from rollouts.values import check_integer, check_positive
@@ -248,13 +245,11 @@ def _test_routing(model: Any, pad_id: int, examined: Sequence[_Examined], tolera
         reason = "the samples have no routed_experts; let the server report them"
         return HypothesisResult(name, Cause.MOE_ROUTING, skipped=reason)
     try:
-        replayed = [_replayed_routing(model, pad_id, each.sample) for each in recorded]
+        scored = _logprobs(model, pad_id, [each.sample for each in recorded], routed_experts=True)
     except (ArgumentError, SampleError, UnsupportedModelError) as error:
         return HypothesisResult(name, Cause.MOE_ROUTING, skipped=str(error))
-    different, choices = sum(one.different for _, one in replayed), sum(one.choices for _, one in replayed)
-    least = {each.index: each.after(logprobs) for each, (logprobs, _) in zip(recorded, replayed, strict=True)}
-    counted = f"{name} ({different} of {choices} choices differ)"
-    return _result(counted, Cause.MOE_ROUTING, examined, least, tolerance)
+    least = {each.index: each.after(logprobs) for each, logprobs in zip(recorded, scored, strict=True)}
+    return _result(name, Cause.MOE_ROUTING, examined, least, tolerance)
 
 
 def _result(
@@ -297,12 +292,14 @@ def _causes(
             del tokens[index]
 
 
-def _logprobs(model: Any, pad_id: int, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+def _logprobs(
+    model: Any, pad_id: int, samples: Sequence[TrainingSample], *, routed_experts: bool = False
+) -> list[np.ndarray]:
     """The log-probabilities of the trained tokens of each sample, float64."""
     scored: list[np.ndarray] = []
     for start in range(0, len(samples), _ROWS_AT_ONCE):
         batch = TrainingBatch.from_samples(samples[start : start + _ROWS_AT_ONCE], pad_id=pad_id)
-        tokens = compare_tokens(batch, token_logprobs(model, batch))
+        tokens = compare_tokens(batch, token_logprobs(model, batch, routed_experts=routed_experts))
         ends = np.searchsorted(tokens.sample, np.arange(1, len(batch.samples)))
         scored += np.split(tokens.trainer.astype(np.float64), ends)
     return scored
@@ -317,26 +314,6 @@ def _variants(hypothesis: Hypothesis, sample: TrainingSample, items: Sequence[Me
             rule = f"keep the {len(trained)} trained tokens of sample {sample.name} (replace_tokens does)"
             raise ArgumentError(f"a variant of {hypothesis.name!r}", f"{len(theirs)} trained tokens", rule)
     return variants
-
-
-def _replayed_routing(model: Any, pad_id: int, sample: TrainingSample) -> tuple[np.ndarray, RoutingComparison]:
-    """The log-probabilities of the trained tokens of a sample with its `routed_experts`, float64 (n,), in one
-    forward pass; and how many of these experts the model itself did not choose.
-
-    Raises the errors of `token_logprobs`.
-    """
-    batch = TrainingBatch.from_samples([sample], pad_id=pad_id)
-    forward, places = ForwardPass(model), np.flatnonzero(sample.loss_mask)
-    forward.routing = RoutingComparison()
-    scored = position_logprobs(
-        forward,
-        batch_sequences(batch, routed_experts=True),
-        (np.zeros_like(places), places - 1),
-        torch.from_numpy(sample.token_ids[places].astype(np.int64)),
-        pad_id=pad_id,
-        max_row_tokens=0,
-    )
-    return scored.logprobs.cpu().numpy().astype(np.float64), forward.routing
 
 
 _LARGEST_TEMPERATURE = 20.0
