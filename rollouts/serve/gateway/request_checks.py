@@ -73,6 +73,7 @@ class OpenAIBody(RequestBody):
 
 
 _TEXT_TYPES: Final = ("text", "input_text", "output_text")
+_TEXT_KEYS: Final = ("type", "text")
 _PLAIN_KEYS: Final = frozenset({"role", "content"})
 
 
@@ -85,8 +86,11 @@ def plain_message(
     text = message.get("content")
     if type(text) is list and len(text) == 1 and type(text[0]) is dict:
         part = text[0]
-        if part.get("type") not in _TEXT_TYPES or sum(map(bool, part.values())) > 2:
+        if part.get("type") not in _TEXT_TYPES:
             return None
+        for key, value in part.items():
+            if value and key not in _TEXT_KEYS:
+                return None
         text = part.get("text")
     if type(text) is not str or not text or not is_unicode(text):
         return None

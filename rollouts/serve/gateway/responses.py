@@ -255,20 +255,27 @@ def _conversation(items: Sequence[Any], allow_urls: bool) -> list[tuple[dict[str
     completion: str | None = None  # that of the last message
     was_own = False
     for index, raw in enumerate(items):
-        message = _message(raw, index, allow_urls)
+        message = plain_message(raw, _PLAIN_KEYS, _ROLES) or _message(raw, index, allow_urls)
         if message is None:
             continue
-        is_own, identifier = message["role"] == "assistant", raw.get("id")
-        made = _ITEM_ID.fullmatch(identifier) if is_own and isinstance(identifier, str) else None
-        if is_own and was_own and (made is None or completion in (None, made[1])):
-            conversation[-1][0].append(message)
-            conversation[-1][1].append(index)
-        else:
-            conversation.append(([message], [index]))
-            completion = None
-        completion = completion if made is None else made[1]
-        was_own = is_own
+        is_own = message["role"] == "assistant"
+        if is_own and was_own:
+            messages, indices = conversation[-1]
+            completion = completion or _completion_of(items[indices[-1]])
+            if completion is None or _completion_of(raw) in (None, completion):
+                messages.append(message)
+                indices.append(index)
+                continue
+        conversation.append(([message], [index]))
+        completion, was_own = None, is_own
     return [(messages[0] if len(messages) == 1 else _joined(messages), indices) for messages, indices in conversation]
+
+
+def _completion_of(item: Mapping[str, Any]) -> str | None:
+    """The completion of an item, told by its id; None for ids that the gateway did not make."""
+    identifier = item.get("id")
+    made = _ITEM_ID.fullmatch(identifier) if isinstance(identifier, str) else None
+    return None if made is None else made[1]
 
 
 def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -284,8 +291,6 @@ _ROLES: Final = ("user", "assistant", "system", "developer")
 
 def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
     """The message of an item; None for reasoning without a text."""
-    if (plain := plain_message(raw, _PLAIN_KEYS, _ROLES)) is not None:
-        return plain
     place = f"input[{index}]"
     kind = raw.get("type", "message") if isinstance(raw, dict) else None
     if not isinstance(kind, str) or kind not in _ITEMS:

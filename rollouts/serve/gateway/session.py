@@ -236,13 +236,14 @@ class Session:
         self, response: dict[str, Any], turn: RecordedTurn, history: History, message: Mapping[str, Any], first: int
     ) -> None:
         """Keep a response and its conversation, what it shares with those that are kept once."""
-        begun = sum(len(each.messages) for each in self.chain(turn))
+        earlier = self.chain(turn)
+        begun = sum(len(each.messages) for each in earlier)
         messages = [*history.messages[begun:], message]
         digests = [*history.digests[begun + bool(begun) :], extended_digest(history.digests[-1], message)]
         stored = StoredResponse(response, turn, first, messages, digests, kept_bytes(messages, digests))
         self.count(stored.nbytes + kept_bytes(response))
         self._stored[turn.index] = self.responses[response["id"]] = stored
-        for each in self.chain(turn):
+        for each in (*earlier, stored):
             each.uses += 1
 
     def forget_response(self, response_id: str) -> None:
