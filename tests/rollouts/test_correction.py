@@ -171,7 +171,6 @@ def _teacher(batch, other=0.0):
     return torch.stack([batch["logprobs"] - 0.7, batch["logprobs"] - 1.9 + other], -1)
 
 
-#: name: (the loss of a batch, the term of one token from the means over its sequence's kept tokens)
 LOSSES = {
     "sft": lambda b, mask, **o: sft_loss(b["logprobs"], mask, **o),
     "importance sampling": lambda b, mask, **o: importance_sampling_loss(*_policy(b), mask, **o).loss,
@@ -286,24 +285,6 @@ def test_the_public_mistake_is_not_repeated():
     policy, sampler, mask, ids = padded([[(math.log(ratio), 0.0) for ratio in ratios]])
     found = rollout_correction(policy, sampler, mask, ids, {"token_weights": 9, "token_low": 0.5, "token_high": 2})
     assert float(sft_loss(torch.full_like(policy, -1.0), found)) == pytest.approx((1.11 + 1.35) / 2)
-
-
-@pytest.mark.parametrize("mean_over", ["tokens", "sequences"])
-def test_micro_batches_with_the_normaliser_of_what_is_kept_sum_to_the_loss_of_all(mean_over):
-    batch, correction, ids = batch_of([5, 3, 6], padded)
-    whole = policy_gradient_loss(*_policy(batch), correction, mean_over=mean_over, sequence_ids=ids).loss
-    kept = int(correction.mask.sum()) if mean_over == "tokens" else int(correction.mask.any(1).sum())
-    parts = [
-        policy_gradient_loss(
-            *(column[row : row + 1] for column in _policy(batch)),
-            Correction(correction.weights[row : row + 1], correction.mask[row : row + 1], {}),
-            mean_over=mean_over,
-            sequence_ids=ids[row : row + 1],
-            normaliser=kept,
-        ).loss
-        for row in range(3)
-    ]
-    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", LOSSES)
