@@ -131,9 +131,11 @@ def read_delta(directory: Path) -> WeightDelta:
 
 
 def delta_chain(directory: Path) -> tuple[Path, list[WeightDelta]]:
-    """The whole checkpoint that a directory is or changes, and the deltas from there on."""
+    """The whole checkpoint that a directory is or changes, and the deltas from there on. Raises `WeightUpdateError`."""
     deltas: list[WeightDelta] = []
     while (directory / ABOUT).is_file():
+        if any(delta.directory == directory for delta in deltas):
+            raise WeightUpdateError(f"{directory} is the base of its own base; pass a whole checkpoint")
         deltas.insert(0, read_delta(directory))
         directory = deltas[0].base_directory
     return directory, deltas

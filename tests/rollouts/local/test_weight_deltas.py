@@ -1,5 +1,6 @@
 """Weight deltas: an engine takes the values that changed, and what it has no base for is refused whole."""
 
+import json
 import os
 from unittest import mock
 
@@ -100,6 +101,15 @@ async def test_a_damaged_delta_changes_nothing(engine, tiny_model_dir, tmp_path,
         await engine.update_weights(tmp_path / "1", "1")
     assert_has(engine, before)
     assert engine.weight_version == "0"
+
+
+def test_a_delta_whose_base_is_itself_is_refused(tiny_model_dir, tmp_path):
+    new = changed(weights_of(tiny_model_dir), 0.02)
+    write_weight_delta(new, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    about = json.loads((tmp_path / "1" / "delta.json").read_text())
+    (tmp_path / "1" / "delta.json").write_text(json.dumps(about | {"base_directory": "."}))
+    with pytest.raises(WeightUpdateError, match="is the base of its own base"):
+        write_weight_delta(new, tmp_path / "2", base="1", base_directory=tmp_path / "1")
 
 
 def flipped(data, place):
