@@ -25,7 +25,7 @@ from rollouts.models.placed_rows import PlacedRows, RowItem
 from rollouts.models.placeholders import base_for, base_for_text
 from rollouts.models.positions import row_positions
 
-#: Base models with towers that return something else than features of one item after another.
+#: Base models that compute only items that are encoded at each of their places.
 _undivided: WeakSet[torch.nn.Module] = WeakSet()
 
 
@@ -84,16 +84,22 @@ def hidden_states(
     """
     positions, following = row_positions(architecture, rows)
     base = architecture.base
+    divides = base not in _undivided
     while True:
-        items, methods = towers(base, rows, features, divides=base not in _undivided)
+        items, methods = towers(base, rows, features, divides=divides)
         inputs = forward_inputs(architecture, rows, base, positions, explicit_masks=explicit_masks, items=items)
+        run = base_for(architecture, rows, methods)
         try:
-            run = base_for(architecture, rows, methods)
-            return run_base(architecture, run, inputs, cache=cache, rows=rows), following
-        except UnsupportedModelError as error:
-            if base in _undivided or not isinstance(error.__cause__, NotImplementedError):
+            hidden = run_base(architecture, run, inputs, cache=cache, rows=rows)
+        except UnsupportedModelError:
+            # Also where the forward reads the tensors of items after the tower, or is bound to another object.
+            if not divides or not methods or (cache is not None and cache.get_seq_length()):
                 raise
-            _undivided.add(base)
+            divides = False
+        else:
+            if not divides:
+                _undivided.add(base)
+            return hidden, following
 
 
 def next_hidden_states(

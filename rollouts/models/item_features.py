@@ -19,7 +19,10 @@ from renderers.process.caches import ByteLRU
 from rollouts.models.placed_rows import PlacedRows, RowItem
 
 _METHODS = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
-#: Fields of the output of a tower that no forward reads.
+#: Fields of the output of a tower with a row for each item, where they have none for each token; of others, one
+#: with as many rows as there are items may mean something else.
+_ROWS_OF_ITEMS = frozenset({"pooler_output", "attention_mask", "audio_mel_mask"})
+#: Fields that no forward reads.
 _UNREAD = frozenset({"hidden_states", "attentions"})
 
 #: The features of one item: by method, what it returns for this item alone.
@@ -36,8 +39,13 @@ class FeatureCache(NamedTuple):
         return self.entries.get((self.weights, mm_hash))
 
     def put(self, mm_hash: str, features: ItemFeatures) -> None:
-        nbytes = sum(_nbytes(list(output.values())) for output in features.values())
-        self.entries.put((self.weights, mm_hash), features, nbytes)
+        # Copies: a part would keep the tensors of its whole batch.
+        own = {
+            method: type(output)(**{name: _copied(value) for name, value in output.items()})
+            for method, output in features.items()
+        }
+        nbytes = sum(_nbytes(list(output.values())) for output in own.values())
+        self.entries.put((self.weights, mm_hash), own, nbytes)
 
 
 class Towers(NamedTuple):
@@ -122,6 +130,10 @@ def are_padded(items: Sequence[MediaItem]) -> bool:
     return len(shapes) > len({name for name, _ in shapes})
 
 
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else type(value)(map(_copied, value))
+
+
 def _nbytes(value: Any) -> int:
     return value.nbytes if isinstance(value, torch.Tensor) else sum(map(_nbytes, value))
 
@@ -149,23 +161,26 @@ def _divided(output: Any, counts: Sequence[int]) -> list[Any]:
     if "pooler_output" in fields and _rows_of_tokens(fields.get("last_hidden_state"), counts) is None:
         # What was projected into the pooler_output, which a forward reads then.
         fields.pop("last_hidden_state", None)
-    read = {name: _parts(value, counts) for name, value in fields.items()}
+    read = {name: _parts(name, value, counts) for name, value in fields.items()}
     return [type(output)(**{name: parts[index] for name, parts in read.items()}) for index in range(len(counts))]
 
 
-def _parts(value: Any, counts: Sequence[int]) -> Sequence[Any]:
-    """One part an item: rows of a tensor; of a list with an element an item a tuple of one; of layers a list."""
+def _parts(name: str, value: Any, counts: Sequence[int]) -> Sequence[Any]:
+    """One part of a field an item: rows of a tensor; of a list with an element an item a tuple of one; of layers a
+    list of such parts.
+    """
     if (sizes := _rows_of_tokens(value, counts)) is not None:
         return torch.split(value, sizes)
-    if isinstance(value, torch.Tensor) and len(value) == len(counts):
+    if isinstance(value, torch.Tensor) and name in _ROWS_OF_ITEMS and len(value) == len(counts):
         return torch.split(value, 1)
     if isinstance(value, list | tuple):
         if [getattr(part, "shape", ())[:1] for part in value] == [(count,) for count in counts]:
             return [(part,) for part in value]
-        layers = [_parts(layer, counts) for layer in value]
-        return [list(of_item) for of_item in zip(*layers, strict=True)]
+        if name == "deepstack_features":
+            layers = [_parts("", layer, counts) for layer in value]
+            return [[layer[index] for layer in layers] for index in range(len(counts))]
     shape = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-    raise NotImplementedError(f"a tower gave {shape} for items of {list(counts)} tokens")
+    raise NotImplementedError(f"{name} of a tower is {shape} for items of {list(counts)} tokens")
 
 
 def _rows_of_tokens(value: Any, counts: Sequence[int]) -> list[int] | None:
@@ -182,11 +197,17 @@ def _one_by_one(original: Callable[..., Any], sounds: Sequence[MediaItem], args:
     """The output for each sound, encoded without the padding of the batch."""
     parameters = inspect.signature(original)
     outputs = []
+    ends: dict[str, int] = {}  # of the rows so far, of tensors in which a sound has several
     for index, item in enumerate(sounds):
         own = parameters.bind(*args, **kwargs)
         for name, value in own.arguments.items():
             if name in item and isinstance(value, torch.Tensor):
-                own.arguments[name] = value[index][tuple(map(slice, item[name].shape))][None]
+                shape = item[name].shape
+                if item.fields[name].kind == "flat":
+                    begin, ends[name] = ends.get(name, 0), ends.get(name, 0) + shape[0]
+                    own.arguments[name] = value[begin : ends[name]]
+                else:
+                    own.arguments[name] = value[index][tuple(map(slice, shape))][None]
         outputs += _divided(original(*own.args, **own.kwargs), [_counts(item)[_METHODS["audio"]]])
     return outputs
 

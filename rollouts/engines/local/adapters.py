@@ -5,9 +5,10 @@ An update of the weights changes the same tensors, so that it concerns every ada
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,14 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LocalAdapter:
-    """An adapter that is loaded. `base_version`: the label of the weights of the model when it was."""
+    """An adapter that is loaded. `base_version`: the label of the weights of the model when it was; no other one has
+    its `number`."""
 
     name: str
     directory: str
     base_version: str
     replacements: tuple[Replacement, ...]
+    number: int = field(default_factory=itertools.count().__next__)
 
 
 class LocalAdapters:

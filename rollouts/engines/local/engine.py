@@ -361,8 +361,10 @@ class LocalEngine(Engine):
             take_turn()
             # With the lock held: no update of the weights comes between this and the batch.
             version = self._weight_version
-
-            features = FeatureCache(self._features, (adapter, version))
+            # Also a trainer that has this model changes weights, in place.
+            changes = sum(parameter._version for parameter in self._model.parameters())
+            weights = None if adapter is None else adapter.number, version, changes
+            features = FeatureCache(self._features, weights)
             return Batch(self._forward, requests, features, self._max_length, is_interrupted).run(version)
 
     def _load(self, weights: Mapping[str, Any] | str | Path, version: str, interrupts: bool) -> None:
