@@ -31,7 +31,7 @@ from rollouts.training import (
     truncate_sample,
 )
 from rollouts.training.named_losses import loss_options
-from rollouts.training.trainer import AdamParams, LoraOptions, LossResult, datum_from_sample
+from rollouts.training.trainer import AdamParams, Datum, LoraOptions, LossResult, datum_from_sample
 
 #: Losses with a gradient where all advantages are 0.
 _WITHOUT_ADVANTAGES: Final = frozenset({"dro", "reverse_kl", "forward_kl", "jsd"})
@@ -110,7 +110,7 @@ class Learner:
                 queue += order.permutation(len(samples)).tolist()
             chosen, queue = queue[: section.batch], queue[section.batch :]
             tokens = sum(int(samples[index].loss_mask.sum()) for index in chosen)
-            data = [datum_from_sample(_divided(samples[index], tokens), "cross_entropy") for index in chosen]
+            data = _divided([datum_from_sample(samples[index], "cross_entropy") for index in chosen], "weights", tokens)
             loss = self._trainer.forward_backward(NAME, data, "cross_entropy").metrics["loss:sum"]
             rate = section.learning_rate * min(1.0, step / max(section.warmup_steps, 1))
             self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))
@@ -166,7 +166,8 @@ class Learner:
         count = tokens if section.mean_over == "tokens" else episodes
         linear = "beta" if section.loss == "dro" else "coefficient"
         options = {name: value / count if name == linear else value for name, value in self._options.items()}
-        data = [datum_from_sample(_divided(sample, count), section.loss) for sample in samples]
+        data = [datum_from_sample(sample, section.loss) for sample in samples]
+        data = _divided(data, "weights" if section.loss == "cross_entropy" else "advantages", count)
         return self._trainer.forward_backward(NAME, data, section.loss, options)
 
     def _check(
@@ -207,8 +208,9 @@ def learning_rate(section: TrainSection, step: int) -> float:
     return section.learning_rate * decay * min(1.0, step / max(section.warmup_steps, 1))
 
 
-def _divided(sample: TrainingSample, count: int) -> TrainingSample:
-    return replace(sample, advantages=sample.advantages / np.float32(count))
+def _divided(data: Sequence[Datum], name: str, count: int) -> list[Datum]:
+    """The rows with one of their inputs divided."""
+    return [replace(row, inputs={**row.inputs, name: row.inputs[name] / np.float32(count)}) for row in data]
 
 
 def _put(logprobs: list[np.ndarray], indices: Sequence[int], result: LossResult) -> None:
