@@ -150,12 +150,16 @@ class Learner:
     def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[int]]:
         """The numbers of the samples of each optimizer step; none for samples without a gradient."""
         has_gradient = self._section.loss in _WITHOUT_ADVANTAGES
-        numbers = [number for number, one in enumerate(samples) if has_gradient or one.advantages.any()]
-        found: list[list[int]] = []
-        for epoch in range(self._section.epochs if numbers else 0):
-            order = np.random.default_rng([self._seed, step, epoch]).permutation(numbers)
-            parts = np.array_split(order, min(self._section.minibatches, len(numbers)))
-            found += [sorted(part.tolist()) for part in parts]
+        # The samples of a group stay together: what they begin with is computed once.
+        by_group: dict[str, list[int]] = {}
+        for number, sample in enumerate(samples):
+            if has_gradient or sample.advantages.any():
+                by_group.setdefault(sample.name.rsplit("/", 2)[0], []).append(number)
+        groups, found = list(by_group.values()), []
+        for epoch in range(self._section.epochs if groups else 0):
+            order = np.random.default_rng([self._seed, step, epoch]).permutation(len(groups))
+            parts = np.array_split(order, min(self._section.minibatches, len(groups)))
+            found += [[number for index in sorted(part.tolist()) for number in groups[index]] for part in parts]
         return found
 
     def _forward_backward(self, samples: Sequence[TrainingSample]) -> LossResult:
