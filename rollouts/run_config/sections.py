@@ -510,7 +510,7 @@ class TrainSection(Section):
       of the ratio of its probabilities under sampler and base model (the adapter off).
     - `learning_rate` rises over `warmup_steps` and then follows `schedule`, down to the share `final_rate`
       of it at the last step. `adam` are the other fields of `AdamParams`.
-    - Each step goes `epochs` times over its rows, in `minibatches` random parts with an optimizer step each.
+    - Each step goes `epochs` times over its groups, in `minibatches` random parts with an optimizer step each.
       `tokens_per_pass` bounds the memory (`Trainer`).
     - `max_row_tokens`: rows are cut to so many tokens (`truncate_sample`).
     - `max_mismatch`, in nats: the run stops before a step in which the mean |difference| of an episode that

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rollouts.files import replaced_path
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.output import OutputDirectory
-from rollouts.train.policy import NAME
+from rollouts.train.policy import NAME, write_errors_name
 from rollouts.training.trainer import Trainer
 
 _STATE: Final = "state.json"
@@ -57,7 +57,8 @@ class Checkpoints:
         state = replace(state, files=sizes)
         content = json.dumps({**asdict(state), "configuration": self._configuration})
         with replaced_path(self._output.checkpoints / f"step-{state.step}") as directory:
-            trainer.save(NAME, directory)
+            with write_errors_name(directory):
+                trainer.save(NAME, directory)
             (directory / _STATE).write_text(content, "utf-8")
             for path in directory.iterdir():
                 _synced_size(path)

@@ -31,7 +31,7 @@ from rollouts.training import (
     truncate_sample,
 )
 from rollouts.training.named_losses import loss_options
-from rollouts.training.trainer import AdamParams, LoraOptions, LossResult, datum_from_sample
+from rollouts.training.trainer import AdamParams, Datum, LoraOptions, LossResult, datum_from_sample
 
 #: Losses with a gradient where all advantages are 0.
 _WITHOUT_ADVANTAGES: Final = frozenset({"dro", "reverse_kl", "forward_kl", "jsd"})
@@ -110,7 +110,7 @@ class Learner:
                 queue += order.permutation(len(samples)).tolist()
             chosen, queue = queue[: section.batch], queue[section.batch :]
             tokens = sum(int(samples[index].loss_mask.sum()) for index in chosen)
-            data = [datum_from_sample(_divided(samples[index], tokens), "cross_entropy") for index in chosen]
+            data = _divided([datum_from_sample(samples[index], "cross_entropy") for index in chosen], "weights", tokens)
             loss = self._trainer.forward_backward(NAME, data, "cross_entropy").metrics["loss:sum"]
             rate = section.learning_rate * min(1.0, step / max(section.warmup_steps, 1))
             self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))
@@ -150,12 +150,16 @@ class Learner:
     def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[int]]:
         """The numbers of the samples of each optimizer step; none for samples without a gradient."""
         has_gradient = self._section.loss in _WITHOUT_ADVANTAGES
-        numbers = [number for number, one in enumerate(samples) if has_gradient or one.advantages.any()]
-        found: list[list[int]] = []
-        for epoch in range(self._section.epochs if numbers else 0):
-            order = np.random.default_rng([self._seed, step, epoch]).permutation(numbers)
-            parts = np.array_split(order, min(self._section.minibatches, len(numbers)))
-            found += [sorted(part.tolist()) for part in parts]
+        # The samples of a group stay together: what they begin with is computed once.
+        by_group: dict[str, list[int]] = {}
+        for number, sample in enumerate(samples):
+            if has_gradient or sample.advantages.any():
+                by_group.setdefault(sample.name.rsplit("/", 2)[0], []).append(number)
+        groups, found = list(by_group.values()), []
+        for epoch in range(self._section.epochs if groups else 0):
+            order = np.random.default_rng([self._seed, step, epoch]).permutation(len(groups))
+            parts = np.array_split(order, min(self._section.minibatches, len(groups)))
+            found += [[number for index in sorted(part.tolist()) for number in groups[index]] for part in parts]
         return found
 
     def _forward_backward(self, samples: Sequence[TrainingSample]) -> LossResult:
@@ -166,7 +170,8 @@ class Learner:
         count = tokens if section.mean_over == "tokens" else episodes
         linear = "beta" if section.loss == "dro" else "coefficient"
         options = {name: value / count if name == linear else value for name, value in self._options.items()}
-        data = [datum_from_sample(_divided(sample, count), section.loss) for sample in samples]
+        data = [datum_from_sample(sample, section.loss) for sample in samples]
+        data = _divided(data, "weights" if section.loss == "cross_entropy" else "advantages", count)
         return self._trainer.forward_backward(NAME, data, section.loss, options)
 
     def _check(
@@ -207,8 +212,9 @@ def learning_rate(section: TrainSection, step: int) -> float:
     return section.learning_rate * decay * min(1.0, step / max(section.warmup_steps, 1))
 
 
-def _divided(sample: TrainingSample, count: int) -> TrainingSample:
-    return replace(sample, advantages=sample.advantages / np.float32(count))
+def _divided(data: Sequence[Datum], name: str, count: int) -> list[Datum]:
+    """The rows with one of their inputs divided."""
+    return [replace(row, inputs={**row.inputs, name: row.inputs[name] / np.float32(count)}) for row in data]
 
 
 def _put(logprobs: list[np.ndarray], indices: Sequence[int], result: LossResult) -> None:

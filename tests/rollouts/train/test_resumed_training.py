@@ -114,7 +114,7 @@ def test_a_disk_that_is_full_stops_the_run_and_it_goes_on_when_there_is_space(
     tmp_path: Path, tiny_model_dir: Path, uninterrupted: dict[str, Any], most: int
 ) -> None:
     limit = (
-        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "import resource, signal, sys; sys.dont_write_bytecode = True; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))"
     )
     path = written(tmp_path, tiny_model_dir)
