@@ -1,10 +1,12 @@
 """An engine encodes each image, video and sound once, and places its features wherever a later prompt has it."""
 
 import asyncio
+import copy
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from audio_models import AUDIO_MODELS
 from family_rows import loaded_family
 from model_families import VIDEO_FAMILIES
@@ -59,3 +61,25 @@ def test_items_of_earlier_prompts_pass_no_tower_again_and_prompts_have_the_same_
         encoded.append(count)
         np.testing.assert_allclose(logprobs, scored(LocalEngine(family.model), row.sample)[0], atol=1e-5)
     assert encoded == [2, 1, 0, 0, 1, 0][: len(rows)]
+
+
+def test_kept_features_hold_no_memory_of_the_batch_that_they_were_encoded_in():
+    family = loaded_family("qwen2_5_vl")
+    engine = LocalEngine(family.model)
+    scored(engine, family.row("x", [family.pixels(32, 48), family.pixels(40, 40)]).sample)
+    entries = [features for features, _ in engine._features._entries.values()]
+    parts = [part for features in entries for output in features.values() for part in output.pooler_output]
+    assert [part.untyped_storage().nbytes() for part in parts] == [part.nbytes for part in parts]
+
+
+def test_weights_that_change_in_place_encode_an_image_again():
+    """As those of a `Trainer` that has the same model."""
+    family = loaded_family("qwen2_5_vl")
+    model = copy.deepcopy(family.model)
+    engine, sample = LocalEngine(model), family.row("x", [family.pixels(32, 48)]).sample
+    before, _ = scored(engine, sample)
+    with torch.no_grad():
+        next(model.model.visual.parameters()).mul_(2)
+    after, _ = scored(engine, sample)
+    np.testing.assert_allclose(after, scored(LocalEngine(model), sample)[0], atol=1e-5)
+    assert np.abs(after - before).max() > 1e-3
