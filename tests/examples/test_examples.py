@@ -70,8 +70,8 @@ def test_a_student_reads_digits_after_distillation_from_its_own_episodes(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "model"), [("sums", "qwen3_vl"), ("tones", "qwen2_audio"), ("lake", "qwen3_vl")])
-def test_a_short_file_trains_text_sounds_and_gymnasium_with_a_mismatch_near_zero(name, model, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "model"), [("sums", "qwen3_vl"), ("tones", "qwen2_audio")])
+def test_a_short_file_trains_text_and_sounds_with_a_mismatch_near_zero(name, model, tmp_path, monkeypatch):
     for path in (EXAMPLES / "train").glob(f"{name}.*"):
         assert len(path.read_text("utf-8").splitlines()) <= 40
         shutil.copy(path, tmp_path)
