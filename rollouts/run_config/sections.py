@@ -504,8 +504,8 @@ class TrainSection(Section):
 
     - `lora_rank`, `lora_alpha`: those of the adapter (`LoraOptions`); a rank of 0 trains all parameters, in
       float32. `dtype` is that of the base model in the trainer.
-    - `loss`, `loss_options`: name and options as `Trainer.forward_backward` takes them; the sum is divided
-      by the trained tokens or by the episodes (`mean_over`).
+    - `loss`, `loss_options`, `correction`: name and options as `Trainer.forward_backward` takes them; the sum
+      is divided by the trained tokens or by the episodes (`mean_over`), without what the correction rejects.
     - `baseline`, `scale`: of `group_advantages`. `kl`: the advantage of a token has less `kl` times the log
       of the ratio of its probabilities under sampler and base model (the adapter off).
     - `learning_rate` rises over `warmup_steps` and then follows `schedule`, down to the share `final_rate`
@@ -528,6 +528,7 @@ class TrainSection(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     loss: Text = "ppo"
     loss_options: dict[Text, Finite] = Field(default_factory=dict)
+    correction: dict[Text, Finite] = Field(default_factory=dict)
     mean_over: Literal["tokens", "episodes"] = "tokens"
     baseline: Literal["mean", "leave_one_out"] = "mean"
     scale: Literal["group", "batch", "none"] = "group"

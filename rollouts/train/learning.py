@@ -26,11 +26,13 @@ from rollouts.training import (
     diagnosis_text,
     group_advantages,
     mismatch_report,
+    rollout_correction,
     sample_from_rendered,
     samples_from_trajectory,
     truncate_sample,
 )
-from rollouts.training.named_losses import loss_options
+from rollouts.training.correction import correction_options
+from rollouts.training.named_losses import loss_options, named_loss
 from rollouts.training.trainer import AdamParams, Datum, LoraOptions, LossResult, datum_from_sample
 
 #: Losses with a gradient where all advantages are 0.
@@ -50,8 +52,12 @@ class Learner:
         self._section = section
         self._seed = file.config.seed
         with file.naming("train"):
-            # A correction of the mismatch, by name, belongs beside these.
             self._options = loss_options(section.loss, section.loss_options)
+            correction_options(section.correction)
+            if section.correction and "logprobs" not in named_loss(section.loss).required:
+                raise ArgumentError("correction", section.correction, f"the loss {section.loss!r} takes none")
+            if "max_lag" in section.correction:
+                raise ArgumentError("correction", section.correction, "pass max_staleness in [mode] for max_lag")
             try:
                 self._adam = AdamParams(learning_rate=section.learning_rate, **section.adam)
             except TypeError as error:
@@ -70,7 +76,8 @@ class Learner:
         minibatches = self._minibatches(samples, step)
         logprobs: list[np.ndarray] = [np.empty(0)] * len(samples)
         results: list[LossResult] = []
-        first = minibatches[0] if minibatches else []
+        # A correction compares with the log-probabilities of all samples from before the first step.
+        first = minibatches[0] if minibatches and not self._section.correction else []
         if first:
             results.append(self._forward_backward([samples[index] for index in first]))
             _put(logprobs, first, results[0])
@@ -84,8 +91,9 @@ class Learner:
         rate = learning_rate(self._section, step)
         norms = []
         for number, indices in enumerate(minibatches):
-            if number:
-                results.append(self._forward_backward([samples[index] for index in indices]))
+            if number or not first:
+                start = [logprobs[index] for index in indices] if self._section.correction else None
+                results.append(self._forward_backward([samples[index] for index in indices], start))
             norms.append(self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))["grad_norm"])
         figures |= _means([result.metrics for result in results])
         figures |= {"grad_norm": float(np.mean(norms)) if norms else 0.0, "learning_rate": rate}
@@ -162,17 +170,41 @@ class Learner:
             found += [[number for index in sorted(part.tolist()) for number in groups[index]] for part in parts]
         return found
 
-    def _forward_backward(self, samples: Sequence[TrainingSample]) -> LossResult:
-        """Add the gradient of the mean over tokens or episodes; a sum is divided by dividing what it is linear in."""
+    def _forward_backward(
+        self, samples: Sequence[TrainingSample], start: Sequence[np.ndarray] | None = None
+    ) -> LossResult:
+        """Add the gradient of the mean over tokens or episodes; a sum is divided by dividing what it is linear in.
+
+        `start`: log-probabilities (n - 1,) of each sample before the first step on it, for a correction.
+        """
         section = self._section
-        episodes = len({sample.name.rpartition("/")[0] for sample in samples})
-        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-        count = tokens if section.mean_over == "tokens" else episodes
+        trained = [sample.loss_mask[1:] for sample in samples]
+        data = [datum_from_sample(sample, section.loss) for sample in samples]
+        if start is not None:
+            trained = self._not_rejected(samples, start)
+            data = [
+                replace(row, inputs={**row.inputs, "sampler_logprobs": row.inputs["logprobs"], "logprobs": of_row})
+                for row, of_row in zip(data, start, strict=True)
+            ]
+        tokens = sum(int(mask.sum()) for mask in trained)
+        episodes = {sample.name.rpartition("/")[0] for sample, mask in zip(samples, trained, strict=True) if mask.any()}
+        count = max(1, tokens if section.mean_over == "tokens" else len(episodes))
         linear = "beta" if section.loss == "dro" else "coefficient"
         options = {name: value / count if name == linear else value for name, value in self._options.items()}
-        data = [datum_from_sample(sample, section.loss) for sample in samples]
         data = _divided(data, "weights" if section.loss == "cross_entropy" else "advantages", count)
-        return self._trainer.forward_backward(NAME, data, section.loss, options)
+        return self._trainer.forward_backward(NAME, data, section.loss, options, correction=section.correction or None)
+
+    def _not_rejected(self, samples: Sequence[TrainingSample], start: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """bool (n - 1,) for each sample: the trained tokens that the correction keeps."""
+        lengths = [len(row) for row in start]
+        sampler, mask = (
+            torch.from_numpy(np.concatenate([getattr(sample, name)[1:] for sample in samples]))[None]
+            for name in ("logprobs", "loss_mask")
+        )
+        ids = torch.from_numpy(np.repeat(np.arange(len(samples)), lengths))[None]
+        policy = torch.from_numpy(np.concatenate(start).astype(np.float32))[None]
+        kept = rollout_correction(policy, sampler, mask, ids, self._section.correction).mask[0].numpy()
+        return np.split(kept, np.cumsum(lengths)[:-1])
 
     def _check(
         self,

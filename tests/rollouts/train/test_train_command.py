@@ -198,3 +198,30 @@ def test_tasks_whose_groups_teach_nothing_are_taken_again_less_often() -> None:
     solved, ordinary = asyncio.run(shares())
     assert ordinary == 1.0
     assert solved == pytest.approx(0.25, abs=0.03)
+
+
+def test_a_correction_leaves_a_step_on_its_own_samples_as_it_is_and_divides_by_what_it_keeps(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    """On its own samples every ratio is 1: weights change nothing, a lower limit of 2 rejects every token."""
+    losses = {}
+    for name, options in {"none": "", "weights": "token_weights = 2.0, veto = 1e-4", "all": "token_low = 2.0"}.items():
+        config = CONFIG + f"correction = {{ {options} }}\nminibatches = 2\n"
+        result = train(project(tmp_path / name, tiny_model_dir, config, steps="1"))
+        assert result.exit_code == 0, result.output
+        _, losses[name] = figures(tmp_path / name)[0]
+    assert losses["weights"]["loss"] == pytest.approx(losses["none"]["loss"], abs=1e-6)
+    assert losses["weights"]["grad_norm"] == pytest.approx(losses["none"]["grad_norm"], rel=1e-4)
+    assert losses["none"]["grad_norm"] > 0
+    assert losses["all"]["grad_norm"] == 0
+    assert losses["all"]["correction_rejected"] == 1
+
+
+@pytest.mark.parametrize("options", ["max_lag = 2", "no_such = 1"])
+def test_a_correction_that_does_not_exist_or_needs_versions_is_refused_before_the_first_step(
+    tmp_path: Path, tiny_model_dir: Path, options: str
+) -> None:
+    result = train(project(tmp_path, tiny_model_dir, CONFIG + f"correction = {{ {options} }}\n"))
+    assert result.exit_code == 2
+    assert "correction" in result.output
+    assert not (tmp_path / "out" / "training.jsonl").exists()
