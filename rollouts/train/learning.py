@@ -144,8 +144,9 @@ class Learner:
 
     def _near_the_start(self, samples: Sequence[TrainingSample], figures: dict[str, float]) -> list[TrainingSample]:
         """The samples with the advantages of a penalty for the distance to the base model (k1 of each token)."""
-        data = [datum_from_sample(sample, "cross_entropy") for sample in samples]
-        start = self._trainer.forward(_START, data, "cross_entropy").logprobs
+        # A loss with the sampler's log-probabilities: the base model's are then among the same kept ids.
+        data = [datum_from_sample(sample, "importance_sampling") for sample in samples]
+        start = self._trainer.forward(_START, data, "importance_sampling").logprobs
         penalised, distances = [], []
         for sample, of_start in zip(samples, start, strict=True):
             distance = np.zeros(len(sample), np.float32)

@@ -16,7 +16,7 @@ from renderers.placement import PlacedItem
 from rollouts.errors import SampleError, short_repr
 from rollouts.files import replaced_path
 from rollouts.models.placed_rows import Layout, Side, laid_out, numbered, place
-from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
+from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample, check_comparable_with_teacher
 from rollouts.training.token_extras import Extra, of_samples, teacher_rows
 from rollouts.trajectory.token_node import TEACHER_COLUMNS
 from rollouts.values import check_integer
@@ -205,6 +205,9 @@ class TrainingBatch:
         """
         if name not in self.extras and name not in TEACHER_COLUMNS:
             raise SampleError(None, f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
+        if name == "teacher_logprobs":
+            for sample in self.samples:
+                check_comparable_with_teacher(sample)
         extra = self.extras[name] if name in self.extras else teacher_rows(name, self.samples)
         first = next((tensor for tensor in extra if tensor is not None), torch.zeros(0))
         for sample, tensor in zip(self.samples, extra, strict=True):

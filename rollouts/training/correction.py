@@ -68,6 +68,10 @@ def correction_options(given: Mapping[str, Any]) -> CorrectionOptions:
     return options
 
 
+def has_weights(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("token_weights") or options.get("sequence_weights"))
+
+
 def rollout_correction(
     logprobs: torch.Tensor,
     sampler_logprobs: torch.Tensor,

@@ -17,9 +17,9 @@ from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.models.prefix_tree import Tree
-from rollouts.training.correction import rollout_correction
+from rollouts.training.correction import has_weights, rollout_correction
 from rollouts.training.named_losses import CANDIDATES, CORRECTION_WEIGHTS, NamedLoss, named_loss
-from rollouts.training.samples import TrainingSample, check_column
+from rollouts.training.samples import TrainingSample, check_column, check_comparable_with_teacher
 from rollouts.training.truncation import tower_rows, trees_within
 from rollouts.trajectory.token_node import SAMPLING_MASK
 
@@ -69,6 +69,8 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
         kind = sample.media[-1][0].modality
         raise SampleError(sample.name, f"its last token belongs to an {kind}, which cannot be cut; leave it out")
     mask = sample.loss_mask[1:]
+    if loss == "reverse_kl":
+        check_comparable_with_teacher(sample)
     columns = {
         "weights": np.where(mask, sample.advantages[1:], 0),
         "advantages": np.where(mask, sample.advantages[1:], 0),
@@ -192,7 +194,7 @@ def corrected_data(
     if "sampler_logprobs" not in loss.required:
         with torch.no_grad():
             policy = forward().logprobs
-        if options.get("token_weights") or options.get("sequence_weights"):
+        if loss.has_ratio and has_weights(options):
             logprobs = policy  # the loss's own ratio to the sampler would be a second weight
     lengths = [len(datum) for datum in data]
     correction = rollout_correction(

@@ -60,7 +60,8 @@ class NamedLoss:
     the defaults of the numbers that a caller may set; None: it must set it. With `has_candidates` a row has
     the inputs `CANDIDATES` (n, k), and `compute` gets the trained model's log-probabilities of these ids as
     the input `candidate_logprobs`. With `takes_several` a row may have k targets for each token, whose
-    log-probabilities and inputs are (1, n, k).
+    log-probabilities and inputs are (1, n, k). `has_ratio`: a term is multiplied with the ratio to the sampler,
+    in whose place weights of a correction come.
     """
 
     compute: Callable[[Given], Outcome]
@@ -68,6 +69,7 @@ class NamedLoss:
     optional: frozenset[str] = frozenset()
     options: Mapping[str, float | None] = field(default_factory=dict)
     counts_all: bool = False
+    has_ratio: bool = True
     has_candidates: bool = False
     takes_several: bool = False
 
@@ -151,7 +153,7 @@ NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
         "importance_sampling": NamedLoss(partial(_policy, importance_sampling_loss), _POLICY, _MASK),
         "ppo": NamedLoss(partial(_clipped, policy_gradient_loss), _POLICY, _MASK, _THRESHOLDS),
         "cispo": NamedLoss(partial(_clipped, cispo_loss), _POLICY, _MASK, _THRESHOLDS),
-        "dro": NamedLoss(_dro, _POLICY, _MASK, {"beta": None}, counts_all=True),
+        "dro": NamedLoss(_dro, _POLICY, _MASK, {"beta": None}, counts_all=True, has_ratio=False),
         # Of GSPO: those of its authors (Zheng et al. 2025, section 5.1). A mean over a sequence varies much
         # less.
         "gspo": NamedLoss(

@@ -176,3 +176,10 @@ def with_teacher(samples: Sequence[TrainingSample], scores: Sequence[TokenScores
         )
         for sample, scored in zip(samples, scores, strict=True)
     ]
+
+
+def check_comparable_with_teacher(sample: TrainingSample) -> None:
+    """Raise `SampleError` for log-probabilities among the kept ids: a teacher's are among all ids."""
+    if sample.sampling_mask is not None and (sample.sampling_mask[sample.loss_mask] >= 0).any():
+        reason = "its log-probabilities are among the ids that top_p, top_k or another option kept, a teacher's are not"
+        raise SampleError(sample.name, f"{reason}; sample without these options, or take forward_kl or jsd")

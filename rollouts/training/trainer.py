@@ -33,7 +33,7 @@ from rollouts.models.lora_modules import (
     replacements_by,
 )
 from rollouts.training.checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
-from rollouts.training.correction import correction_options
+from rollouts.training.correction import correction_options, has_weights
 from rollouts.training.datums import CORRECTED, Datum, check_data, corrected_data, datum_from_sample, passes
 from rollouts.training.kept_tokens import padded_ids, scored_among
 from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
@@ -249,9 +249,10 @@ class Trainer:
 
         `correction` has the options of `rollout_correction`, over all rows of the call. It compares the
         log-probabilities that the model has now with `logprobs`; weights take the place of the loss's ratio,
-        which is 1 then. Rows with `sampler_logprobs` spare it the forward pass for this: it compares their
-        `logprobs`, of the model before its steps on them, with these, and the loss's ratio is to `logprobs`.
-        The metrics have the figures as `correction_ess:mean` and so on.
+        which is 1 then (DRO has none, and reverse_kl takes no weights). Rows with `sampler_logprobs` spare it
+        the forward pass for this: it compares their `logprobs`, of the model before its steps on them, with
+        these, and the loss's ratio is to `logprobs`. The metrics have the figures as `correction_ess:mean`
+        and so on.
 
         All rows are checked before the first of them is computed; `SampleError` names the index of the
         row. After any error, of memory too, the gradients are what they were.
@@ -398,6 +399,11 @@ class Trainer:
         named, numbers = named_loss(loss), loss_options(loss, options)
         if correction is not None:
             correction_options(correction)
+            if has_weights(correction) and loss == "reverse_kl":
+                rule = (
+                    "the teacher is compared with the sampler's log-probabilities; pass rules that reject, no weights"
+                )
+                raise ArgumentError("correction", dict(correction), rule)
             if "logprobs" not in named.required:
                 rule = "the loss has no log-probabilities of a sampler; leave it out, or pass importance_sampling"
                 raise ArgumentError("correction", dict(correction), rule)

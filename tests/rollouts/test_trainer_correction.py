@@ -9,6 +9,7 @@ from trainer_checks import gradients, with_nonzero_adapter
 
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.training import (
+    TrainingBatch,
     TrainingSample,
     cispo_loss,
     importance_sampling_loss,
@@ -143,3 +144,28 @@ def test_a_correction_that_cannot_be_made_is_refused_before_anything_is_computed
         trainer.forward_backward(model_id, supervised, "cross_entropy", correction={"token_weights": 2.0})
     with pytest.raises(ArgumentError, match="it has no gradients"):
         trainer.optim_step(model_id, None)
+
+
+def test_weights_leave_dro_its_distance_to_the_sampler_and_are_refused_where_a_teacher_is_compared_with_it(
+    trainer, model_id
+):
+    rows, *_ = sampled(trainer, model_id, "importance_sampling")
+    weights = {"token_weights": 1e30}
+    losses = [
+        trainer.forward(model_id, rows, "dro", {"beta": beta}, correction=weights).metrics["loss:sum"]
+        for beta in (1.0, 2.0, 3.0)
+    ]
+    assert losses[1] - losses[0] == pytest.approx(losses[2] - losses[1], rel=1e-4)
+    assert losses[1] - losses[0] > 0.1
+    with pytest.raises(ArgumentError, match="no weights"):
+        trainer.forward(model_id, rows, "reverse_kl", correction=weights)
+
+
+def test_samples_among_kept_ids_are_refused_where_a_teacher_is_compared_with_the_sampler():
+    given = samples()[0]
+    kept = np.where(given.loss_mask, given.token_ids, -1)[:, None].astype(np.int32)
+    sample = replace(given, sampling_mask=kept, teacher_logprobs=np.zeros(len(given), np.float32))
+    with pytest.raises(SampleError, match="a teacher's are not"):
+        datum_from_sample(sample, "reverse_kl")
+    with pytest.raises(SampleError, match="a teacher's are not"):
+        TrainingBatch.from_samples([sample], pad_id=0).column("teacher_logprobs")
