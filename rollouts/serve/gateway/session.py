@@ -219,15 +219,17 @@ class Session:
         """Why the turn of a request does not extend the turn before it; `match` and `is_bridged` as in `add`."""
         if choice > 0:
             return "another choice"
-        if is_bridged:
-            return "an earlier turn is continued"
-        if history.digests[0] not in self._known:
-            return "other tools"
-        continued = 0 if match is None else match.num_messages
-        if any(history.digests[end] in self.turns for end in history.turn_ends if end > continued):
-            return "other reasoning or ids of calls"
         pairs = zip(history.digests[1:], history.messages, strict=True)
         role = next((message["role"] for digest, message in pairs if digest not in self._known), None)
+        if is_bridged:
+            return "a repeated request" if role is None else "an earlier turn is continued"
+        if history.digests[0] not in self._known:
+            return "other tools"
+        # The turn before a message of the model that it did not write is no `match`.
+        found = self.find(history)
+        continued = 0 if found is None else found.num_messages
+        if any(history.digests[end] in self.turns for end in history.turn_ends if end > continued):
+            return "other reasoning or ids of calls"
         if role is None:
             return "a repeated request"
         return "the bridge was refused" if match is not None else f"another {role} message"

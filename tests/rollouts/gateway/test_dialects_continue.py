@@ -166,6 +166,37 @@ async def test_what_a_client_changed_is_the_named_reason_of_a_fork(renderer, dia
     assert (figures["fork_reasons"], figures["forks"]) == (reasons, sum(reasons.values()))
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda talk: [*talk[:2], User(["B!"]), *talk[3:]], "another user message"),
+        (lambda talk: [*talk[:3], changed(talk[3], text="TWO"), *talk[4:]], "another assistant message"),
+        (lambda talk: [*talk[:2], *talk[4:]], "another user message"),
+        (lambda talk: talk[:3], "a repeated request"),
+        (lambda talk: [*talk[:2], User(["Else?"])], "an earlier turn is continued"),
+    ],
+)
+async def test_an_edit_behind_recorded_turns_is_named_as_one_of_the_first_turn_is(renderer, dialect, edit, reason):
+    engine = ScriptedEngine(["One.", "Two.", "Three.", "Four."], renderer=renderer)
+    gateway = Gateway(engine, renderer, sampling=SamplingParams(max_tokens=40, temperature=0.0))
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+
+        async def answered(talk):
+            response = await client.post(f"/sessions/s/v1/{PATHS[dialect]}", json=BODIES[dialect](SYSTEM, talk))
+            assert response.status_code == 200, response.text
+            return answer_of(dialect, response.json())
+
+        talk = [User(["A"])]
+        for text in ("B", "C", "D"):
+            talk += [await answered(talk), User([text])]
+        await answered(edit(talk))
+        figures = (await client.get("/sessions/s")).json()
+    await gateway.close()
+    assert figures["fork_reasons"] == {reason: 1}
+
+
 async def figures_after(renderer, dialect, second):
     """The figures of a session of two turns; `second(answer)` gives the system text and the talk of the second one."""
     engine = ScriptedEngine(["<think>\nhm\n</think>\n\nRed.", "Blue."], renderer=renderer)
