@@ -49,7 +49,7 @@ def serve(
     ] = None,
     **values: Any,
 ) -> None:
-    """Serve OpenAI's chat completions in front of an engine, and record them as trajectories.
+    """Serve OpenAI's chat completions and Responses, and Anthropic's Messages, and record them as trajectories.
 
     Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host,
     and then every request needs the key of --api-key-file.

@@ -100,6 +100,10 @@ def plain_message(
     return {"role": message["role"], "content": text}
 
 
+#: Types of tools that clients run, each in APIs of its own.
+OWN_TOOLS: Final = frozenset({"function", "custom"})
+
+
 def read_turn(body: bytes, dialect: Dialect, reading: Reading) -> TurnRequest:
     """The request in a body. Raises as `Dialect.read`."""
     fields = without_nulls(json_object(body))
@@ -112,11 +116,11 @@ def read_turn(body: bytes, dialect: Dialect, reading: Reading) -> TurnRequest:
             continue
         kept.append(tool)
         if isinstance(kind, str) and kind not in dialect.tool_types:
-            raise unsupported_field(
-                f"tools[{index}] is of the type {short_repr(kind)}, and this server runs no tools: leave it out, or "
-                "start the server with --ignore-tool and this type",
-                f"tools[{index}].type",
-            )
+            cure = "this server runs no tools: leave it out, or start the server with --ignore-tool and this type"
+            if kind in OWN_TOOLS:
+                cure = "in this API a tool has another form: see its client's documentation"
+            place = f"tools[{index}].type"
+            raise unsupported_field(f"tools[{index}] is of the type {short_repr(kind)}, and {cure}", place)
     if ignored:
         fields["tools"] = kept
     turn = dialect.read(validated(dialect.body, fields), fields, reading)

@@ -20,7 +20,7 @@ from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.episode import check_on_end, check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
-from rollouts.errors import EngineError, is_unicode
+from rollouts.errors import ArgumentError, EngineError, is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected, without_nulls
 from rollouts.serve.errors import Handler, RequestError, answering_errors, invalid_field
@@ -29,7 +29,7 @@ from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, d
 from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.messages import MESSAGES
-from rollouts.serve.gateway.request_checks import read_turn
+from rollouts.serve.gateway.request_checks import OWN_TOOLS, read_turn
 from rollouts.serve.gateway.responses import RESPONSES, ResponsesRequest, ResponsesWriter
 from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import (
@@ -85,6 +85,9 @@ class Gateway:
         sampling = sampling or SamplingParams(max_tokens=4096)
         check_settings(engine, renderer, sampling, 1)
         check_on_end(on_session_end, "on_session_end")
+        if own := OWN_TOOLS.intersection(ignored_tools):
+            rule = "clients run these tools themselves; pass types of tools that a service runs, such as web_search"
+            raise ArgumentError("ignored_tools", min(own), rule)
         pool = renderer if isinstance(renderer, RendererPool) else RendererPool(renderer)
         self._owned_pool = None if pool is renderer else pool
         self._engine = engine

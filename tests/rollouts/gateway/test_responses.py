@@ -10,6 +10,7 @@ import pytest
 from gateway_server import user
 from starlette.applications import Starlette
 
+from rollouts.errors import ArgumentError
 from rollouts.serve.gateway import history
 from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.serve.gateway.routes import Gateway
@@ -155,3 +156,13 @@ async def test_functions_of_a_namespace_are_tools_and_tools_that_the_server_igno
         figures = await client.figures()
     assert (figures["turns"], figures["forks"], figures["ignored_tools"]) == (2, 0, {"web_search": 2})
     assert caplog.text.count("tools of the type web_search are left out") == 1
+
+
+async def test_tools_that_clients_run_cannot_be_left_out_and_their_form_of_another_api_is_named(renderer):
+    with pytest.raises(ArgumentError, match="clients run these tools themselves"):
+        Gateway(ScriptedEngine(["Red."], renderer=renderer), renderer, ignored_tools=["function"])
+    async with client_of(renderer, ["Red."]) as client:
+        tool = {"type": "custom", "name": "look"}
+        response = await client.post("/v1/responses", json={"input": "Hi", "tools": [tool]})
+    assert response.status_code == 400
+    assert "in this API a tool has another form" in response.text
