@@ -1,7 +1,8 @@
 """Weight deltas: directories with the values of a checkpoint that differ from those of another one, its base.
 
 `delta.json` has the version and the directory of the base, shapes, and the digest of `delta.tensors`,
-which has for each tensor that differs the values at flat places (`NAME:places`), or it where that is shorter.
+which has for each tensor that differs the values at flat places (`NAME:places`), or it where that is shorter;
+and the digests of the values that the base has at these places.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from rollouts.errors import WeightUpdateError
+from rollouts.errors import ArgumentError, WeightUpdateError
 from rollouts.files import replaced_path
 
 if TYPE_CHECKING:  # the engine of vLLM imports this module without torch
@@ -32,13 +33,14 @@ _PLACES = ":places"
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightDelta:
     """What is in a directory: version and directory of the base; shapes, values and places of the tensors
-    that differ."""
+    that differ, and the digests of their values before."""
 
     directory: Path
     base: str
     base_directory: Path
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Mapping[str, torch.Tensor]
+    replaced: Mapping[str, str]
 
     def check_base(self, version: str) -> None:
         """Raise `WeightUpdateError` unless it changes the weights of `version`, which are those in use."""
@@ -52,7 +54,16 @@ class WeightDelta:
         if places is None:
             target.copy_(values)
         else:
-            target.view(-1).index_copy_(0, places.to(target.device).long(), values.to(target))
+            # Bytes: torch writes no values of 8-bit floats and of unsigned integers by their places.
+            new = _bytes(values.to(target))
+            _bytes(target).index_copy_(0, places.to(target.device).long(), new)
+
+    def check_replaced(self, name: str, tensor: torch.Tensor) -> None:
+        """Raise `WeightUpdateError` unless a tensor of the base has the values that the delta was written for."""
+        places = self.tensors.get(f"{name}{_PLACES}")
+        if places is not None and self.replaced[name] != _digest_at(tensor, places):
+            reason = f"{name} of the base {self.base_directory} has other values than when {self.directory} was written"
+            raise WeightUpdateError(f"{reason}; pass a whole checkpoint")
 
 
 def write_weight_delta(
@@ -72,19 +83,22 @@ def write_weight_delta(
     may have changed; they are compared in the dtypes of these files. The directory must be new, and appears
     when it is complete. A value takes its own size and 4 bytes.
 
-    Raises `WeightUpdateError` for other names or shapes, and for a base that cannot be read; `OSError`.
+    Raises `WeightUpdateError` for other names or shapes, and for a base that cannot be read; `ArgumentError`
+    for a `base` that is no text; `OSError`.
     """
     import torch
     from safetensors.torch import save_file
 
-    target, origin = Path(os.path.abspath(directory)), Path(os.path.abspath(base_directory))
+    if not isinstance(base, str):
+        raise ArgumentError("base", base, "pass the version that the engine has, a text")
+    # Without links: the way from one directory to the other is another one through a link.
+    target, origin = Path(os.path.realpath(directory)), Path(os.path.realpath(base_directory))
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
+    replaced: dict[str, str] = {}
     missing = set(weights)
-    written: set[int] = set()
     for name, old in checkpoint_tensors(*delta_chain(origin), weights.__contains__):
         missing.discard(name)
-        written.add(torch.as_tensor(weights[name]).data_ptr())
         new = torch.as_tensor(weights[name]).detach().to("cpu", old.dtype)
         if new.shape != old.shape:
             reason = f"{name} has shape {tuple(new.shape)}, in {origin} it has {tuple(old.shape)}"
@@ -96,11 +110,14 @@ def write_weight_delta(
         places = places.to(torch.int32 if new.numel() < 2**31 else torch.int64)
         if places.nbytes + len(places) * new.itemsize < new.nbytes:
             tensors[name], tensors[f"{name}{_PLACES}"] = new.flatten()[places], places
+            replaced[name] = _digest_at(old, places)
         else:
             tensors[name] = new.contiguous()
     for name in sorted(missing):
         # Files have tied parameters under one of their names.
-        if torch.as_tensor(weights[name]).data_ptr() not in written:
+        own = torch.as_tensor(weights[name])
+        others = (torch.as_tensor(weights[other]) for other in weights if other not in missing)
+        if not any(own.shape == other.shape and torch.equal(own, other.to(own)) for other in others):
             raise WeightUpdateError(f"{origin} has no tensor {name}; write a whole checkpoint")
     with replaced_path(target) as unfinished:
         unfinished.mkdir()
@@ -109,6 +126,7 @@ def write_weight_delta(
             "base": base,
             "base_directory": os.path.relpath(origin, target),
             "shapes": shapes,
+            "replaced": replaced,
             "digest": _digest(unfinished / _VALUES),
         }
         (unfinished / ABOUT).write_text(json.dumps(about), "utf-8")
@@ -122,9 +140,10 @@ def read_delta(directory: Path) -> WeightDelta:
         about = json.loads((directory / ABOUT).read_text("utf-8"))
         if about["digest"] != _digest(directory / _VALUES):
             raise ValueError(f"{_VALUES} has another digest than {ABOUT} names")
-        base_directory = Path(os.path.normpath(directory / about["base_directory"]))
+        base_directory = Path(os.path.realpath(directory / about["base_directory"]))
         shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
-        return WeightDelta(directory, about["base"], base_directory, shapes, load_file(directory / _VALUES))
+        tensors = load_file(directory / _VALUES)
+        return WeightDelta(directory, about["base"], base_directory, shapes, tensors, about["replaced"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         reason = f"{directory} has no weight delta that can be read ({error})"
         raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint") from error
@@ -155,6 +174,7 @@ def checkpoint_tensors(
                     tensor = file.get_tensor(name)
                     for delta in deltas:
                         if name in delta.shapes:
+                            delta.check_replaced(name, tensor)
                             delta.change(name, tensor)
                     yield name, tensor
     except (OSError, SafetensorError) as error:
@@ -179,6 +199,17 @@ def _layer(name: str) -> str:
     """The layer of a tensor: its name up to the first number, else the module that has it."""
     numbered = re.match(r".*?\.\d+\.", name)
     return numbered[0] if numbered else name.rpartition(".")[0]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a contiguous tensor as rows of bytes, of the same memory."""
+    import torch
+
+    return tensor.view(-1, 1).view(torch.uint8)
+
+
+def _digest_at(tensor: torch.Tensor, places: torch.Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor)[places.long()].numpy()).hexdigest()
 
 
 def _digest(path: Path) -> str:

@@ -2,15 +2,16 @@
 
 import json
 import os
+import shutil
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from rollouts.engines.weight_deltas import write_weight_delta
-from rollouts.errors import WeightUpdateError
+from rollouts.engines.weight_deltas import checkpoint_tensors, delta_chain, write_weight_delta
+from rollouts.errors import ArgumentError, WeightUpdateError
 
 
 def weights_of(engine_or_directory):
@@ -112,6 +113,58 @@ def test_a_delta_whose_base_is_itself_is_refused(tiny_model_dir, tmp_path):
         write_weight_delta(new, tmp_path / "2", base="1", base_directory=tmp_path / "1")
 
 
+def rebuilt(directory):
+    return dict(checkpoint_tensors(*delta_chain(directory), lambda name: True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.uint16, torch.bool])
+def test_tensors_of_every_dtype_are_put_together_from_their_base(tmp_path, dtype):
+    (tmp_path / "0").mkdir()
+    old = torch.zeros(8, 9, dtype=dtype)
+    save_file({"w": old}, tmp_path / "0" / "model.safetensors")
+    new = old.float().index_fill_(1, torch.tensor([4]), 1).to(dtype)
+    write_weight_delta({"w": new}, tmp_path / "1", base="0", base_directory=tmp_path / "0")
+    assert "w:places" in load_file(tmp_path / "1" / "delta.tensors") or dtype is torch.bool
+    assert torch.equal(rebuilt(tmp_path / "1")["w"].float(), new.float())
+
+
+@pytest.mark.parametrize("other", ["0", "1"])
+def test_a_base_that_was_written_again_is_not_mixed_with_a_delta(tiny_model_dir, tmp_path, other):
+    weights = weights_of(tiny_model_dir)
+    (tmp_path / "0").mkdir()
+    save_file(weights, tmp_path / "0" / "model.safetensors")
+    for version in ("1", "2"):
+        weights = changed(weights, 0.02, seed=int(version))
+        base = str(int(version) - 1)
+        write_weight_delta(weights, tmp_path / version, base=base, base_directory=tmp_path / base)
+    assert_equal(rebuilt(tmp_path / "2"), weights)
+    again = changed(weights, 0.5)
+    if other == "0":
+        save_file(again, tmp_path / "0" / "model.safetensors")
+    else:
+        shutil.rmtree(tmp_path / "1")
+        write_weight_delta(again, tmp_path / "1", base="0", base_directory=tmp_path / "0")
+    with pytest.raises(WeightUpdateError, match=rf"of the base .*{other} has other values than when .*pass a whole"):
+        rebuilt(tmp_path / "2")
+
+
+def test_directories_may_be_named_by_links(tiny_model_dir, tmp_path):
+    new = changed(weights_of(tiny_model_dir), 0.02)
+    deep = tmp_path / "disk" / "deep"
+    deep.mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(deep)
+    (tmp_path / "model").symlink_to(tiny_model_dir)
+    write_weight_delta(new, tmp_path / "runs" / "1", base="0", base_directory=tmp_path / "model")
+    (tmp_path / "latest").symlink_to(deep / "1")
+    for directory in (deep / "1", tmp_path / "runs" / "1", tmp_path / "latest"):
+        assert_equal(rebuilt(directory), new)
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def flipped(data, place):
     changed = bytearray(data)
     changed[place] ^= 1
@@ -137,7 +190,11 @@ async def test_a_delta_of_another_model_is_refused_by_the_name_of_a_tensor(engin
     weights = weights_of(tiny_model_dir)
     name = min(weights)
     with pytest.raises(WeightUpdateError, match=r"has no tensor wrong; write a whole checkpoint"):
-        write_weight_delta({"wrong": weights[name]}, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+        write_weight_delta(
+            weights | {"wrong": weights[name] + 1}, tmp_path / "1", base="0", base_directory=tiny_model_dir
+        )
+    with pytest.raises(ArgumentError, match="base is 7; pass the version that the engine has, a text"):
+        write_weight_delta(weights, tmp_path / "1", base=7, base_directory=tiny_model_dir)
     with pytest.raises(WeightUpdateError, match=f"{name} has shape"):
         write_weight_delta({name: weights[name][:1]}, tmp_path / "1", base="0", base_directory=tiny_model_dir)
     write_weight_delta({name: weights[name] + 1}, tmp_path / "1", base="0", base_directory=tiny_model_dir)
@@ -157,7 +214,7 @@ async def test_tied_weights_are_written_under_the_names_that_files_have(engine, 
     weights = engine._model.state_dict()
     new = {name: tensor.clone() for name, tensor in weights.items()}
     (tied,) = [name for name in new if name.endswith("embed_tokens.weight")]
-    new["lm_head.weight"] = new[tied].add_(1)
+    new["lm_head.weight"] = new[tied].add_(1).clone()  # as of weights that are gathered one by one
     write_weight_delta(new, tmp_path / "1", base="0", base_directory=tiny_model_dir)
     await engine.update_weights(tmp_path / "1", "1")
     assert_has(engine, new)
