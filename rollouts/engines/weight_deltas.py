@@ -54,9 +54,7 @@ class WeightDelta:
         if places is None:
             target.copy_(values)
         else:
-            # Bytes: torch writes no values of 8-bit floats and of unsigned integers by their places.
-            new = _bytes(values.to(target))
-            _bytes(target).index_copy_(0, places.to(target.device).long(), new)
+            _bits(target).index_copy_(0, places.to(target.device).long(), _bits(values.to(target)))
 
     def check_replaced(self, name: str, tensor: torch.Tensor) -> None:
         """Raise `WeightUpdateError` unless a tensor of the base has the values that the delta was written for."""
@@ -201,15 +199,19 @@ def _layer(name: str) -> str:
     return numbered[0] if numbered else name.rpartition(".")[0]
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a contiguous tensor as rows of bytes, of the same memory."""
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a contiguous tensor as integers of their size, of the same memory.
+
+    torch writes no values of 8-bit floats and of unsigned integers by their places.
+    """
     import torch
 
-    return tensor.view(-1, 1).view(torch.uint8)
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(-1).view(kinds.get(tensor.itemsize, tensor.dtype))
 
 
 def _digest_at(tensor: torch.Tensor, places: torch.Tensor) -> str:
-    return hashlib.sha256(_bytes(tensor)[places.long()].numpy()).hexdigest()
+    return hashlib.sha256(_bits(tensor)[places.long()].numpy()).hexdigest()
 
 
 def _digest(path: Path) -> str:
