@@ -41,7 +41,7 @@ def _kept(top: TopLogprobs, sampling: SamplingParams, *, raw: bool, options: boo
     for ids, logprobs in zip(*top, strict=True):
         before = np.cumsum(np.exp(logprobs, dtype=np.float64)) - np.exp(logprobs, dtype=np.float64)
         kept = 0
-        if (logprobs <= LEFT_OUT).any():
+        if not raw and (logprobs <= LEFT_OUT).any():
             kept = int((logprobs > LEFT_OUT).sum())
         elif sampling.top_k and sampling.top_p == 1 and not options and len(ids) >= sampling.top_k:
             kept = sampling.top_k

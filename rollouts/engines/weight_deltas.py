@@ -211,7 +211,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _digest_at(tensor: torch.Tensor, places: torch.Tensor) -> str:
-    return hashlib.sha256(_bits(tensor)[places.long()].numpy()).hexdigest()
+    return hashlib.sha256(_bits(tensor)[places.long()].numpy().tobytes()).hexdigest()
 
 
 def _digest(path: Path) -> str:
