@@ -7,8 +7,6 @@
 A folder stands in a layer above all folders that it imports. A circle has no layers: `graphlib.CycleError` names it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

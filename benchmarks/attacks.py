@@ -9,8 +9,6 @@ in a process of its own: processor seconds, and the growth of the peak resident 
 size takes more than three times the time. Linux only. `tests/test_attacks.py` meets the same attacks at small sizes.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

@@ -7,8 +7,6 @@ sides alternate, sound by sound; before that, their samples and features must be
 time, ratios medians over the rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import io

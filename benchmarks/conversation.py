@@ -1,7 +1,5 @@
 """The task of `benchmarks/runner_and_verifiers.py`: a user who sends a text of 60 words in each turn."""
 
-from __future__ import annotations
-
 import random
 
 _WORDS = ["the", "screen", "shows", "a", "list", "of", "files", "opened", "by", "last", "click", "agent"]

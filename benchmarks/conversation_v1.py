@@ -4,8 +4,6 @@ Its harness runs in this process and sends one chat completion a turn, over conn
 the least that verifiers' own loop takes: the harnesses that it comes with start a program for each episode.
 """
 
-from __future__ import annotations
-
 import functools
 
 import verifiers.v1 as vf

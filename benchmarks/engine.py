@@ -8,8 +8,6 @@ far, in the same base64 of msgpack. With `--vllm-venv` (the directory that tests
 encoder is timed too.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import importlib

@@ -5,8 +5,6 @@ processor; both end with base64. Times are medians of processor time; each side 
 the allocations, in multiples of the tensor's bytes, of which the base64 itself is 1.33. Called by `engine.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -8,8 +8,6 @@ best round of each side counts, because other load on the machine can only add t
 `--check` fails if a target is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import multiprocessing

@@ -8,8 +8,6 @@ without the report. All have a `ScriptedEngine` without latency, and run in turn
 `--summarised` groups and reads them back in a process of its own, whose highest memory is printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -9,8 +9,6 @@ the rounds. Affinity: 4,096 episodes of 8 turns over engines in this process, wh
 ejected. `--check` fails if a target is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

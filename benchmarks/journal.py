@@ -7,8 +7,6 @@ Once with text alone, once with an image of its own in every task, shown in each
 event loop is busy with the calls; the rest is on the journal's thread. Then the journal is opened again.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import tempfile

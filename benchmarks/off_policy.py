@@ -14,8 +14,6 @@ Printed is KL(optimum || policy) at the end for each way to train. `--check` fai
 1e-6 and each of the others above 1e-2. `--plot` draws it over the steps.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ Left: this library. Right: transformers' chat template, tokenizer and image proc
 forward pass on the batch; msgpack of whole steps with float32 pixels. The two sides of a row are measured alternately.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable

@@ -12,8 +12,6 @@ worker and on that of the runner. Turns per second and worker are compared with 
 the same number of episodes at once. All processes share the cores of this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

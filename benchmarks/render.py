@@ -7,8 +7,6 @@ call by call, so that a change of the machine's speed affects both; before that,
 medians of processor time. Model: Qwen3's tokenizer and template. Linux only: peak memory is read from /proc.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -3,8 +3,6 @@
 Texts are generated from a seed; those of different seeds share few words, so that no cache holds them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

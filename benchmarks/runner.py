@@ -12,8 +12,6 @@ further measurements: the memory of an episode that waits for the engine, withou
 event loop is blocked while images of 1024x1024 are processed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import cProfile

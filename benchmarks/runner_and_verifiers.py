@@ -10,8 +10,6 @@ PyPI's package cannot read those of 0.32. The server shares the machine with the
 on the number of cores; the CPU of the client process does not.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -3,8 +3,6 @@
 Arguments and output are those of `benchmarks/verifiers_side.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -8,8 +8,6 @@ environment that tests/real/setup_vllm.sh makes; `--base-url` names one that run
 `score` is below 0.9 of that of the bare client.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

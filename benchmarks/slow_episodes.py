@@ -3,8 +3,6 @@
 Every task has an image, which all episodes of its group see, and every episode has one more that only it sees.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -6,8 +6,6 @@ Each line of its input names a call, `forward_backward`, `optim_step` or `sampli
 with the seconds of that call. `tinker_server.py` runs a client for each of two servers.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -21,8 +21,6 @@ own, the clients are those of the package `tinker`; a side that waits uses no CP
 `--check` fails where a target is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -12,8 +12,6 @@ beside padded batches of 16 samples. Without a kernel for packed rows, attention
 so that its cost grows with the square of the row. The lines on memory are those of `training_memory.py` (two minutes).
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ Memory is the peak of torch's allocator beyond hidden states, weight, targets an
 Times are the fastest of three, between two synchronisations.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -8,8 +8,6 @@ so that side runs on fewer positions, and its memory there times the number of p
 seconds of one thread. Linux only.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

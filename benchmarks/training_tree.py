@@ -8,8 +8,6 @@ alternate in one process on one thread, and the shortest CPU time of each counts
 resident set over the model and the samples in a process of its own, gradients included. Linux, CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

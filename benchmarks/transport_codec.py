@@ -12,8 +12,6 @@ With `--check` the exit status is 1 if a target is missed. The file is not calle
 hide the package `transport` from every script in this directory.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import io

@@ -4,8 +4,6 @@ Runs in the environment of verifiers. Arguments: base URL, model, turns, episode
 CPU seconds of this process] as JSON, after a run of a few episodes that warms up caches and imports.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

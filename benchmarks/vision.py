@@ -8,8 +8,6 @@ are medians of wall-clock time, since all sides may use threads; files of many s
 with one thread each. Linux only: memory is read from /proc.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import importlib

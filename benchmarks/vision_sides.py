@@ -3,8 +3,6 @@
 python benchmarks/vision_sides.py ours|peer MODEL_DIR
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ A random Qwen3 of 48 layers in files of bfloat16. 2 % of its values change: at r
 as an optimizer of bfloat16 weights leaves them, or in one layer. Each time is the least of three.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -5,8 +5,6 @@ client is any object with `base_url`, `post(url, cast_to=, body=, options=)` and
 as `AsyncOpenAI`; `post` returns the body of the response as bytes, or an object with it as `content`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -9,8 +9,6 @@ package's own caches and parsers are accepted, because configurations contain th
 they do nothing here.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

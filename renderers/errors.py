@@ -3,8 +3,6 @@
 The text of each has the wrong value, its place (message, part, token) and the cure.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from pathlib import Path

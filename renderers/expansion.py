@@ -1,7 +1,5 @@
 """The tokens of a medium that stands between two tokens, outside of any rendered text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from renderers.media.item import ExpansionPiece

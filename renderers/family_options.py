@@ -1,7 +1,5 @@
 """From the typed configuration of a family to the options of a renderer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ assistant is reasoning. A tool call is `{"function": {"name": ..., "arguments": 
 alone, or a parsed call.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict

@@ -1,7 +1,5 @@
 """Families of models: the repositories of each, the formats of their templates, their rules of parsing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The template of a model: which of its sources is used, and the conversions that come before it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tokenizer of a model directory or repository, without transformers: text to ids, ids to text, special tokens."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from pathlib import Path

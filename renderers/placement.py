@@ -1,7 +1,5 @@
 """The one check that placeholder ranges lie where they can: inside the tokens, in order, without overlap."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

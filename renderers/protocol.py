@@ -1,7 +1,5 @@
 """The interface of a renderer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 

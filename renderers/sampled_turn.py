@@ -1,7 +1,5 @@
 """An assistant turn as the model would have sampled it: the prompt before it, then its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

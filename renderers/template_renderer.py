@@ -1,7 +1,5 @@
 """The renderer of one model: a chat template, a tokenizer, a format and the media processors, if there are any."""
 
-from __future__ import annotations
-
 import logging
 import marshal
 import operator

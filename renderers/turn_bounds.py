@@ -1,7 +1,5 @@
 """Where the turn of an assistant begins and ends in printed text."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from bisect import bisect_left

@@ -9,8 +9,6 @@ Not counted as unread: white space; names, ids and reasoning; and what a templat
 design: `<think>` in content, and content beside tool calls where it prints such content in some turn.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Calls of functions on threads and at the same time, and objects that `async with` closes, or starts and closes."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from abc import ABC, abstractmethod

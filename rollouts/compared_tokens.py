@@ -1,7 +1,5 @@
 """The log-probabilities of sampler and trainer for each trained token, side by side."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 

@@ -3,8 +3,6 @@
 Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episodes.errors`, `rollouts.errors`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

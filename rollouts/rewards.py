@@ -1,7 +1,5 @@
 """Rewards as functions: of an episode, called by its environment, and of a group, called by the runner; judges."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set

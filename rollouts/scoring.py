@@ -1,7 +1,5 @@
 """Log-probabilities of tokens that exist already, under any engine: a teacher, a reference, a judge of samples."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

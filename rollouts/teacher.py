@@ -1,7 +1,5 @@
 """Whether a teacher reads tokens as the student does: what it says about others has no meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

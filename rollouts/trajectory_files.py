@@ -5,8 +5,6 @@ are one tuple, and so on: it is decoded in no time, because a shared value is bu
 exporting it would not end.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

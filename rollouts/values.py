@@ -1,7 +1,5 @@
 """Values of all parts: numbers of any library, bounds of fields, signatures."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import numbers

@@ -3,8 +3,6 @@
 `transport` finds the table by the entry point `transport.wire_types` of this distribution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final

@@ -1,7 +1,5 @@
 """The reference of the `rollouts` command, made of its help by typer's own generator (`typer ... utils docs`)."""
 
-from __future__ import annotations
-
 import typer
 from typer.cli import get_docs_for_click
 

@@ -1,7 +1,5 @@
 """Puts each drawing of a page into a region that scrolls: its texts are too small when it is reduced."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -1,7 +1,5 @@
 """All error classes of the three packages."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page of all errors, made of the docstrings of their classes: when each is raised, and its cure."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """What `mkdocs` calls while it builds the documentation site (`hooks` of mkdocs.yml)."""
 
-from __future__ import annotations
-
 import command_reference
 import error_page
 from drawings import scrolling_drawings

@@ -1,7 +1,5 @@
 """The navigation of mkdocs.yml with patterns, such as `how-to/*.md`, replaced by pages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import PurePosixPath

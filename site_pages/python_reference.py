@@ -1,7 +1,5 @@
 """The pages of the reference of the Python packages: one for each public package, which mkdocstrings fills."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

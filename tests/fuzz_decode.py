@@ -8,8 +8,6 @@ trouble, which lies in the current directory then. Not a module of the test suit
 runs in.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import struct

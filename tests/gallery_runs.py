@@ -1,7 +1,5 @@
 """Episodes with an image in every turn, and the mismatch of their samples for each version of the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images as files, and as URLs that hold them."""
 
-from __future__ import annotations
-
 import base64
 import io
 

@@ -1,7 +1,5 @@
 """LoRA adapters for a tiny checkpoint, in the format of peft, and the checkpoint with an adapter merged into it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

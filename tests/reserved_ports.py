@@ -1,7 +1,5 @@
 """Ports for servers that are started later, or never: no other test gets them."""
 
-from __future__ import annotations
-
 import socket
 
 _reserved: list[socket.socket] = []

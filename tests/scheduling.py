@@ -1,7 +1,5 @@
 """Which tests run in the same process when several share the work."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import corpus

@@ -1,7 +1,5 @@
 """Runs an ASGI application with uvicorn, in a thread."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.error

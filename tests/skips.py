@@ -6,8 +6,6 @@ A line of the file has the path of a test module or folder and a part of the rea
 `tests/rollouts/environments/test_mcp.py .[mcp]`; a line that begins with `#` is a comment.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator, Iterator, Sequence
 from importlib.util import find_spec

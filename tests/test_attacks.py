@@ -1,7 +1,5 @@
 """The time for inputs of strangers grows with their size, and not with its square."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time

@@ -1,7 +1,5 @@
 """Every error of the three packages crosses process boundaries: pickled or copied, it keeps its fields and its text."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

@@ -1,7 +1,5 @@
 """Light at the edge: what importing the packages loads, and whose `renderers` it accepts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

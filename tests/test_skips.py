@@ -1,7 +1,5 @@
 """Only tests whose package is missing are skipped (tests/skips.py), and every test is in the quarter of some commit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import corpus

@@ -3,8 +3,6 @@
 The text of each has the wrong value, its place and the cure.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -11,8 +11,6 @@ such a payload if it has exactly these four keys, the tag is `True`, `dtype` a s
 ints and `data` bytes.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final
 

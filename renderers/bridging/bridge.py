@@ -6,8 +6,6 @@ the sampled prefix is taken verbatim. What may be printed in place of the real h
 changes the history, is found once for each shape of conversation (`renderers.bridging.continuation`).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

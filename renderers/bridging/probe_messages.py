@@ -1,7 +1,5 @@
 """Small messages with which a template is tested, in the forms that it reads."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence

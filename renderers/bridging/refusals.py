@@ -3,8 +3,6 @@
 Which reason holds is decided in `bridging.bridge` and `bridging.continuation`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field

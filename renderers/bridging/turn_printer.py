@@ -1,7 +1,5 @@
 """Prints conversations, and finds where the assistant's turns begin and end in the printed text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 

@@ -11,8 +11,6 @@ A call is written as
 with strings as they are and every other value as JSON.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

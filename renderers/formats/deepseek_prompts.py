@@ -1,7 +1,5 @@
 """Which prompt function a model without a chat template has: that of DeepSeek V3.2, or of V4."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ Sources: the encoder as copied by vLLM and SGLang, and the vendor's expected out
 preamble come (both copies lost them).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -12,8 +12,6 @@ Three things differ on purpose. Arguments given as a dict are printed like the J
 parts of a user are joined by blank lines, and values that the encoder would print as Python, or drop, are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType

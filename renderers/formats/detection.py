@@ -1,7 +1,5 @@
 """Detects the format of a model from its tokenizer and its template, not from its name."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

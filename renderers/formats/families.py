@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
 """The known model families: the name and format of each, and how its models are recognised."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from renderers.errors import LoadError

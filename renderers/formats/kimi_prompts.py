@@ -21,8 +21,6 @@ Sources: the two files as copied in other libraries (tinker-cookbook has the sec
 on a schema, the tokenizer falls back to JSON, and so does `tool_variables`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

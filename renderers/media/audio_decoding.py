@@ -9,8 +9,6 @@ A file is decoded block by block, and each block is mixed and resampled at once:
 the rate and with the channels of the file, and limits hold for files whose header is wrong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -5,8 +5,6 @@ from the first bytes and no other is tried, the file is read from memory with ev
 only the first stream of the wanted kind is decoded, only by the codecs that the caller allows.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The length that a file of sound or video declares: decoders read a truncated file as a shorter sound or video."""
 
-from __future__ import annotations
-
 from renderers.media.sniffing import sniff
 
 # The most parts of a container that are read.

@@ -6,8 +6,6 @@ bits (there it is clipped, so that nearly everything turns white), and premultip
 undone and composited on white (there it is dropped or refused).
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Media of a conversation: the bytes of a source, and an item as the model sees or hears it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """File paths and `file:` URLs -> bytes, only below allowed directories."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """The policy for media: which references may be followed, and limits on size and time."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """The value of a content part -> source bytes, within the limits of a policy."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re

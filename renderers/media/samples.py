@@ -5,8 +5,6 @@ or `f4`), channels and sampling rate in hertz (uint32 each), number of samples p
 the samples, interleaved by channel. It describes itself, so a digest of it covers everything in the header.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Finds the media type of bytes from their beginning, whatever type was declared."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A cache of media sources and processed items, bounded in bytes, and of the references that were read."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from dataclasses import replace

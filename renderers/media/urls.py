@@ -1,7 +1,5 @@
 """The URLs and the addresses that a policy allows."""
 
-from __future__ import annotations
-
 import queue
 import re
 import socket

@@ -4,8 +4,6 @@ A video is never held in memory as a whole: `sample_video` asks its `plan` which
 number is known, and converts each wanted frame when it is decoded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

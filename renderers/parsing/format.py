@@ -1,7 +1,5 @@
 """The format of a model family's turns, as frozen data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from renderers.errors import ConfigError

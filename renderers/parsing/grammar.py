@@ -1,7 +1,5 @@
 """A format compiled for a tokenizer: the encoding of its markers, and the markers that count in each state."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Reads sampled JSON: no text exhausts the stack, every value is Unicode and can be written as JSON again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

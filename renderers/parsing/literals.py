@@ -1,7 +1,5 @@
 """Reads sampled values that are literals of Python or of Gemma's tool calls; no text exhausts the stack."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ text stay ordinary text; where the tokenizer has no such token, the marker is it
 searching.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence

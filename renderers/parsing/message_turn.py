@@ -7,8 +7,6 @@ inside a JSON string of a call is text of it if the call is then well-formed; if
 has ended the message.
 """
 
-from __future__ import annotations
-
 import re
 from enum import Enum, auto
 

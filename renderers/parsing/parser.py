@@ -1,7 +1,5 @@
 """Parses sampled ids to content, reasoning and tool calls; tells whether a prompt has opened reasoning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

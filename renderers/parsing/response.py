@@ -1,7 +1,5 @@
 """A parsed completion, its message, and its deltas while it is parsed piece by piece."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -15,8 +15,6 @@ text of the value; if not, the value has lost its end, the first marker passed o
 what follows is read again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum, auto
 

@@ -1,7 +1,5 @@
 """What both parsers of a turn share: cutting the text at markers while it is still growing, and blocks of calls."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

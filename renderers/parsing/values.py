@@ -1,7 +1,5 @@
 """Where values of arguments begin and end in a block of calls: a delimiter inside a value is text of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import lru_cache

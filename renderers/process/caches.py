@@ -1,7 +1,5 @@
 """The one LRU cache, its keys, and the layouts of renderings that it keeps."""
 
-from __future__ import annotations
-
 import marshal
 import threading
 from collections import OrderedDict

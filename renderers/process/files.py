@@ -1,7 +1,5 @@
 """Reading files: bytes of any regular file or pipe, text and JSON of a model directory."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

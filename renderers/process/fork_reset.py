@@ -4,8 +4,6 @@ A forked process has one thread. Locks that other threads held when it was forke
 that was pending in its parent never ends there.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

@@ -7,8 +7,6 @@ DeepSeek V3 prints calls where content is None alone, its distillates fail on th
 once with each combination, and the output shows which are read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A chat template: what it is given, what it prints, with the origin of each character."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol

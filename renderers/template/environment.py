@@ -7,8 +7,6 @@ the text of a printed list or dict, the operators `~` and `%`, methods called on
 whose result is larger than their operands is counted (`work_limit`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Work of the operators and filters whose result may be larger than their input, counted before they run."""
 
-from __future__ import annotations
-
 from collections.abc import Sized
 from typing import Any
 

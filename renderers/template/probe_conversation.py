@@ -5,8 +5,6 @@ Hermes) or without a system message, and some read content only as a list of par
 are tried, the simplest first, until the texts of both the question and the answer are printed.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple

@@ -5,8 +5,6 @@ A prompt function is `prompt(messages, tools, *, add_generation_prompt, <options
 `TemplateError` for a conversation that its format cannot express.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Loops get marks that say which message they print for. Operators become calls of
 provenance of text and count work. `FILTERS` are those filters, by the names that the tree uses.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages and tools as a template gets them: every text in them records the field that it came from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The `tojson` filter of chat templates: the text of transformers' filter, with spans, and counted as work."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Added tokens of a tokenizer: which of them are control tokens, and how to find those in text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The text is split at the control tokens that the *template* printed; each run be
 pass, so that scaffold and body merge exactly as if the whole prompt were tokenised at once.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple

@@ -4,8 +4,6 @@ Encoding takes about 170 bytes of memory for each byte of text. A token covers n
 of the vocabulary has, where the tokenizer drops no character, and replaces no run of unknown ones by one token.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

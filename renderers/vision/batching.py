@@ -1,7 +1,5 @@
 """Items -> the tensors of a batch, combined as each item's `fields` describe."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

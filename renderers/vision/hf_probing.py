@@ -1,7 +1,5 @@
 """How the tensors that a processor makes of single items become those of a batch, found out on probes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ returns, and how those of several items become one, is found at load by running 
 processor is loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

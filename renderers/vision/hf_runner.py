@@ -1,7 +1,5 @@
 """Calls a model's own processor in transformers: media -> tensors and placeholder text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Media that were loaded before cost a look-up. New ones are loaded and processed 
 resizing and hashing release the interpreter's lock); two callers with the same new image wait for one processing.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Mapping, Sequence

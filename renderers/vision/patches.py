@@ -1,7 +1,5 @@
 """Planes of uint8 pixels -> patches for a vision tower, in the order of Qwen-VL."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Processors: what they make of media, the interface, and which one a model directory has."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Loads the media processors of a model directory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args

@@ -17,8 +17,6 @@ lossless, and the input of a vLLM that normalises on the device. They are stored
 image as two equal frames. `vision.normalise` turns them into the processor's floats.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

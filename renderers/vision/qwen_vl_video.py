@@ -7,8 +7,6 @@ seconds><|vision_start|><|video_pad|>...<|vision_end|>`. These replace only the 
 `<|vision_start|>` and `<|vision_end|>` that the template prints around it stay, as in transformers and vLLM.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

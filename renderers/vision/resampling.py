@@ -12,8 +12,6 @@ for float64, and the type is selected by that bound. A process that has loaded t
 kernel, where that has AVX2: the pixels are the same, in a third of the time.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How long a sound a processor reads to its end: many cut longer ones without an error."""
 
-from __future__ import annotations
-
 from renderers.errors import MediaError
 from renderers.messages import PLURALS, Modality
 from renderers.vision.batching import same_bits

@@ -3,8 +3,6 @@
 Commands let errors pass, unless they add information to one. A traceback is a defect of mmrollouts.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

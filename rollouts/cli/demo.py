@@ -1,7 +1,5 @@
 """`rollouts demo`: a project in which a tiny vision-language model learns to read digits, written and trained."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`rollouts init DIRECTORY`: a project with an environment, its test and a configuration, that runs at once."""
 
-from __future__ import annotations
-
 import shlex
 from enum import StrEnum
 from pathlib import Path

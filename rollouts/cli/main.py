@@ -1,7 +1,5 @@
 """The `rollouts` command: all its subcommands."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

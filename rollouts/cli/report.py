@@ -1,7 +1,5 @@
 """`rollouts report RUN_DIR`: the report of a run as HTML with the viewer beside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`rollouts tinker`: the Tinker API over a model that is trained and sampled here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

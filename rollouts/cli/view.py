@@ -1,7 +1,5 @@
 """`rollouts view FILE`: the episodes of a trajectory file as one HTML file, or served while the file grows."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

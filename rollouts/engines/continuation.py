@@ -1,7 +1,5 @@
 """Continuing a completion that a pause or an update of the weights has cut off."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 

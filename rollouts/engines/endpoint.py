@@ -1,7 +1,5 @@
 """A server with OpenAI's chat completions as a source of assistant messages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """The event loop that an engine belongs to, and calls on it that several callers share."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from typing import Any, Generic, TypeVar

@@ -1,7 +1,5 @@
 """An engine whose calls are those of another one: the base of engines that change a few of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager

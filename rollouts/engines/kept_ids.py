@@ -1,7 +1,5 @@
 """The ids that each token of a completion was sampled from, where options leave a part of the vocabulary out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final

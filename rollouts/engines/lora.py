@@ -1,7 +1,5 @@
 """A LoRA adapter of an engine as an engine of its own, whose weights a trainer replaces."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """What every engine refuses before it samples: requests beyond its bounds, prompts that do not fit."""
 
-from __future__ import annotations
-
 from array import array
 from typing import Final
 

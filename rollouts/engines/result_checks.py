@@ -1,7 +1,5 @@
 """Checks of what an engine returns: completions, their log-probabilities, likeliest tokens and weight versions."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kinds of servers that there are engines for, and which kind a server is of."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from rollouts.engines.http.connection import ServerConnection

@@ -6,8 +6,6 @@ engine that knows the string would have returned. An engine that streams and can
 all completions of a request have a stop string.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress

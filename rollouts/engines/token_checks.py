@@ -1,7 +1,5 @@
 """Checks of token ids and log-probabilities. Each returns the text of an error, None where nothing is wrong."""
 
-from __future__ import annotations
-
 import operator
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """An environment of one turn: the messages of a task, and scoring functions for the completion."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 

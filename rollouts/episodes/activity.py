@@ -1,7 +1,5 @@
 """What an episode waits for, and what it reports of its turns."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """Calls of a renderer by an episode: they run on threads, and unknown exceptions become errors of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Turns of an episode on a chat endpoint: messages in, a message out, with tokens where the endpoint returns them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What an environment may do with the policy of its episode: further turns, and child episodes of sub-agents."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

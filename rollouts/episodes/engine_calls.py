@@ -1,7 +1,5 @@
 """Calls of an engine by an episode: completions that were not interrupted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 

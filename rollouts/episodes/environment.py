@@ -1,7 +1,5 @@
 """The protocol of environments, and one whose methods run on threads."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import threading

@@ -1,7 +1,5 @@
 """Calls of an environment by an episode: each may return or raise anything, and is checked."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """One episode: an environment and an engine alternate, turn by turn."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

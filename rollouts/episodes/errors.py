@@ -1,7 +1,5 @@
 """Errors of environments and episodes, and the conversion of exceptions from user code into them."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Limits of an episode. An episode that reaches one ends `truncated`, with the reason, and is no failure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The messages of an episode as its prompts have them: what an environment changes afterwards has no effect on them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Turns of an episode: a prompt, the completion of the engine, and their place in the trajectory."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

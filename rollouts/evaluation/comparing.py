@@ -1,7 +1,5 @@
 """Comparing stored runs: differences with intervals and tests, what else differs between them, tasks that changed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

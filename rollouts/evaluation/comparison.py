@@ -1,7 +1,5 @@
 """What a comparison of runs holds, as objects and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Generic, Literal, TypeVar
 

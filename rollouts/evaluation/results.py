@@ -1,7 +1,5 @@
 """The results of an evaluation, and their file `results.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, Self

@@ -1,7 +1,5 @@
 """The scores of a stored run: a few numbers for each of its tasks, in arrays."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

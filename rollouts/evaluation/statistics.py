@@ -9,8 +9,6 @@ Evals", arXiv:2411.00640, section on clustered questions; Cameron and Miller, "A
 Cluster-Robust Inference", 2015, section VI).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

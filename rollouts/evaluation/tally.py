@@ -1,7 +1,5 @@
 """The estimates of an evaluation, added up over the groups of its tasks."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the number is read from the answer of a judge."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -1,7 +1,5 @@
 """Rewards by a language model that reads a conversation: retries, the cache, and what a judge has cost."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import inspect

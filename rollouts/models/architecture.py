@@ -1,7 +1,5 @@
 """What a forward pass needs to know about a model, read from its classes and its configuration."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

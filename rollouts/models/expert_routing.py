@@ -3,8 +3,6 @@
 "Rollout routing replay" (Ma et al. 2025, arXiv:2510.11370): the router's scores at the sampler's experts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Forward passes through a model's own code, with media placed by range, to the hidden states of the last layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet

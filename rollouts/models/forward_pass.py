@@ -1,7 +1,5 @@
 """One model's forward passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

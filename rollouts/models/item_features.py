@@ -5,8 +5,6 @@ the tensors of all items, and write what these return into the embeddings, in th
 these methods for one forward pass, which then gets the tensors of those items that have no features yet.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Loads a checkpoint directory as the class that transformers has for it, without progress bars."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ At all other times the model has its own modules. Its parameters then have the n
 any number of adapters share one copy of its weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

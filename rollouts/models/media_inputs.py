@@ -1,7 +1,5 @@
 """The tensors of media as keyword arguments of a model's forward."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

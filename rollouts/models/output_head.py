@@ -3,8 +3,6 @@
 With them, log-probabilities are computed on chosen positions and in chunks; the full logits never exist.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Attention masks of packed rows: those that the model makes for each sequence, at its columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a model keeps the sequences of a row apart, packed or in a tree, found with probes of a few tokens."""
 
-from __future__ import annotations
-
 from typing import Literal
 from weakref import WeakKeyDictionary
 

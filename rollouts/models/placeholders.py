@@ -1,7 +1,5 @@
 """Placeholders by range in models whose own code looks for them by token id."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Position ids of rows, which for models with M-RoPE depend on their media."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Prefix trees: sequences in rows in which tokens and media that several of them begin with stand once."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Sounds by range, each by itself, in models whose code merges them by token id or in padded batches."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

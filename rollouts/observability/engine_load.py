@@ -1,7 +1,5 @@
 """Metrics that an engine and a renderer keep themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

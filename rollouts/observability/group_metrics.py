@@ -1,7 +1,5 @@
 """What a run's directory says of its groups: the lines of `metrics.jsonl`, with the figures of each; `summary.json`."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence, Sized

@@ -1,7 +1,5 @@
 """Writes metrics to where they are kept: a file of JSON lines here, TensorBoard and Weights & Biases elsewhere."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

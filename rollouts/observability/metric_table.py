@@ -3,8 +3,6 @@
 A metric with a label has one key for each value of it: `episodes_waiting/engine`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

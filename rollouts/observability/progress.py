@@ -1,7 +1,5 @@
 """Live progress of a run on a terminal, lines of text elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Self

@@ -1,7 +1,5 @@
 """Counts what a runner reports."""
 
-from __future__ import annotations
-
 import heapq
 import logging
 import time

@@ -1,7 +1,5 @@
 """One actor of a cluster as a worker of a pool."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any

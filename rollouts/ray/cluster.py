@@ -1,7 +1,5 @@
 """Connecting a program to Ray, and the end of its actors."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Servers of engines, each started by an actor on the node where Ray places it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence

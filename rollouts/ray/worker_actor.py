@@ -1,7 +1,5 @@
 """What an actor runs: the episodes of a worker, for the process that made the actor."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The workers of a runner as actors of a Ray cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The series of a report: figures of episodes in the order of the file, of steps, and of time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The figures that a report shows: of episodes, of mismatches, collected from a run's files."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,6 @@
 It has no script: numbers under the pointer are `<title>`s of its SVG.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The files of a run's directory that a report reads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The sections of a report. One for which the directory holds nothing is left out."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """The page of the viewer beside a report: the episodes that the report links to, and others as far as there is room."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Writes the report of a run as a page."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

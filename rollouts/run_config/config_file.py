@@ -1,7 +1,5 @@
 """Configurations: a file and the options that change it, read and checked."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

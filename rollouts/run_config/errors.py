@@ -1,7 +1,5 @@
 """The errors of configuration files and of files of tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

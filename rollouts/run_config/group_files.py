@@ -1,7 +1,5 @@
 """The groups of a run in its files: records of `trajectories.mmr`, and lines of `metrics.jsonl`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Objects that a configuration file names by an import path, "package.module:name"."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import sys

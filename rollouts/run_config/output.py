@@ -1,7 +1,5 @@
 """The output directory of a run: the names of its files, and whether it can be used."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Objects made of a configuration: renderer, environment, rewards, sampling, modes, workers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

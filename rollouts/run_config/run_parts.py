@@ -1,7 +1,5 @@
 """What a configuration describes: tasks, environment, renderer, engine, rewards, and the runner of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ Types are strict: a number in quotes is no number. A path is relative to the dir
 file. `kind` chooses the model of a table, and so the keys that it may have.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 

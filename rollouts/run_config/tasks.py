@@ -1,7 +1,5 @@
 """The tasks of a run: rows of a file, or what an import path names."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

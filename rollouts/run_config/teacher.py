@@ -1,7 +1,5 @@
 """The teacher of a run: an engine that scores each episode when it has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

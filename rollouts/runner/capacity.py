@@ -1,7 +1,5 @@
 """How many episodes run at once, and how many are claimed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

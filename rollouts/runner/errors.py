@@ -1,7 +1,5 @@
 """Errors of runners."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rollouts.errors import RolloutsError, describe_exception

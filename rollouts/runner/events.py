@@ -3,8 +3,6 @@
 Durations are in seconds. `error` is the text of an error, empty where there is none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

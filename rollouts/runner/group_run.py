@@ -1,7 +1,5 @@
 """The episodes of one task: started as there is capacity, repeated where that may help, and made into a group."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

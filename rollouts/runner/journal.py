@@ -11,8 +11,6 @@ After a power cut the journal has, with `fsync=True`, everything up to the last 
 it, what the system had written of the last seconds. What it has lost is run or delivered again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,5 @@
 """The file of a journal: a record file to which everything is appended, and what of it still counts."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -5,8 +5,6 @@ the weights that are in use when it is delivered. A mode limits it twice: it let
 consumer, and it says what happens to a sample that is too old all the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import MISSING, dataclass
 from typing import ClassVar, Literal, Protocol
 

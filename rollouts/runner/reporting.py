@@ -1,7 +1,5 @@
 """Passes events to the listeners of a runner, counts them, and logs the failures of its episodes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager

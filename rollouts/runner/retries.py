@@ -1,7 +1,5 @@
 """Which failed episodes are run again, how often, and after how long."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Starts the groups of a source of tasks as mode and capacity allow, and keeps those that are finished for delivery."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -1,7 +1,5 @@
 """The tasks of a run, one after the other, from any iterable."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator

@@ -3,8 +3,6 @@
 Versions are names: "10" is not newer than "9" because of its digits, but because it came into use later.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 

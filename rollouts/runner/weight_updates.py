@@ -1,7 +1,5 @@
 """Replaces the weights of an engine, one update at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

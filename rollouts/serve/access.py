@@ -1,7 +1,5 @@
 """Who may send requests, and how large they may be: middlewares of pure ASGI, in front of all routes."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Collection

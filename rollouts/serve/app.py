@@ -1,7 +1,5 @@
 """The ASGI application of `rollouts serve`: a gateway, its health and metrics, and who is answered."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """Bodies of requests and events of responses: bounded, parsed off the loop; a client that goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping

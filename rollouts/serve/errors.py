@@ -1,7 +1,5 @@
 """Errors of a server and their responses, in the forms of OpenAI's and Anthropic's APIs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Runs an ASGI application on a port until it is interrupted."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

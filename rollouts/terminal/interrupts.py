@@ -1,7 +1,5 @@
 """SIGINT and other signals: deferred where code must not be interrupted, and the end of a run in a bounded time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

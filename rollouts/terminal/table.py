@@ -1,7 +1,5 @@
 """Tables on a terminal and in a pipe. A number or a digest is never cut."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

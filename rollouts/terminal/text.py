@@ -4,8 +4,6 @@ The text may quote a file or a server: it is never read as markup, and control c
 terminal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Complete checkpoint directories of under a million parameters: random weights, real formats."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The keys of a server of the Tinker API: each is a user of its own."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Mapping
 

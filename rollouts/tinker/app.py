@@ -1,7 +1,5 @@
 """The ASGI application of `rollouts tinker`: the routes of the Tinker API over a `Service`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

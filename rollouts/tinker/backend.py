@@ -1,7 +1,5 @@
 """What the users of a server share: the trainer, which computes one call at a time, the sampler, and the limits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A bounded number of things that are made when they are first used, such as the adapters of an engine."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable

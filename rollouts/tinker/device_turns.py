@@ -1,7 +1,5 @@
 """Who computes when on the device of a trainer: training steps, and the batches of the sampler."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

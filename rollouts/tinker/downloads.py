@@ -1,7 +1,5 @@
 """Adapters for clients to download, whose tensors have Tinker's names."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

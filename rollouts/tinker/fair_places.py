@@ -1,7 +1,5 @@
 """A bounded number of places, which are given to those that wait share by share."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator

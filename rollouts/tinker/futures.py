@@ -1,7 +1,5 @@
 """Requests that were accepted, and their results until the client has them; requests of a model in their order."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """How far the log-probabilities that a sampler gave are from the trainer's own: `--check-mismatch`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

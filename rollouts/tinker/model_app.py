@@ -1,7 +1,5 @@
 """The application of `rollouts tinker` for the model of a directory."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

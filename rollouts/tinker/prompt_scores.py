@@ -1,7 +1,5 @@
 """What a request asks for in the places of its prompt: log-probabilities of chosen tokens, and drawn ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

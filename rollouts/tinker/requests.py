@@ -1,7 +1,5 @@
 """What requests ask and results hold, in arrays: the form between the wire and the trainer or a sampler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -10,8 +10,6 @@
 A checkpoint has the URI `tinker://MODEL_ID/KIND/NAME`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

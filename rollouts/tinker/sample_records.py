@@ -1,7 +1,5 @@
 """Sampled sequences as trajectories: prompts of one session that extend each other are one tree of tokens."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

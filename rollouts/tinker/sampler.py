@@ -1,7 +1,5 @@
 """Samplers: what the sampling requests of the Tinker API need of an engine, whichever it is."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager

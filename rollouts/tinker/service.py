@@ -1,7 +1,5 @@
 """The state of a user of the Tinker API: sessions and models, how they begin and how they end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Servers that sleep while a training step runs on their device."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """The requests of one model run one at a time, in the order of their numbers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Final

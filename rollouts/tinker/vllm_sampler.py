@@ -1,7 +1,5 @@
 """A sampler over vLLM servers, which load the adapters of a `Trainer` from its directories."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages of the Tinker API as arrays, and results as messages. Their types are those of the package `tinker`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Checkpoints of a training run, from which it continues as if it had never stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

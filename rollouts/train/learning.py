@@ -1,7 +1,5 @@
 """A training step: samples of groups, their mismatch and its limit, gradients, the optimizer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The loop of `rollouts train`: groups, a step of the trainer, new weights for the engine, evaluation, checkpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import shutil

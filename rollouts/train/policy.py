@@ -1,7 +1,5 @@
 """The model that is trained, and how its weights reach the engine that samples from it."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The order in which training takes its tasks, pass after pass, and which of them are done."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sized
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Advantages: the rewards of a group of episodes, compared with each other."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal

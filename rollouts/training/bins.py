@@ -1,7 +1,5 @@
 """First-fit decreasing over bins with a budget of tokens and one of patches."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Checkpoints of a model with the files of its renderer, and those of a `Trainer`."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Off-policy correction: importance weights for tokens that another policy sampled, and rejection of some of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """The rows that a `Trainer` computes: their checks, and the passes that they are divided into."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

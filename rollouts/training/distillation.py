@@ -4,8 +4,6 @@ They are those of what the student sampled, or of the teacher's own likeliest to
 module `losses` explains `mean_over`, `sequence_ids` and `normaliser`.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Log-probabilities among the ids that tokens were sampled from, where options such as top_p left others out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np

@@ -19,8 +19,6 @@ log-probabilities below -1e4, -inf too, count as -1e4, and the exponential of a 
 linearly, so that the gradient keeps its direction.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

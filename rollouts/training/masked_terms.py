@@ -1,7 +1,5 @@
 """Values of the trained tokens of a batch, limited to finite numbers, and the mean of a loss over them."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The arrays of the media of a batch in one tensor, each pixel copied once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The keyword arguments that the model's own forward takes for a batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Definitions: https://tinker-docs.thinkingmachines.ai/losses; those with a teache
 values of all tokens of several rows, one after another, as tensors (1, n).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Plans the rows and ranks that samples of a step are packed in, within budgets of tokens and patches."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence

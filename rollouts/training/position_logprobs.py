@@ -1,7 +1,5 @@
 """Log-probabilities of tokens behind chosen positions of sequences, each distinct token computed once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Training samples, and how they are made from rendered conversations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

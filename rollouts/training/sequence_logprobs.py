@@ -1,7 +1,5 @@
 """Log-probabilities and entropy of tokens from hidden states, without the logits of a whole row in memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple

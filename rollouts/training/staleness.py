@@ -1,7 +1,5 @@
 """How many versions the weights that sampled a token are behind the trainer's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Tensors of samples with a row for each token: taken out of the rows of a batch, and laid out in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Log-probabilities and entropy of the trained tokens of a batch under a model."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

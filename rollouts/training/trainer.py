@@ -1,7 +1,5 @@
 """`Trainer`: one base model in this process, and LoRA adapters or all of its parameters trained with AdamW."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

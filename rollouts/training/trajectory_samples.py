@@ -1,7 +1,5 @@
 """Training samples of the branches of a trajectory, with the advantages of its turns."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast

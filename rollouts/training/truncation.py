@@ -1,7 +1,5 @@
 """Samples cut to a number of tokens and patches, never inside of a medium."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

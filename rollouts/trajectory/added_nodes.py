@@ -1,7 +1,5 @@
 """The nodes that a turn adds to a trajectory: the new tokens of its prompt, and its completion."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """Episodes as JSON, with all values that they may hold. The `repr` of a value is never used: it omits elements."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """Finds the nodes of a token tree whose paths are prefixes of a prompt."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from operator import attrgetter

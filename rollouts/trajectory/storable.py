@@ -1,7 +1,5 @@
 """Checks that a turn can be stored when it is added: an episode must not fail to be written at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

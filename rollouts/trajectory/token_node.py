@@ -1,7 +1,5 @@
 """The nodes of a tree of tokens."""
 
-from __future__ import annotations
-
 import struct
 import sys
 from collections.abc import Mapping, Sequence

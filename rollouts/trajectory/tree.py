@@ -8,8 +8,6 @@ medium is stored on the node that introduced it. Branches, compacted histories a
 rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType

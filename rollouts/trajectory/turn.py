@@ -1,7 +1,5 @@
 """A turn of an episode: what is known of one call of the model beside its tokens."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Final

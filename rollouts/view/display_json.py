@@ -1,7 +1,5 @@
 """Values of messages and infos as JSON for display: complete for plain data, a description for everything else."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

@@ -1,7 +1,5 @@
 """Where the tokens of a branch differ from a full render of its messages."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field

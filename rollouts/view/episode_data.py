@@ -5,8 +5,6 @@ A payload is compressed with gzip. Inside are the length of the header (uint32, 
 the header.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

@@ -1,7 +1,5 @@
 """The episodes of a trajectory file that another process may still be writing."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -3,8 +3,6 @@
 The page never receives the bytes of a source: what a browser decodes are files that were written here.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any, Final

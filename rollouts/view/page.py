@@ -1,7 +1,5 @@
 """Pages of the viewer, as files and as parts of other pages."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """The page of a trajectory file over HTTP on this machine: episodes are read when the page asks for them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast

@@ -1,7 +1,5 @@
 """The tokens of an episode as arrays, with their log-probabilities and extras."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """The trainer's log-probabilities of an episode, of comparisons of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import numpy as np

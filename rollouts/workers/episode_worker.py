@@ -1,7 +1,5 @@
 """Runs episodes in the process of their environments: that of the runner, or a worker's."""
 
-from __future__ import annotations
-
 import asyncio
 import traceback
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What passes between a runner and the processes that run its episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias

@@ -1,7 +1,5 @@
 """Gives jobs to workers that come and go: a job of a worker that is lost runs again on another one."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

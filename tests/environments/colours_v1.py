@@ -1,7 +1,5 @@
 """A taskset of verifiers: a user shows an image of one colour in each turn. Its harness runs in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

@@ -1,7 +1,5 @@
 """A taskset of verifiers: a user shows a new image of random pixels in each turn."""
 
-from __future__ import annotations
-
 import base64
 import io
 import random

@@ -3,8 +3,6 @@
 It sends one chat completion, over connections that all episodes share: the least that verifiers' own loop takes.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """verifiers environments against our engines. Needs verifiers 0.4: python tests/dropin/verifiers_environment.py"""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rollouts run` with environments of verifiers. Needs verifiers 0.4: python tests/dropin/verifiers_environment.py"""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """verifiers is no extra: which commands install it with this project, and the error without it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import subprocess

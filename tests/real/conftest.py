@@ -8,8 +8,6 @@ MMROLLOUTS_VLLM_VENV names another environment that holds vLLM. VLLM_BASE_URL an
 `vllm_server.MODES`, float32 if not given) name a server that runs already; what would kill it is skipped.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path

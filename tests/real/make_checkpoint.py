@@ -3,8 +3,6 @@
 The one of `rollouts.testing`, so that a renderer, `LocalEngine` and a server share it.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

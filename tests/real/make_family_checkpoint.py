@@ -3,8 +3,6 @@
 PYTHONPATH=tests/renderers python tests/real/make_family_checkpoint.py gemma3 DIRECTORY
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Log-probabilities by transformers in float32 of tokens that a server sampled, for the same ids and media."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A real SGLang server on the CPU as a child process, on a free port."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

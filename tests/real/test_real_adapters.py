@@ -3,8 +3,6 @@
 The log-probabilities of every adapter are those of transformers with the adapter merged into the weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Episodes with sounds on a real server: its log-probabilities are those of transformers on the trajectory."""
 
-from __future__ import annotations
-
 import functools
 import io
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The probe of a server's capabilities, against real servers in every mode."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`ChatEndpoint` against vLLM's own chat completions: what it sends is sampled as token ids and features are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

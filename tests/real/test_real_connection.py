@@ -1,7 +1,5 @@
 """The connection against a real vLLM, and the responses of the scripted server of other tests against the real ones."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

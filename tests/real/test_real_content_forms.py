@@ -1,7 +1,5 @@
 """Message content as strings and as parts: our prompts against those of a real vLLM, which detects the form."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ServerControl` against a real server: the effects of each call, and the damage that refused calls would do."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

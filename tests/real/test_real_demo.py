@@ -1,7 +1,5 @@
 """The digits demonstration with a real server as sampler: weights are saved, reloaded, and equal to the trainer's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`rollouts doctor` against a real vLLM: nothing to complain about, and faults that it must find."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import AsyncIterator, Mapping

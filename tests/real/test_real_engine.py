@@ -1,7 +1,5 @@
 """`VLLMEngine` against a real server: media sent once, cleared caches, pauses, aborts, new weights, a killed server."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Complete episodes with a real server: its log-probabilities are those of transformers on the trajectory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Images and videos of several families on a real server: sampled log-probabilities against transformers float32."""
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Our encoded features against vLLM's: those that a real server renders, and those of its own encoder and decoder."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Two real servers as one engine: one is killed, and the weights are replaced, while episodes with images run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator

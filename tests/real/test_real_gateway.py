@@ -1,7 +1,5 @@
 """The gateway in front of a real server: what an OpenAI client samples has the log-probabilities of transformers."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from contextlib import asynccontextmanager

@@ -3,8 +3,6 @@
 vLLM 0.32 gives its workers no pixels of such an image, and dies if they have to encode it again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import uuid

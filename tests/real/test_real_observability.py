@@ -1,7 +1,5 @@
 """What a run with images reports about a real server."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from renderers import load_renderer

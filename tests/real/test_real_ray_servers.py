@@ -1,7 +1,5 @@
 """A real vLLM server in an actor of Ray: it starts, samples, is started again after a kill, and ends with its actor."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

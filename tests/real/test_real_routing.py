@@ -1,7 +1,5 @@
 """The experts that a real server chose compute the log-probabilities that it sampled with; see `expert_records.py`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

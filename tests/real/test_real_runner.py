@@ -3,8 +3,6 @@
 The log-probabilities of every span of weight versions are those of transformers with the checkpoint of that version.
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

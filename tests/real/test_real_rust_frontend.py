@@ -1,7 +1,5 @@
 """vLLM's Rust frontend before the CPU engine: images, aborts, samples, control calls and doctor."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

@@ -1,7 +1,5 @@
 """`score` of given tokens on a real server, against the log-probabilities that the trainer computes of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

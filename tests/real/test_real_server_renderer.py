@@ -1,7 +1,5 @@
 """Rendering by a real vLLM, against our renderer of the same directory and against the completions of the server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """`SGLangEngine` against a real SGLang, whose forward runs in float32 on the CPU."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """`VLLMSampler` on a real server: adapters of a trainer saved and replaced while sampling runs, each with its own
 log-probabilities; ends of sequences; sleep."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

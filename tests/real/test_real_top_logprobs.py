@@ -1,7 +1,5 @@
 """The likeliest tokens that a real server reports against the logits of transformers, across pauses and new weights."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

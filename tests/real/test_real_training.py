@@ -4,8 +4,6 @@ Episodes become samples, batches and log-probabilities as in a training run: `sa
 `token_logprobs`. Qwen3-VL: `test_real_episodes.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights that a trainer sends to a real server by vLLM's weight transfer, through files instead of NCCL."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

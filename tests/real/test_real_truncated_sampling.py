@@ -1,7 +1,5 @@
 """Episodes sampled with and without top_k and top_p, from servers that report raw and processed log-probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

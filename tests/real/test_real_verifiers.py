@@ -3,8 +3,6 @@
 python tests/dropin/verifiers_environment.py -m real tests/real/test_real_verifiers.py
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

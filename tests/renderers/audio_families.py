@@ -1,7 +1,5 @@
 """Processor directories of model families that hear, made in code: published numbers, small tokenizers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import partial

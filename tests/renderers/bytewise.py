@@ -1,7 +1,5 @@
 """A tokenizer with one token for each byte, and control tokens: every span in a test can be counted by hand."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any

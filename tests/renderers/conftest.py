@@ -1,7 +1,5 @@
 """Fixtures of several test files: tokenizers read once, a hostile HTTP server, host names, Hugging Face processors."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

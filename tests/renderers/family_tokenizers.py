@@ -3,8 +3,6 @@
 `hf_families`, `model_families` and `tests/real/make_family_checkpoint` build processors and models around them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import corpus

@@ -1,7 +1,5 @@
 """A media policy for servers on this machine, and an image for them to serve."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Video files with a sound inside, coded without loss, so that their frames and samples are known."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The control tokens that a template prints are added to a real tokenizer, so that
 encoding, attribution, parsing) can be tested; ids and merges are not those of the model.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Processor directories of model families, made in code: published numbers, small tokenizers, published templates."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A real HTTP server on loopback that answers as badly as it is told to."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Renderers of the corpus's templates, one each for all the tests of a process."""
 
-from __future__ import annotations
-
 import functools
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images and videos as content parts, loaded under a policy."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

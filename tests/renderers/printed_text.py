@@ -1,7 +1,5 @@
 """Reading the provenance of printed text in tests."""
 
-from __future__ import annotations
-
 from renderers.template.chat_template import Printed
 from renderers.template.traced import Origin
 

@@ -1,7 +1,5 @@
 """Images, clips and the outputs of the processors of transformers, for the tests of HFProcessor."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Qwen-VL configurations, images, and the comparison with the processors of transformers."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

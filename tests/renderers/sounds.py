@@ -1,7 +1,5 @@
 """Sounds as samples, and files of them."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

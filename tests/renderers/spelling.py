@@ -1,7 +1,5 @@
 """Token ids written as text, for tests that need exact ones."""
 
-from __future__ import annotations
-
 from renderers import TemplateRenderer
 
 

@@ -3,8 +3,6 @@
 Files and conversations are drawn: any value of JSON and a few that only Python has, at any place.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Hostile, broken and absurd files of sound: refused by name, within the limits of time and memory."""
 
-from __future__ import annotations
-
 import struct
 import sys
 import tracemalloc

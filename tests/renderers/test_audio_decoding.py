@@ -1,7 +1,5 @@
 """Files of sound -> mono samples at a rate, equal to what transformers decodes."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The value of an audio part -> its source: forms, refusals with a cure, and what is cached."""
 
-from __future__ import annotations
-
 import base64
 import struct
 from typing import Any

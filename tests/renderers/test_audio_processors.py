@@ -1,7 +1,5 @@
 """Items that HFProcessor makes of one sound at a time are what the processors of transformers make of them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Prompts with sounds: ids, ranges and features are those of the models' own processors on the whole conversation."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence

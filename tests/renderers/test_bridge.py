@@ -1,7 +1,5 @@
 """prompt + completion + new messages -> the next prompt, verbatim, or a refusal with a reason."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A bridge prints and encodes an extension once; equal inputs get the same tokens later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

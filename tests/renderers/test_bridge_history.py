@@ -1,7 +1,5 @@
 """Templates that print earlier messages differently once others follow: decided by the history where it is given."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

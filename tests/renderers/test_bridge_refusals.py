@@ -1,7 +1,5 @@
 """Every reason for which a bridge is refused, and the options that override a refusal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cache bounded in bytes against a model of it, and with many threads."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
 """Tool calls are shown to a template in the form that it reads, whichever of the usual forms they come in."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """`generate` with an OpenAI-style client: what is posted, what is returned, which responses are refused."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Typed configurations: which are accepted, what each makes of a renderer, and the errors for a wrong one."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Content is shown to a template in the form that it reads, and printed as by transformers once it is converted."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The oracle of bridging, for every real template: a bridge equals the full render, or it is refused with a reason."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
 """What holds of every renderer, on real templates: attribution, caches, threads, loading, parsing piece by piece."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

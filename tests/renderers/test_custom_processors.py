@@ -1,7 +1,5 @@
 """Processors that users pass to `load_renderer`, and what is refused of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Threads that do not keep the process alive: order, limits, abandoned calls, and the end of the process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc

@@ -1,7 +1,5 @@
 """Videos: real files made here and read back, and what is refused of them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

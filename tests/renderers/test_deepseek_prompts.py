@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
 """Prompts of DeepSeek V3.2 and V4, compared with the vendor's encoder and with texts written by hand."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib.util

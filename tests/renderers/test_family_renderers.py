@@ -1,7 +1,5 @@
 """Renderer classes of families, and what `create_renderer` makes of a tokenizer without a configuration."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

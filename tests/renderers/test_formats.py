@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (Hy3 spells its tokens with a fullwidth bar)
 """Which format a model gets: found by what its template prints, or named."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

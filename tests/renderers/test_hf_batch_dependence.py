@@ -1,7 +1,5 @@
 """Processors whose output for one image depends on the rest of the batch are refused when they are probed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any

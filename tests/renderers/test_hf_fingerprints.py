@@ -1,7 +1,5 @@
 """Fingerprints of HFProcessor: they change with every setting that changes pixels, and not between processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loading an HFProcessor: code of the directory never runs, and errors name the file, the package or the token."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Items that HFProcessor makes one at a time equal what the processor of transformers makes of all images together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

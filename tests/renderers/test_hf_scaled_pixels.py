@@ -1,7 +1,5 @@
 """Pixels held as uint8 where a scale computes the processor's floats from them, else as floats."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What callers, files and templates get wrong: a clear error, a refusal or the right answer, never a wrong token."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kimi K2.5's tool declarations in TypeScript, compared with texts written by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A text is refused for its length before it is encoded only where its tokens are certain to be too many."""
 
-from __future__ import annotations
-
 import copy
 import unicodedata
 from typing import Any

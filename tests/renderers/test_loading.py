@@ -1,7 +1,5 @@
 """From a directory to a renderer; every way this fails says what is wrong with which file or token."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

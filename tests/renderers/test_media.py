@@ -1,7 +1,5 @@
 """What an image may be, how it becomes upright RGB, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

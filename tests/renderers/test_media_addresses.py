@@ -1,7 +1,5 @@
 """Which schemes, hosts and addresses a policy allows to connect to."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Items become the tensors of a batch by what they say of themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The time that decoding takes is bounded."""
 
-from __future__ import annotations
-
 import io
 import struct
 import time

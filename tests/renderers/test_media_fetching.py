@@ -1,7 +1,5 @@
 """Fetching of http(s) URLs: bodies, redirects and TLS, against a real server that may be hostile."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Media of conversations: loaded once, processed once, side by side, and never on an event loop."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What stands in the place of a media marker: ids and ranges, against the expanded text tokenised as a whole."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which paths a policy allows to read, and how files are opened."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

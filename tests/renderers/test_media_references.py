@@ -1,7 +1,5 @@
 """The values that a content part may hold, and the sources that they give."""
 
-from __future__ import annotations
-
 import base64
 import math
 from pathlib import Path

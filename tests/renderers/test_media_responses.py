@@ -1,7 +1,5 @@
 """Limits on fetched responses, errors of broken ones, and redaction of URLs in errors and logs."""
 
-from __future__ import annotations
-
 import gzip
 import logging
 import socket

@@ -1,7 +1,5 @@
 """The media type of bytes."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

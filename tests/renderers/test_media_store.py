@@ -1,7 +1,5 @@
 """The media store: a bounded cache of sources and items in memory."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Messages and parts of usual types are checked in few steps; the result is that of all other types."""
 
-from __future__ import annotations
-
 import itertools
 from collections import UserDict
 from typing import Any

@@ -1,7 +1,5 @@
 """Sampled ids -> content, reasoning, tool calls; any ids parse."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

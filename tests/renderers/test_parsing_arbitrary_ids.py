@@ -1,7 +1,5 @@
 """Arbitrary sampled ids: deeply nested values, half surrogate pairs and random pieces of syntax parse without error."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Types of arguments that a syntax prints without quotes: from the tool's schema, else from the text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

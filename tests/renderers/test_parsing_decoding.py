@@ -1,7 +1,5 @@
 """Decoding ids as they come equals what `tokenizers` decodes from all of them."""
 
-from __future__ import annotations
-
 import codecs
 import functools
 import json

@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
 """Delimiters inside the values of arguments: what a template prints of a call is read as the same call."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import warnings

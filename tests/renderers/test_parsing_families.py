@@ -1,7 +1,5 @@
 """For every family: what its template prints for an assistant is read back as the same assistant."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os.path

@@ -1,7 +1,5 @@
 """Reasoning and tool calls in the same completion: where reasoning ends, and calls inside it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
 """Reading a completion piece by piece gives what reading it at once gives, and the pieces add up."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import replace

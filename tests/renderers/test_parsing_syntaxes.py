@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
 """Every tool-call syntax: a malformed call keeps its text, its token span and the status that names the fault."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Only what no other file of this folder states: refusals, stop tokens, harmony an
 `test_corpus_bridge`, injection in `test_template_parity`, threads and pools in `test_pool`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import corpus

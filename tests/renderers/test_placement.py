@@ -1,7 +1,5 @@
 """The check of placeholder ranges against the tokens that they lie in."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

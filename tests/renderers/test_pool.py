@@ -1,7 +1,5 @@
 """RendererPool: the results of its renderer, off the event loop, with many threads and several loops."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading

@@ -1,7 +1,5 @@
 """Pixels, grids and floats equal those of the transformers processors, bit for bit, in both of their backends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Qwen-VL configurations: which backend they select, which values are refused, and the hash of an item."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Frames, sizes, patches, floats and time stamps equal those of transformers' video processors."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any

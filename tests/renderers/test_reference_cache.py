@@ -1,7 +1,5 @@
 """What was resolved before is found without work, and nothing else is ever found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

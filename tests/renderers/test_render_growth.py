@@ -1,7 +1,5 @@
 """The work of a render grows with the length of a conversation, not with its square."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

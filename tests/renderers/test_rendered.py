@@ -1,7 +1,5 @@
 """What a rendering knows of its tokens: owners, roles, masks, tools, also where messages are not in one piece."""
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Messages -> tokens: content that stays content, and attribution."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

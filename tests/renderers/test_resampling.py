@@ -1,7 +1,5 @@
 """Resized pixels equal those of torch, bit for bit."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 

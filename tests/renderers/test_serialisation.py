@@ -1,7 +1,5 @@
 """Values that consumers send between processes: pickles, copies, pydantic fields, msgpack."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Several supervised samples of one conversation: each turn is trained once, behind the prompt of that turn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations

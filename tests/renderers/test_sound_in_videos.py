@@ -1,7 +1,5 @@
 """Videos with the sound inside of them: ids, ranges and features are those of the processors of omni models."""
 
-from __future__ import annotations
-
 import functools
 import io
 from collections.abc import Callable, Sequence

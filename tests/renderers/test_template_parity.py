@@ -1,7 +1,5 @@
 """Every real template prints what transformers prints, and every real tokenizer gives the ids that it gives."""
 
-from __future__ import annotations
-
 import functools
 import zlib
 

@@ -1,7 +1,5 @@
 """Templates that want more than a question: tools, a system message, a name of their own among several."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A traced template prints what transformers prints, and says where each character came from."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from itertools import groupby

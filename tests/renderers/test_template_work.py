@@ -1,7 +1,5 @@
 """A template that would run without end, or fill the memory, is one error in bounded time; real ones never are."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

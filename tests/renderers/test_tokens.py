@@ -1,7 +1,5 @@
 """Tokenizers of every kind: flags of added tokens, SentencePiece prefixes, words that are tokens, what is unknown."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A TracedStr prints what str prints, and no character loses or changes its origin on the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

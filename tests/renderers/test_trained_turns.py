@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001  (DeepSeek spells its tokens with a fullwidth bar)
 """A trained turn follows the prompt of its history and is what the model would sample; any other is refused."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

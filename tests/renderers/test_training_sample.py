@@ -1,7 +1,5 @@
 """One supervised sample of a whole conversation: which tokens carry loss, the final stop token, refused arguments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import corpus

@@ -1,7 +1,5 @@
 """Input that a template does not read: logged once per renderer and role, and listed in the result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import corpus

@@ -1,7 +1,5 @@
 """Whole conversations with images and videos: ids, types, grids and pixels equal transformers' own processor."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001, E501  (DeepSeek spells its tokens with a fullwidth bar, which counts as two columns)
 """Texts of tool calls of every syntax with the expected parse, and a parser over a bytewise tokenizer."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A template's renderer and the trained text of a sample, for the tests of training samples."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

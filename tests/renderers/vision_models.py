@@ -1,7 +1,5 @@
 """Model directories of models that see, made of real parts: tokenizer, chat template, the processor's numbers."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

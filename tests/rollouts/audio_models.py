@@ -1,7 +1,5 @@
 """Tiny random models of architectures that hear, with the processors of `audio_families`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Conversations with media as training samples, and their log-probabilities by a plain forward pass."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import tempfile

@@ -1,7 +1,5 @@
 """Tiny random models of many architectures, and the processors of those that read images; made in code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

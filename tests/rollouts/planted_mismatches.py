@@ -1,7 +1,5 @@
 """Episodes whose sampler has a planted fault, and the samples that a trainer makes of them."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

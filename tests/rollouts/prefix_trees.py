@@ -1,7 +1,5 @@
 """Samples that share prefixes, and what a model computes of them with and without prefix trees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A chat endpoint without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from typing import Any

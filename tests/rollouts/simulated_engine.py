@@ -1,7 +1,5 @@
 """An engine without a model, for tests of what runs many episodes: random latency, failures, and weight updates."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import heapq

@@ -1,7 +1,5 @@
 """Episodes on a chat endpoint: their messages are stored as they were sent, and they have no tokens to train on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bad input, and output that cannot be written: no traceback, an exit code, and a line that names the path."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

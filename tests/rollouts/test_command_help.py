@@ -1,7 +1,5 @@
 """Help of the commands, which is plain text of any width."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner
 

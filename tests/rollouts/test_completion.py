@@ -1,7 +1,5 @@
 """Completion of the `rollouts` command, as the script that `--show-completion` prints asks for it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

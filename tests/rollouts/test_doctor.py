@@ -1,7 +1,5 @@
 """The doctor's report and command line, and checks that need no vLLM. Planted faults: vllm/test_doctor_planted."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`rollouts doctor` without a URL: the installation, and which distribution `import renderers` belongs to."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

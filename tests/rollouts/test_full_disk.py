@@ -1,7 +1,5 @@
 """Commands whose output does not fit on the disk leave nothing that is half-written, and name the file of the user."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`rollouts init`: a project whose test passes and whose run runs, and directories that it must not change."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

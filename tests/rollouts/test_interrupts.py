@@ -1,7 +1,5 @@
 """Ctrl-C inside code that must not be interrupted arrives after it."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import threading

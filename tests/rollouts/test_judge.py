@@ -1,7 +1,5 @@
 """`Judge`: what the judging model is shown, how its answers are read, and that its failures are no rewards."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

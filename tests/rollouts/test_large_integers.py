@@ -1,7 +1,5 @@
 """Integers of more than 4,300 digits, which Python does not convert to text, are typed errors or values like others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The mean and the standard deviation of numbers of any size."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

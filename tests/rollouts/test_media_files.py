@@ -1,7 +1,5 @@
 """Media of episodes as files, as `rollouts traj export --images --sounds` writes them."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

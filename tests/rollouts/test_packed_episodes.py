@@ -1,7 +1,5 @@
 """Episodes and samples for another process: what travels in each form, and what the receiver makes of it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arrays, tensors and everything else that an episode may hold come out of JSON as what went in."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """`rollouts render`: a conversation file as tokens, on a terminal, in a pipe and as data."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Episodes with sounds: of messages and tools, bridged, in files, packed for other processes, shown and checked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Log records that a command prints on a terminal."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tables on terminals of 80 and 40 columns and in a pipe."""
 
-from __future__ import annotations
-
 import io
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """`rollouts traj export`: nodes as Parquet rows, and what cannot be exported."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

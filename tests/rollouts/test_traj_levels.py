@@ -1,7 +1,5 @@
 """`rollouts traj export --level episode|turn|node`: tables of typed values, of a file and of a run's directory."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """`rollouts traj ls` and `show`: the episodes of a file listed, and one printed as a tree."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

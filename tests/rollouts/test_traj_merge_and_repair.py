@@ -1,7 +1,5 @@
 """`rollouts traj merge` and `repair`: records copied into a new file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Invalid and damaged records: `rollouts traj ls` and the other commands name them and read the others."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The agents of the turns of a trajectory, and rewards of turns that are not the last."""
 
-from __future__ import annotations
-
 import pytest
 from test_trajectory_contents import completion, say
 

@@ -1,7 +1,5 @@
 """What a trajectory keeps beside tokens: messages, content, extras, pixels, provenance, and that it ends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A turn attaches to the node that the rule names, in any tree: compared with the rule in plain Python."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a trajectory refuses because it could not be stored, and what it copies."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Types of free-form values: every value comes back from a Parquet file, as itself or as text of JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Videos through rendering, sampling, trajectory, wire and training: what is scored is what was sampled."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Videos with the sound inside of them: log-probabilities, positions, batches and episodes are those of the model."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

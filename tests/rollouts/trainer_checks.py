@@ -1,7 +1,5 @@
 """What a `Trainer` computes, by a plain loop over the models of transformers and PEFT, and its gradients read back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Trajectory files for the tests of `rollouts traj`, and the command run on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

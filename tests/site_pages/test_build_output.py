@@ -1,7 +1,5 @@
 """What `mkdocs` prints while it builds the site: nothing but its own lines."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The page of all errors with their cures."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Patterns in the navigation of the documentation site."""
 
-from __future__ import annotations
-
 from nav_patterns import expanded
 
 PAGES = ["a.md", "b.md", "guides/deep/x.md", "guides/y.md", "guides/z.md"]

@@ -1,7 +1,5 @@
 """README's links to files and headings. `mkdocs build --strict` checks those between pages of `docs/`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The reference of the command line and of the Python packages."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Fixtures that several test files of transport share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

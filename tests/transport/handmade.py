@@ -1,7 +1,5 @@
 """Messages made without the encoder, which say whatever a test wants."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

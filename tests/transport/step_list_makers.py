@@ -1,7 +1,5 @@
 """Step lists with images, as dicts and as objects, for tests."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections import Counter

@@ -1,7 +1,5 @@
 """Values of Python's own classes come back exact: type, zone, fold, every digit."""
 
-from __future__ import annotations
-
 import datetime as dt
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Objects survive the wire unchanged, arrays are not copied, each image travels once."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import zoneinfo

@@ -3,8 +3,6 @@
 Each takes less than a second; what it is a test against takes minutes, or does not end.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nests of everything that can be sent, through every way of sending it: bytes, frames, peers' dicts, files."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import tempfile

@@ -1,7 +1,5 @@
 """Damaged files made whole, several files made one: what is sound is kept, once, and nothing else is touched."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

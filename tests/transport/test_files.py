@@ -1,7 +1,5 @@
 """Record files: images once, torn tails dropped, damage confined to the record it hit."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

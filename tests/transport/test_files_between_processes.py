@@ -1,7 +1,5 @@
 """Record files between processes: a writer killed at any moment, a full disk, a reader beside a writer."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Arrays and tensors whose description and bytes disagree are refused, in the header and in frames of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever the bytes are, decoding ends soon, in little memory, with an error of this package."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import math

@@ -1,7 +1,5 @@
 """The form that peers write inline: what is a payload, what is the user's, and what hostile ones cost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Wire types that the receiver did not import: ours are found by name, those of others are named with their module."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """A record file has one writer at a time, whichever process or name opens it; readers are not disturbed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """RecordWriter when its file is deleted or moved, when an append is interrupted, and where it cannot be locked."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Types on the wire: versions, fields that come and go, and names that cannot be taken twice."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from typing import Any, NamedTuple

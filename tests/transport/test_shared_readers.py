@@ -1,7 +1,5 @@
 """A reader that several threads, or a process and one forked from it, use while a writer appends."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Repeated media are removed from step lists and restored."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

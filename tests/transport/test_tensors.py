@@ -1,7 +1,5 @@
 """Torch tensors survive the wire unchanged, also where torch is not installed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Record files and other Python processes, for tests of writers."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

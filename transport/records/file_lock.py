@@ -6,8 +6,6 @@ also a reader's. `flock` locks the file and not a name, so that symbolic and har
 lock. Readers need no lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -8,8 +8,6 @@ source, written before the first object that refers to it). Each header has its 
 objects before it, so that a reader can skip a damaged header and still number the records after it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import stat

@@ -5,8 +5,6 @@ incomplete last record. A reader sees the records that were complete when it ope
 after `refresh()`. No action of a writer removes a record that a reader has seen.
 """
 
-from __future__ import annotations
-
 import io
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Repairing a record file, and merging several; records are copied as stored, and their types are not needed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

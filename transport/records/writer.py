@@ -1,7 +1,5 @@
 """Appending to record files; a file has one writer at a time, and a complete record is never removed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -3,8 +3,6 @@
 `PARTS` takes a value apart, `BUILDERS` makes it of its parts again.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Sequence
 from typing import Any, Final

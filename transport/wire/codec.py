@@ -1,7 +1,5 @@
 """Encoding objects and decoding them, as one bytes object or as frames for a transport that sends several buffers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ All integers are little-endian. The CRC-32 covers the lengths and frame 0. It do
 a file has a checksum per record, and media have their digests.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Sequence

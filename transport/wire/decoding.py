@@ -5,8 +5,6 @@ holds as many bytes as its lengths announce; then to build the objects. A messag
 not allocate a list of gigabytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 

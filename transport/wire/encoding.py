@@ -4,8 +4,6 @@ msgpack's C packer walks the object. It calls `_Encoding.replace` for every valu
 packs what that returns in the place of the value: an extension value, or the list of the parts of an object.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

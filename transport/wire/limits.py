@@ -1,7 +1,5 @@
 """Limits on the memory that decoding a message may take."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

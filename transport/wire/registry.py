@@ -7,8 +7,6 @@ module), so that programs need not import the types of a distribution. `renderer
 `transport`, has its table here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools

@@ -1,7 +1,5 @@
 """Where in an object is what cannot be encoded, for the error: found after encoding failed, at any cost of time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 

@@ -30,8 +30,6 @@ for one of these: the encoder refuses extension values. The parts of an object o
     an enum                  the name of the member
 """
 
-from __future__ import annotations
-
 from typing import Final, TypeAlias
 
 FORMAT_VERSION: Final = 6

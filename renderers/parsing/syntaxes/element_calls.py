@@ -5,8 +5,6 @@ call: they tell that the end tag is missing. The value then ends where that tag 
 because a value that contains the tag as text would be printed in the same way.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

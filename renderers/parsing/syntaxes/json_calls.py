@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001, RUF002  (DeepSeek spells its tokens with a fullwidth bar)
 """Calls with their arguments as JSON: JSON objects (Hermes and similar), or a name beside the arguments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Calls with their arguments as literals: Python's (Llama, LFM2) or Gemma's own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`rollouts doctor URL --model DIR`: check a live server of vLLM or SGLang, with the cure beside every failure."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

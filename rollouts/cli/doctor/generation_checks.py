@@ -1,7 +1,5 @@
 """What the server generates: log-probabilities, stop tokens, and completions that depend on images."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

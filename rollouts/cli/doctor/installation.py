@@ -1,7 +1,5 @@
 """`rollouts doctor` without a URL: versions and the system, and which `renderers` a program imports."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from platform import machine, platform, python_implementation, python_version

@@ -1,7 +1,5 @@
 """The server's tokens and tensors of an image or a sound, as /render shows them, compared with the renderer's."""
 
-from __future__ import annotations
-
 import json
 import re
 

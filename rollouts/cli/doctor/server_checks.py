@@ -1,7 +1,5 @@
 """Version, options and state of the server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The server that is being checked, the model directory that it is compared with, and what was found."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The server's token ids of a conversation, compared with the renderer's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`rollouts render`: what a conversation becomes as tokens, with the owner of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

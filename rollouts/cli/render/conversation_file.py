@@ -1,7 +1,5 @@
 """The files of `rollouts render`: conversations and tools as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 from itertools import islice

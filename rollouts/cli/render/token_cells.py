@@ -1,7 +1,5 @@
 """Tokens with their texts, as `rollouts render` shows them and as JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ another kind. On a terminal colours separate tokens; elsewhere a `¦` does.
                 · ⏎
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby

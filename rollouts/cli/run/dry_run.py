@@ -1,7 +1,5 @@
 """`rollouts run --dry-run`: the first prompt of a run, as its engine would receive it, without an engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any

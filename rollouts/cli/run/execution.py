@@ -1,7 +1,5 @@
 """Runs the groups of a configuration and writes them to its output directory."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`rollouts run --ray`: the workers of a run as actors of a Ray cluster."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager

@@ -5,8 +5,6 @@ without a line in `metrics.jsonl`, a power cut several: they are computed from t
 which only a defective disk or another program leaves, is removed, and the task is run again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The summary of a run, from the lines of its `metrics.jsonl`: what earlier processes did is part of it."""
 
-from __future__ import annotations
-
 import json
 import math
 from array import array

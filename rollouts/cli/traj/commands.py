@@ -1,7 +1,5 @@
 """`rollouts traj ls|show|export|merge|repair`: the episodes of a trajectory file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

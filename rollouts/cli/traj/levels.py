@@ -1,7 +1,5 @@
 """Tables for analysis: a row for each episode, turn or node of a trajectory file, as Parquet or JSON lines."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Images and sounds of episodes as files: unchanged where they were files, pixels as a PNG, samples as a WAV."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final

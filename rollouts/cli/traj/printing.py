@@ -9,8 +9,6 @@ A tree has a line for each node, indented only after a fork or below several roo
 └─ 4 prompt   21 tokens
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The types of values that have no fixed form, such as the data of tasks, as columns of an Arrow table."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Control calls to all members of a fleet at once, with a result for each."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

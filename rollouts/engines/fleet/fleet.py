@@ -1,7 +1,5 @@
 """Several engines as one `Engine`."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Bounds of a fleet: how often it checks its members, and when it ejects, moves and waits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rollouts.values import Bounded, number_field, whole_field

@@ -1,7 +1,5 @@
 """One engine of a fleet: its state, the requests that are in flight at it, and what the fleet asks of it."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The members of a fleet and their checks: who serves, who was ejected, who is admitted again."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Which member of a fleet a session goes to."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping

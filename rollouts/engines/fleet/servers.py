@@ -1,7 +1,5 @@
 """The servers of a fleet that actors of a Ray cluster run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

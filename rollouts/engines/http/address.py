@@ -1,7 +1,5 @@
 """The address of a server, and texts without the credentials in it."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable

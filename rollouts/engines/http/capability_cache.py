@@ -1,7 +1,5 @@
 """Requests that find out what a server is; what they found is remembered until there is a sign of a restart."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Requests to a server: deadlines, retries after failures."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

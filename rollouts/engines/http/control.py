@@ -1,7 +1,5 @@
 """What the control calls of vLLM's and SGLang's servers share."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

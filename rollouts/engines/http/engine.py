@@ -1,7 +1,5 @@
 """What the engines of one server share: its state as far as it is known, aborts, streams, the end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Errors of a call name its server and its request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps

@@ -1,7 +1,5 @@
 """Server-sent events of a streamed response."""
 
-from __future__ import annotations
-
 
 class EventDecoder:
     """Decodes one stream, whose size the caller bounds.

@@ -3,8 +3,6 @@
 `connection.ServerConnection` decides whether there is another attempt.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

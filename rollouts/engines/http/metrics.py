@@ -1,7 +1,5 @@
 """The counters and gauges of a server, in the text format of Prometheus."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import NamedTuple, Self

@@ -4,8 +4,6 @@ Each check yields what is wrong; its caller stops at the first violation, and la
 ones.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """A whole response of a server, and the error for one that reports an error."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

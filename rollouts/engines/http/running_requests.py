@@ -1,7 +1,5 @@
 """The running requests of an engine: under which ids the server runs each, who waits, and which were aborted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress

@@ -9,8 +9,6 @@ sound becomes a WAV of the samples that the model's processor was given here, in
 the server neither mixes nor resamples (vLLM's own resampler is torchaudio's, the renderer's soxr).
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import struct

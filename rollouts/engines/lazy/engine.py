@@ -1,7 +1,5 @@
 """An engine that is started with its first request."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence

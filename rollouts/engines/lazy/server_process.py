@@ -1,7 +1,5 @@
 """A server as a child process: started, watched until it is ready, ended with this process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

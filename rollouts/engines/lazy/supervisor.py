@@ -8,8 +8,6 @@ end by itself before it is killed. On Linux the command gets SIGTERM if this pro
 own processes end only if it ends them. This file is run as a script and imports the standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 An update of the weights changes the same tensors, so that it concerns every adapter.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Samples the completions of several requests together: one prefill of the distinct prompts, one decoding loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

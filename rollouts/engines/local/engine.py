@@ -1,7 +1,5 @@
 """`LocalEngine`: checks requests, queues them for a worker thread that owns the model, and replaces its weights."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

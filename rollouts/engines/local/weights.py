@@ -1,7 +1,5 @@
 """New weights of a local engine: tensors by the names of the model or of a checkpoint, or a directory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

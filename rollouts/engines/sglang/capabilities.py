@@ -1,7 +1,5 @@
 """What an SGLang server is and reports, found out once with requests that cannot harm it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Mapping

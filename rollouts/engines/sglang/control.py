@@ -1,7 +1,5 @@
 """What a trainer does with an SGLang server except generating."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """An SGLang server as an engine: token ids and images in, sampled ids with log-probabilities out."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

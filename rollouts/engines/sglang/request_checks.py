@@ -1,7 +1,5 @@
 """What is refused before a request is sent to an SGLang server: it would end the server, or change what is sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

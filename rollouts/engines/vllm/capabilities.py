@@ -5,8 +5,6 @@ required field is refused with a list of fields that the server knows, and `/ren
 the tensors that the server makes itself.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A vLLM 0.32 server that loads any other directory loads part of it: it continues
 dies with the next request. A few kilobytes of each file are read, whatever the size of the model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Mapping
 from pathlib import Path

@@ -34,8 +34,6 @@ weights that loaded. Tensors that a trainer sends (vLLM's weight transfer) take 
     finish_weight_update            the parameters are complete; the version label is set
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

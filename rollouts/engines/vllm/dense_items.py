@@ -11,8 +11,6 @@ For some models vLLM splits images from one tensor of rows by a row count that t
 such images get the layout and the count of the server's own items.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

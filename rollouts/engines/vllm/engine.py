@@ -1,7 +1,5 @@
 """A vLLM server as an engine: token ids and media in, sampled ids with log-probabilities out."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -12,8 +12,6 @@ Tensors are written block by block: the floats of a uint8 image, or all its unpa
 memory as a whole; only their base64 does.
 """
 
-from __future__ import annotations
-
 import binascii
 import itertools
 import json

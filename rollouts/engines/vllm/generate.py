@@ -1,7 +1,5 @@
 """Bodies of requests to generate, and their responses."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -4,8 +4,6 @@ A request uses one mode for all its media. Objections to a mode are collected it
 sent; an error recommends the other mode only if there are no objections to that one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """The media of a request as a field of its body: as processed features, or as source files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 

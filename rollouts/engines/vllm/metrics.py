@@ -1,7 +1,5 @@
 """The counters and gauges of a vLLM server that this project reads."""
 
-from __future__ import annotations
-
 from rollouts.engines.http.metrics import Metrics
 
 

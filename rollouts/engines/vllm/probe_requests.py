@@ -3,8 +3,6 @@
 No request runs the model, so that a paused server answers them as well.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import io

@@ -1,7 +1,5 @@
 """The response of `/render`: token ids, and for each image, video or sound its placeholder and perhaps its tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple

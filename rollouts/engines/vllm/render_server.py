@@ -1,7 +1,5 @@
 """A server that renders: what it is, and one request to it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What is refused before a request is sent."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import OrderedDict

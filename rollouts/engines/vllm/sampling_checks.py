@@ -1,7 +1,5 @@
 """Checks of sampling options: servers ignore unknown ones, and some would make a response unreadable."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from rollouts.engines.http.prompt_checks import option_violations

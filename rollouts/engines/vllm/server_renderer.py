@@ -1,7 +1,5 @@
 """A renderer that lets a server render: `vllm serve`, or `vllm launch render`, which loads no weights."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

@@ -4,8 +4,6 @@ vLLM names and cuts some tensors in its own way (the frames of a sound without i
 What a server makes is read off a sound that it has rendered, so that nothing is assumed of its model.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 from collections.abc import Callable, Mapping

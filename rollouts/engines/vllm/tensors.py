@@ -1,7 +1,5 @@
 """Types for tensors on vLLM's wire: dtype names, and tensors of a server that numpy cannot represent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Actions of Gymnasium's spaces: their description for a model, and how a completion is read."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import math

@@ -1,7 +1,5 @@
 """Environments of Gymnasium, whose rendered frames the model sees. Needs the extra `gym` when an episode begins."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple

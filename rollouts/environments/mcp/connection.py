@@ -1,7 +1,5 @@
 """An open connection to a server of MCP."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """The results of MCP tools as content of a message."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers of MCP: how each is reached, and the process of one that is started here."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tools of servers of the Model Context Protocol (MCP)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping

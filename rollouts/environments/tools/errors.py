@@ -1,7 +1,5 @@
 """Errors of tools: those that the model reads, and those that fail the episode."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rollouts.errors import RolloutsError

@@ -1,7 +1,5 @@
 """The calls of a turn: made at the same time, each answered in its place."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The result of a tool as content of a message."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence

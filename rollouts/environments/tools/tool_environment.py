@@ -1,7 +1,5 @@
 """An environment in which a model calls tools until it answers without a call."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OpenAI's chat completions: a body as a request, and completions as `chat.completion` objects or chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial

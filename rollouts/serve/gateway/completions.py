@@ -1,7 +1,5 @@
 """Completions of a session: the prompt that continues it, the sampled turns, and the message of each."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -3,8 +3,6 @@
 Everything between, from the session to the recorded turn, is the same for all dialects.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The upper bounds of a gateway, and the memory of values that count for them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

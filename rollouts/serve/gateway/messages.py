@@ -1,7 +1,5 @@
 """Anthropic's Messages: a body as a request, and completions as `message` objects or events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

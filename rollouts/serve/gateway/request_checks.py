@@ -1,7 +1,5 @@
 """Checks of what all dialects have in their requests: fields, tools, messages, media."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal

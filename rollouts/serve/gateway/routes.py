@@ -1,7 +1,5 @@
 """The HTTP routes of the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

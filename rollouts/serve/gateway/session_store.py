@@ -1,7 +1,5 @@
 """The sessions of a gateway: found by id or by conversation, bounded, evicted when idle."""
 
-from __future__ import annotations
-
 import logging
 import re
 import tempfile

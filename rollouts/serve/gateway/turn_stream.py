@@ -1,7 +1,5 @@
 """Sends the text of a completion while it is sampled."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable

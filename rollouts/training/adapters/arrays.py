@@ -1,7 +1,5 @@
 """The arrays of samples, of which each adapter makes a trainer's type."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 

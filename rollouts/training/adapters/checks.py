@@ -1,7 +1,5 @@
 """What adapters check of their samples: a sample that a trainer's type cannot hold is an `AdapterError`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from importlib import import_module

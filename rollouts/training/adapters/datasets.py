@@ -1,7 +1,5 @@
 """Rows of Hugging Face `datasets`: a sample as columns of plain values."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Images as PNG and JPEG files, which all readers decode to the pixels that the renderer saw."""
 
-from __future__ import annotations
-
 import io
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """prime-rl: `TrainingSample` and `MicroBatch` of `prime_rl.transports.rollouts.types`, msgspec structs of its wire."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Record files as a streamed dataset of Hugging Face `datasets`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """SkyRL: `TrainingInputBatch` and its `TensorList`, of `skyrl.backends.skyrl_train.training_batch`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType

@@ -5,8 +5,6 @@ own, which takes the place of its placeholder tokens; with `expected_tokens` the
 becomes another number of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """TRL: what `GRPOTrainer` trains on after generation, and what `SFTTrainer` and its data collators take."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """verl: `DataProto` of `verl.protocol`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from types import ModuleType

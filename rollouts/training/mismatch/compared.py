@@ -1,7 +1,5 @@
 """Puts the log-probabilities of sampler and trainer side by side, for each trained token of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from typing import NamedTuple, TypeVar

@@ -4,8 +4,6 @@ If the log-probabilities that a hypothesis predicts are those that a side report
 that side had this fault, or one that computes the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

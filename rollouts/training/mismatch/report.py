@@ -1,7 +1,5 @@
 """The mismatch: the difference between the sampler's and the trainer's log-probabilities of the sampled tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

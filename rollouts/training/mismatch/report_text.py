@@ -1,7 +1,5 @@
 """A report of the mismatch as text for people."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 

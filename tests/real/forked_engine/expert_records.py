@@ -3,8 +3,6 @@
 vLLM binds its own hooks to the routers of the model; where they deliver to is here. Requests are sent one by one.
 """
 
-from __future__ import annotations
-
 import torch
 from vllm.model_executor.layers.fused_moe.routed_experts_capturer import bind_routed_experts_capturer
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter

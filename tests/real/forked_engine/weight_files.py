@@ -4,8 +4,6 @@ vLLM's own backends move tensors with NCCL and CUDA IPC. Everything else of a tr
 order, what is said about the tensors, the reload of the model layer by layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from safetensors.torch import load_file

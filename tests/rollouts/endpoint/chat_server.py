@@ -1,7 +1,5 @@
 """A chat-completions server that sends given responses, and the form of OpenAI's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

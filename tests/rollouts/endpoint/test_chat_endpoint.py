@@ -1,7 +1,5 @@
 """`ChatEndpoint` against a real server of this project: what it samples, sends and returns."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

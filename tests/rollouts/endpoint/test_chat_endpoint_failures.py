@@ -1,7 +1,5 @@
 """`ChatEndpoint` against servers that fail, and what is sent again."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import traceback

@@ -1,7 +1,5 @@
 """Directories of runs for the tests of comparisons."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

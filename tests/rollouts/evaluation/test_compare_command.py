@@ -1,7 +1,5 @@
 """`rollouts compare`: what it prints and writes, names with control characters, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

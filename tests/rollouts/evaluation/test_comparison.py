@@ -1,7 +1,5 @@
 """Comparisons of stored runs: closed forms, planted differences, invariants, and what is said before the numbers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`rollouts eval`: with a configuration, with tasks and options, against chat endpoints; what it writes and refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

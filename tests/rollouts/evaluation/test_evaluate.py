@@ -1,7 +1,5 @@
 """`evaluate` in Python: the groups of a runner on a chat endpoint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

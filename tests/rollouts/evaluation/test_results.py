@@ -1,7 +1,5 @@
 """What an evaluation adds up: how failed episodes count, what is warned of, what `results.json` holds."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

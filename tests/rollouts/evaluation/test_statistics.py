@@ -1,7 +1,5 @@
 """Estimates of evaluations: against closed forms, enumerations, other implementations and simulations."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction

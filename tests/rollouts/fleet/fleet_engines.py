@@ -1,7 +1,5 @@
 """Engines of a fleet whose health, failures and progress a test decides."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace

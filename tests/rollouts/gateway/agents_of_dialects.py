@@ -1,7 +1,5 @@
 """Clients of the gateway's three dialects: a conversation in the form of each, and what they received sent back."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

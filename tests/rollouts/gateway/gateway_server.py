@@ -1,7 +1,5 @@
 """A gateway behind a real uvicorn on a loopback port, and what its trees are compared with."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import threading

@@ -1,7 +1,5 @@
 """The SDKs of Anthropic and OpenAI, and an agent of the Agents SDK, speak to the gateway with nothing changed."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

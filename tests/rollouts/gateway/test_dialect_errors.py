@@ -1,7 +1,5 @@
 """Hostile and mistaken clients of Messages and Responses get errors in the form of their API, and record nothing."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

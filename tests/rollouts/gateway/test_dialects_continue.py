@@ -1,7 +1,5 @@
 """A client that sends back what it got continues the sampled tokens, in each dialect and across them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

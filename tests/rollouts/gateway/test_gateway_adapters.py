@@ -1,7 +1,5 @@
 """LoRA adapters of the engine, by the name of the model in a request."""
 
-from __future__ import annotations
-
 import openai
 import pytest
 from gateway_server import served, user

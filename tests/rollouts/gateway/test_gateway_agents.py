@@ -1,7 +1,5 @@
 """Programs that were not written for this package, with nothing changed but their base URL."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Chat completions of a real `rollouts serve`: trained on, their log-probabilities are those of the model."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import subprocess

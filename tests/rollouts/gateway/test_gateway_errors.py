@@ -1,7 +1,5 @@
 """Hostile and mistaken clients get errors in OpenAI's form, with the right status; engines fail with theirs."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

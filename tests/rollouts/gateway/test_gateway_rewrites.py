@@ -1,7 +1,5 @@
 """Clients send messages back in other forms. What means the same continues the recorded turn, what does not forks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages that the served model's template prints nothing of are mapped to a role that it prints, or refused."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from gateway_server import TOOLS, served, user

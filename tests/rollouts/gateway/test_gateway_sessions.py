@@ -1,7 +1,5 @@
 """Sessions: by header, by path or by conversation; parallel requests, rewards, ends, limits and eviction."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Sounds in chat messages, as OpenAI's clients send them: matched to the conversation, rendered and recorded."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

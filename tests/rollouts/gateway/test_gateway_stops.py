@@ -1,7 +1,5 @@
 """Stop strings, stop tokens, and requests that allow no tool call."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gateway_server import CALL, TOOLS, SteppedEngine, served, user

@@ -1,7 +1,5 @@
 """Text is sent while the engine samples it."""
 
-from __future__ import annotations
-
 from gateway_server import SteppedEngine, serving, user
 
 

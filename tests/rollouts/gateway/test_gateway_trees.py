@@ -1,7 +1,5 @@
 """What a client of chat completions did is the trajectory that `run_episode` records for the same answers."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """Responses alone: which turn an id or the ids of items continue, what a session keeps for them, and their tools."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 from typing import Any
 

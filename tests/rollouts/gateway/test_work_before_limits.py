@@ -1,7 +1,5 @@
 """What a gateway does with a request that it refuses grows with the size of the request, and stays small."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """LoRA adapters of the embedded engine: the log-probabilities are those of PEFT's own model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

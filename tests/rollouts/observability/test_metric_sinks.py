@@ -1,7 +1,5 @@
 """Where metrics are written: JSON lines, TensorBoard's event files, Weights & Biases' offline files, training logs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

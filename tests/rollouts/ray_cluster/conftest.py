@@ -1,7 +1,5 @@
 """A real Ray cluster for the tests of this folder: a head without work, and two nodes, all on the loopback address."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """What workers on Ray are made of in these tests: functions that their processes import."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """The cluster that `rollouts.ray.connect` starts: other machines cannot reach it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

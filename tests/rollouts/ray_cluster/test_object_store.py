@@ -1,7 +1,5 @@
 """Episodes and their images in the object stores of a real Ray cluster, counted in bytes."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Servers that actors start, and the fleet of their addresses, on a real Ray cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

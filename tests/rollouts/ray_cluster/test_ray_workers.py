@@ -1,7 +1,5 @@
 """The runner with workers on a real Ray cluster of two nodes, of which actors and nodes are killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """`rollouts run --ray` as a program: with a cluster of its own, and as a job that is submitted to a cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """What needs no cluster: frames as Ray pickles them, progress in batches, and actors that could not be reached."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from itertools import count

@@ -1,7 +1,5 @@
 """Directories of runs for the tests of reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

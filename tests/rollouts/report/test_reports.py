@@ -1,7 +1,5 @@
 """Reports of directories: what they show, what they say where something is absent, and directories that are refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

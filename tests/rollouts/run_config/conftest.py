@@ -1,7 +1,5 @@
 """Modules beside a configuration are imported by name, and each test has others of the same names."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

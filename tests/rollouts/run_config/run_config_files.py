@@ -1,7 +1,5 @@
 """A valid configuration with its files, changed forms of it, and what `rollouts run` writes for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

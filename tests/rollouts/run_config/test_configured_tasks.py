@@ -1,7 +1,5 @@
 """The tasks of a configuration: rows of files, and what is imported."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Turns that were cut at `max_tokens` are counted in everything that a run writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

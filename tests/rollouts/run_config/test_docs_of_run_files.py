@@ -1,7 +1,5 @@
 """docs/run.md describes every key of the files of a run, and no others."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

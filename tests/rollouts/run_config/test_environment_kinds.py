@@ -1,7 +1,5 @@
 """The kinds of environments in a configuration, each run with scripted completions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

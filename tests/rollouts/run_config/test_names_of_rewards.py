@@ -1,7 +1,5 @@
 """Environment reward, group reward and total reward have these names, and equal values, in all outputs of a run."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

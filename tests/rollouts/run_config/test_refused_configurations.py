@@ -1,7 +1,5 @@
 """Configurations that cannot be used: every error names the file or option, the key, and what is allowed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rollouts run` with scripted completions: what it prints, writes, refuses and continues."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

@@ -1,7 +1,5 @@
 """The example of a run, with a real model, and the page on runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`rollouts run --resume` where journal, trajectories and metrics have lost different groups, as after a power cut."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs in processes of their own, which Ctrl-C and `kill -9` end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

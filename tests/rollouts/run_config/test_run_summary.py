@@ -1,7 +1,5 @@
 """The files of a run: its summary, and the line of a group with the data of its task."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table `[teacher]`: every episode that ends is scored; a teacher that cannot do it is refused before the run."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

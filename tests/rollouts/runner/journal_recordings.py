@@ -1,7 +1,5 @@
 """Tasks, episodes and groups for tests of the journal, and a second record of what was written to it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

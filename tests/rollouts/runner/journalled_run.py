@@ -6,8 +6,6 @@ two records of its own, a line each, written in one call of the system: `consume
 consumer has a group, and `ended` (episode) when an environment has seen the last turn of an episode.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib

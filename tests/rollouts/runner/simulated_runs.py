@@ -1,7 +1,5 @@
 """Parts of a run without threads: a renderer in the event loop, and environments whose seeds decide what they do."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The files of a journal: what is refused and why, damage, media, and what waits for the disk."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

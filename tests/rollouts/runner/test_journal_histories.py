@@ -1,7 +1,5 @@
 """Whatever was recorded in whatever order, and wherever the file ends: the journal knows exactly what is complete."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

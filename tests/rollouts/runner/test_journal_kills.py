@@ -1,7 +1,5 @@
 """A run that is killed again and again, with `kill -9`: its journal, beside independent records of the run."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

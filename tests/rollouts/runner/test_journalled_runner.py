@@ -1,7 +1,5 @@
 """A runner with a journal: what is run again, what is delivered again, and what a runner refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

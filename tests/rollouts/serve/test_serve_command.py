@@ -1,7 +1,5 @@
 """The command `rollouts serve`: refused options. What it serves: tests/rollouts/gateway/test_gateway_command.py."""
 
-from __future__ import annotations
-
 import pytest
 from run_config_files import write_run
 from typer.testing import CliRunner

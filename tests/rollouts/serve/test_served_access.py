@@ -1,7 +1,5 @@
 """Who is answered by `rollouts serve`: API keys, web pages of other origins, large bodies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

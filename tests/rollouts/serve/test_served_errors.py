@@ -1,7 +1,5 @@
 """Requests that `rollouts serve` refuses, in the form of OpenAI's API; its health and its metrics."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.error

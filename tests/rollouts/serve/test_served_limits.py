@@ -1,7 +1,5 @@
 """Tiny chunks, and more connections than descriptors: a server refuses them with little work and a line in its log."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import socket

@@ -1,7 +1,5 @@
 """A scripted SGLang server: the routes that `SGLangEngine` uses, with answers in the shape of SGLang 0.5.23."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

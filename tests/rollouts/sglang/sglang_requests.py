@@ -1,7 +1,5 @@
 """Requests for a scripted SGLang server."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`rollouts run`, `eval` and `serve` against an SGLang server."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`rollouts doctor` against a scripted SGLang server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

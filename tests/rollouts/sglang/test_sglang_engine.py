@@ -1,7 +1,5 @@
 """`SGLangEngine` against a scripted server: what it sends, what it refuses, what it notices."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Several targets a token: `target_tokens` and `weights` (N, K) of `cross_entropy`, with (N, K) log-probabilities."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

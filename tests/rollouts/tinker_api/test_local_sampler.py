@@ -1,7 +1,5 @@
 """Sampling over the model of a trainer: log-probabilities of `Trainer.forward`, ends of sequences, snapshots, top-k."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading

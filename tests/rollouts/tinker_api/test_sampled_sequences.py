@@ -1,7 +1,5 @@
 """What one sampling request gives: where its sequences end, how many there are, seeds, the likeliest tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from family_rows import loaded_family

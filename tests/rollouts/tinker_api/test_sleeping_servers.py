@@ -1,7 +1,5 @@
 """When servers of a sampler sleep, and who waits for whom; without servers."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

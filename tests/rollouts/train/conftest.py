@@ -1,7 +1,5 @@
 """The module of the project is imported by name, and each test has another file of it."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

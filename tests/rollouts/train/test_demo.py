@@ -1,7 +1,5 @@
 """`rollouts demo`: a project of two files that reads digits, and trains."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

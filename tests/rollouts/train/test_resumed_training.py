@@ -1,7 +1,5 @@
 """A training run that was killed, or whose disk was full, ends with the bits of one that was not."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

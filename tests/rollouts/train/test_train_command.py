@@ -1,7 +1,5 @@
 """`rollouts train`: what it learns, writes and refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A project whose model learns to write vowels below a coloured square, and the command that trains it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

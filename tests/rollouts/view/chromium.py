@@ -1,7 +1,5 @@
 """A real Chromium that opens pages of the viewer and keeps what it reports and requests."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """`rollouts view --serve` as a process of its own."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

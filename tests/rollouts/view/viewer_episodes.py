@@ -1,7 +1,5 @@
 """Episodes for the tests of the viewer, and the reading of what is written for the page."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Requests with images for a `VLLMEngine` under test, and what `FakeVLLM` answers to them."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 from pathlib import Path

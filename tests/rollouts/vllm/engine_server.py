@@ -1,7 +1,5 @@
 """A `FakeVLLM` with a checkpoint in it: `LocalEngine` samples, and the renderer of the directory renders."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Prints its address once it answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

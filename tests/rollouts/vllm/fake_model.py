@@ -1,7 +1,5 @@
 """The model of `FakeVLLM`: each token is a function of the tokens before it, and images have zeros as pixels."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Steps of `FakeVLLM`: delays, faults and edits that a real server cannot be made to produce."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -7,8 +7,6 @@ What it samples is a function of the ids before it, so a completion that was cut
 out as if it had never been cut.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ Serves until it is ended; with a status it prints two lines and ends at once. It
 prints, as servers do. The child ignores the end of its parent, as a server's child may; it ends by itself in 300 s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

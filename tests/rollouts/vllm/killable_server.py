@@ -3,8 +3,6 @@
 Prints its address, then "held" once a request to PATH has come, which it never answers; a streamed one gets a token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

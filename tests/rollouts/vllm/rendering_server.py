@@ -1,7 +1,5 @@
 """A scripted server for `/render`, and the images and messages that tests of `ServerRenderer` send to it."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

@@ -1,7 +1,5 @@
 """A scripted server in a thread of its own, for tests that run more than one event loop, as commands do."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

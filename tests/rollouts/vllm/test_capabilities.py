@@ -1,7 +1,5 @@
 """What the probe makes of servers of every kind."""
 
-from __future__ import annotations
-
 import base64
 
 import msgpack

@@ -1,7 +1,5 @@
 """Checkpoints that a server would choke on are found by the headers of their files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Control calls to a scripted server: their order, what is refused, and what state a failure leaves."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

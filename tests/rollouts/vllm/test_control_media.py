@@ -1,7 +1,5 @@
 """Caches of a server that takes media are never emptied under a request: vLLM would encode an image without pixels."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

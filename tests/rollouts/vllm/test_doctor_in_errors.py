@@ -1,7 +1,5 @@
 """Errors that concern a server end with the command that checks it, and never have its key."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path

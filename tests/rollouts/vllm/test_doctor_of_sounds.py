@@ -1,7 +1,5 @@
 """`rollouts doctor` on a server that hears: nothing is wrong, or one fault is planted and found."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """One fault planted at a time, in a server or in the directory that it is compared with: which findings come of it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

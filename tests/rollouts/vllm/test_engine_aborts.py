@@ -1,7 +1,5 @@
 """`VLLMEngine`: aborts, and completions that continue after a pause of the server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

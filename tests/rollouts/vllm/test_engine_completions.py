@@ -1,7 +1,5 @@
 """`VLLMEngine`: requests as sent or refused, completions and streams as returned, errors, cache salts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import traceback

@@ -1,7 +1,5 @@
 """Media on vLLM's wire: the very bytes, however they are cut, and back; what is hostile is refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

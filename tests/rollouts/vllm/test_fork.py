@@ -1,7 +1,5 @@
 """A process that is forked begins with free locks, and makes engines of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Answers of `/inference/v1/generate`: both log-prob shapes, whole and in chunks, and what must not pass."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

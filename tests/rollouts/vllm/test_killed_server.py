@@ -1,7 +1,5 @@
 """A server process that is killed with kill -9: the error names the request and the server, and nothing hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The text of `/metrics`, read into numbers."""
 
-from __future__ import annotations
-
 import string
 
 import pytest

@@ -1,7 +1,5 @@
 """Which way media travel: every kind of item, layout, server and mode, and what an error advises."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools

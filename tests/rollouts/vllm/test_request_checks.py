@@ -1,7 +1,5 @@
 """What is refused before it is sent: requests that take a server down, and those that it answers with garbage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

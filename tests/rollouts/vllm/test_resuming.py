@@ -1,7 +1,5 @@
 """Continuing a completion that was cut off: what is asked for, and how the parts become one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rollouts.engines.continuation import continuation, join_completions

@@ -1,7 +1,5 @@
 """`rollouts run` against a server, which another process may give new weights."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

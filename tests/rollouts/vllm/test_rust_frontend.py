@@ -1,7 +1,5 @@
 """`VLLMEngine` before vLLM's Rust frontend, which drops features, samples one at a time and aborts by connection."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """The model of a server's media cache: the data of an item is sent by one request and kept by the server."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """`ServerRenderer` on conversations and single images, and with servers that cannot render."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """Sounds at a server over the tiny Qwen2-Audio: by content part, by features, by name."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`VLLMSampler` over two servers: adapters are in both, the oldest ones leave them, and a server that fails is left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

@@ -1,7 +1,5 @@
 """Sounds as a server takes them: tensors in vLLM's layout, WAV files, and what is refused before it ends a server."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

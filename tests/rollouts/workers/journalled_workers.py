@@ -5,8 +5,6 @@ workers are in the process of the run, and what goes to them and comes back is e
 for each worker that was killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

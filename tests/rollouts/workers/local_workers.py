@@ -1,7 +1,5 @@
 """Workers in the process of a test. What goes to them and comes back is encoded and decoded, as between processes."""
 
-from __future__ import annotations
-
 import asyncio
 
 from rollouts.workers import EpisodeWorker, ProgressObserver, WorkerGoneError, WorkerPool, report_progress

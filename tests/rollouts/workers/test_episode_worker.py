@@ -1,7 +1,5 @@
 """Jobs of one episode at a worker: each begins when those before it have ended."""
 
-from __future__ import annotations
-
 import asyncio
 
 from runner_world import Counting, assert_no_task_is_left

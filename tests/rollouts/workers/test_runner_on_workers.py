@@ -1,7 +1,5 @@
 """A runner whose episodes run on workers that end and begin at any moment behaves as one whose episodes run in it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

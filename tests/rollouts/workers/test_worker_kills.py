@@ -1,7 +1,5 @@
 """A run whose workers are killed at random, and its process with `kill -9`: nothing is lost, nothing is doubled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

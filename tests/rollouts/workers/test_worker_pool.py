@@ -1,7 +1,5 @@
 """Jobs and slots of a pool: none is lost, none is used twice, whatever workers and callers do."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 

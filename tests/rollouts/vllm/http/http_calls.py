@@ -1,7 +1,5 @@
 """What the tests of the HTTP connection share: one generation, and a clock for its retries."""
 
-from __future__ import annotations
-
 import json
 
 from fake_server import GENERATE

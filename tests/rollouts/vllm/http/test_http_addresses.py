@@ -1,7 +1,5 @@
 """Addresses, credentials, limits, the errors for error responses, and TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Server-sent events: the decoder by itself, and streams over a connection."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

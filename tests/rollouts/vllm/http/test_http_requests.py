@@ -1,7 +1,5 @@
 """What a request looks like on the wire, which responses can be read, deadlines, and how connections are closed."""
 
-from __future__ import annotations
-
 import asyncio
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Which failures are tried again, and after how long."""
 
-from __future__ import annotations
-
 import fake_model
 import fake_server
 import pytest
