@@ -138,7 +138,11 @@ class Learner:
             samples += samples_from_trajectory(episode, advantage=weighted, processors=renderer.processors)
         if (most := section.max_row_tokens) is not None:
             samples = [truncate_sample(sample, most)[0] for sample in samples]
-        return [sample for sample in samples if sample.loss_mask[1:].any()]
+        trained = [sample for sample in samples if sample.loss_mask[1:].any()]
+        if not trained:
+            reason = "no row has a trained token; raise train.max_row_tokens, which cuts rows at their ends"
+            raise RolloutsError(f"step {step}: {reason}")
+        return trained
 
     def _near_the_start(self, samples: Sequence[TrainingSample], figures: dict[str, float]) -> list[TrainingSample]:
         """The samples with the advantages of a penalty for the distance to the base model (k1 of each token)."""

@@ -161,6 +161,6 @@ async def test_tools_that_clients_run_cannot_be_left_out_and_their_form_of_anoth
         Gateway(ScriptedEngine(["Red."], renderer=renderer), renderer, ignored_tools=["function"])
     async with client_of(renderer, ["Red."]) as client:
         tool = {"type": "custom", "name": "look"}
-        response = await client.post("/v1/responses", json={"input": "Hi", "tools": [tool]})
+        response = await client.http.post("/v1/responses", json={"input": "Hi", "tools": [tool]})
     assert response.status_code == 400
     assert "in this API a tool has another form" in response.text

@@ -223,3 +223,11 @@ def test_a_correction_that_does_not_exist_or_needs_versions_is_refused_before_th
     assert result.exit_code == 2
     assert "correction" in result.output
     assert not (tmp_path / "out" / "training.jsonl").exists()
+
+
+def test_rows_that_are_cut_before_their_first_trained_token_end_the_run_with_the_cure(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    result = train(project(tmp_path, tiny_model_dir, CONFIG + "max_row_tokens = 2\n"))
+    assert result.exit_code != 0
+    assert "raise train.max_row_tokens" in " ".join(result.output.split())
