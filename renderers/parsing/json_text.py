@@ -75,7 +75,7 @@ def no_object_reason(value: Any) -> str | None:
             return None
         if isinstance(value, str) and isinstance(parse_json(value), Mapping):
             return None
-    except (InvalidJsonError, ValueError) as error:
+    except (InvalidJsonError, ValueError, RecursionError) as error:
         detail = f": {error}"
     return f"{short_repr(value)} is not the text of a JSON object{detail}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +88,9 @@ def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> TaskSo
     own = replace(file, config=file.config.model_copy(update={"tasks": section}), prefix=(table,))
     if isinstance(section, TasksOfVerifiers):
         raise own.error(("tasks", "kind"), "the taskset has the tasks of [tasks] alone; name a file or an import path")
-    return make_tasks(own)
+    tasks = make_tasks(own)
+    # Each evaluation takes them again.
+    return list(tasks) if isinstance(tasks, Iterator) else tasks
 
 
 def _conversations(file: ConfigFile) -> Sequence[Task] | None:

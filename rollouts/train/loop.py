@@ -111,7 +111,8 @@ class Training:
                 started = time.monotonic()
                 groups = await runner.collect(section.groups)
                 if len(groups) < section.groups:
-                    raise RolloutsError(f"the tasks ended in step {step}: add tasks, or take fewer steps (train.steps)")
+                    cure = "a list of tasks is taken again, a generator is not; or take fewer steps"
+                    raise RolloutsError(f"the tasks ended in step {step}: {cure}")
                 groups.sort(key=lambda group: order.position(group.task.task_id))
                 sampled = time.monotonic()
                 figures = _figures(groups)

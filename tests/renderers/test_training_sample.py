@@ -149,3 +149,13 @@ def test_the_added_stop_token_is_the_one_that_the_template_prints_before_the_nex
     renderer = renderer_of("trl/glm4moe")
     sample = build_training_sample(renderer, [QUESTION, turn], tools=corpus.TOOLS, ensure_final_stop=True)
     assert sample.token_ids[-1] == renderer.tokenizer.control_id(stop)
+
+
+def test_arguments_that_are_nested_too_deeply_to_be_written_are_refused_by_their_place() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    deep_call = {"type": "function", "function": {"name": "f", "arguments": deep}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [deep_call]}]
+    with pytest.raises(MessageError, match=r"tool_calls\[0\].*recursion"):
+        build_training_sample(renderer_of("trl/qwen2_5"), messages)

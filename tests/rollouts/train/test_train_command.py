@@ -32,6 +32,10 @@ class LoadingVLLM(EngineVLLM):
         return await super().answer(seen)
 
 
+JSONL = '{ kind = "jsonl", path = "tasks.jsonl" }'
+GENERATOR = '{ kind = "import", source = "vowels_env:held_out" }'
+
+
 def mismatches(directory: Path) -> list[float]:
     return [row["mismatch_max"] for _, row in figures(directory) if "mismatch_max" in row]
 
@@ -231,3 +235,13 @@ def test_rows_that_are_cut_before_their_first_trained_token_end_the_run_with_the
     result = train(project(tmp_path, tiny_model_dir, CONFIG + "max_row_tokens = 2\n"))
     assert result.exit_code != 0
     assert "raise train.max_row_tokens" in " ".join(result.output.split())
+
+
+def test_a_generator_of_held_out_tasks_is_evaluated_at_every_step(tmp_path: Path, tiny_model_dir: Path) -> None:
+    path = project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT.replace(JSONL, GENERATOR), steps="2")
+    with (tmp_path / "vowels_env.py").open("a") as file:
+        file.write("\n\ndef held_out():\n    from rollouts import Task\n    yield Task('one', {'rgb': [1, 2, 3]})\n")
+    result = train(path)
+    assert result.exit_code == 0, result.output
+    found = [json.loads((tmp_path / f"out/evaluations/{step}/results.json").read_text()) for step in (0, 1, 2)]
+    assert [each["episodes"] for each in found] == [2, 2, 2]
