@@ -1,12 +1,11 @@
 """The ids that each token of a completion was sampled from, where options leave a part of the vocabulary out."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from rollouts.engines.protocol import Completion, SamplingParams, TopLogprobs
+from rollouts.engines.protocol import Completion, SamplingParams
 
 #: In likeliest tokens, the log-probability of one that the sampler had left out. vLLM writes -9999, which
 #: stands for a missing value in all other places.
@@ -30,19 +29,22 @@ def with_kept_ids(completion: Completion, sampling: SamplingParams, *, raw: bool
     unknown = np.empty(0, np.int32)
     masks = [unknown] * count
     if top is not None and sampling.temperature == 1:
-        masks = list(_kept(top, sampling, raw=raw, options=options))
+        counts = _num_kept(top.logprobs, sampling, raw=raw, options=options)
+        masks = [ids[:kept] for ids, kept in zip(top.token_ids, counts.tolist(), strict=True)]
     known = [mask if token in mask else unknown for token, mask in zip(completion.token_ids, masks, strict=True)]
     return replace(completion, sampling_masks=tuple(known))
 
 
-def _kept(top: TopLogprobs, sampling: SamplingParams, *, raw: bool, options: bool) -> Iterator[np.ndarray]:
-    for ids, logprobs in zip(*top, strict=True):
-        before = np.cumsum(np.exp(logprobs, dtype=np.float64)) - np.exp(logprobs, dtype=np.float64)
-        kept = 0
-        if not raw and (logprobs <= LEFT_OUT).any():
-            kept = int((logprobs > LEFT_OUT).sum())
-        elif sampling.top_k and sampling.top_p == 1 and not options and len(ids) >= sampling.top_k:
-            kept = sampling.top_k
-        elif raw and not sampling.top_k and not options and before[-1] >= sampling.top_p:
-            kept = int((before < sampling.top_p).sum())
-        yield ids[:kept]
+def _num_kept(logprobs: np.ndarray, sampling: SamplingParams, *, raw: bool, options: bool) -> np.ndarray:
+    """How many of the likeliest ids (n, k) in each place are all that were kept, int64 (n,); 0: not known."""
+    kept = np.zeros(len(logprobs), np.int64)
+    if sampling.top_k and sampling.top_p == 1 and not options and logprobs.shape[1] >= sampling.top_k:
+        kept[:] = sampling.top_k
+    elif raw and not sampling.top_k and not options:
+        probabilities = np.exp(logprobs, dtype=np.float64)
+        before = np.cumsum(probabilities, axis=1) - probabilities
+        kept = np.where(before[:, -1] >= sampling.top_p, (before < sampling.top_p).sum(axis=1), 0)
+    if not raw:
+        are_left_out = (logprobs <= LEFT_OUT).any(axis=1)
+        kept = np.where(are_left_out, (logprobs > LEFT_OUT).sum(axis=1), kept)
+    return kept

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from pydantic import ValidationError
+from safetensors import SafetensorError
 
 from rollouts.errors import CommandFileError
 from rollouts.observability.group_metrics import GroupMetrics, line_violation
@@ -83,9 +84,10 @@ class GroupFiles:
 
 @contextlib.contextmanager
 def write_errors_name(path: Path) -> Iterator[None]:
-    """Turn an error of the system, or of a file that was deleted, into one that names the file and the cure."""
+    """Turn an error of the system, of safetensors or of a deleted file into one that names the path and the cure."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         cure = "correct the cause, and continue with --resume"
-        raise CommandFileError(path, f"cannot be written: {error.strerror or error}; {cure}") from error
+        raise CommandFileError(path, f"cannot be written: {reason}; {cure}") from error

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from rollouts.files import replaced_path
 from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.group_files import write_errors_name
 from rollouts.run_config.output import OutputDirectory
-from rollouts.train.policy import NAME, write_errors_name
+from rollouts.train.policy import NAME
 from rollouts.training.trainer import Trainer
 
 _STATE: Final = "state.json"

@@ -118,7 +118,7 @@ class Learner:
             tokens = sum(int(samples[index].loss_mask.sum()) for index in chosen)
             data = _divided([datum_from_sample(samples[index], "cross_entropy") for index in chosen], "weights", tokens)
             loss = self._trainer.forward_backward(NAME, data, "cross_entropy").metrics["loss:sum"]
-            rate = section.learning_rate * min(1.0, step / max(section.warmup_steps, 1))
+            rate = _warmed_up(section.learning_rate, section.warmup_steps, step)
             self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))
             # Before the first step on rewards: training.jsonl has ascending steps.
             log.write(step - section.steps, {"supervised_loss": loss})
@@ -244,7 +244,11 @@ def learning_rate(section: TrainSection, step: int) -> float:
     left = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     share = 1.0 if section.schedule == "constant" else section.final_rate
     decay = share + (1 - share) * left[section.schedule]
-    return section.learning_rate * decay * min(1.0, step / max(section.warmup_steps, 1))
+    return _warmed_up(section.learning_rate * decay, section.warmup_steps, step)
+
+
+def _warmed_up(rate: float, warmup_steps: int, step: int) -> float:
+    return rate * min(1.0, step / max(warmup_steps, 1))
 
 
 def _divided(data: Sequence[Datum], name: str, count: int) -> list[Datum]:

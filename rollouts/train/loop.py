@@ -181,7 +181,7 @@ class Training:
         async with runner:
             with GroupFiles(output, durable=False) as files:
                 async for group in runner.stream(tasks):
-                    files.write_all([group])
+                    files.write(group)
                     tally.add(GroupMetrics.of(group))
         results = tally.results(complete=True, configuration=self.parts.description())
         results.write(output.results)

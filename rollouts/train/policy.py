@@ -7,16 +7,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError
-
 from renderers import TemplateRenderer
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.local.adapters import LocalAdapters
 from rollouts.engines.lora import LoRAEngine
 from rollouts.engines.protocol import Engine
-from rollouts.errors import CommandFileError
 from rollouts.models.lora_modules import LoraOptions, inserted
 from rollouts.run_config.engines import connect, local_directory, server_kind
+from rollouts.run_config.group_files import write_errors_name
 from rollouts.run_config.run_parts import RunParts
 from rollouts.run_config.sections import (
     FleetEngineSection,
@@ -29,16 +27,6 @@ from rollouts.training.trainer import Trainer
 
 #: The id of the trained model in its `Trainer`, and the name of its adapter at a server.
 NAME: Final = "policy"
-
-
-@contextmanager
-def write_errors_name(directory: Path) -> Iterator[None]:
-    """Turn the error of safetensors for a full disk into one that names the directory and the cure."""
-    try:
-        yield
-    except SafetensorError as error:
-        cure = "correct the cause, and continue with --resume"
-        raise CommandFileError(directory, f"cannot be written: {error}; {cure}") from error
 
 
 class Policy:

@@ -41,6 +41,7 @@ def kept(sampling, logprobs=(0.5, 0.25, 0.125), *, raw, token=7):
         ({}, (0.5, 0.25, 0.125), True, None),
         ({"top_k": 2}, (0.5, 0.25, 0.125), True, [7, 5]),
         ({"top_k": 3}, (0.5, 0.25, 0.125), False, [7, 5, 3]),
+        ({"top_k": 1}, (0.7, 0.3, 0), True, [7]),  # raw: the model itself gave the third nearly nothing
         ({"top_k": 4}, (0.5, 0.25, 0.125), True, []),  # the fourth is not among the likeliest that were asked for
         ({"top_p": 0.6}, (0.5, 0.25, 0.125), True, [7, 5]),
         ({"top_p": 0.8}, (0.5, 0.25, 0.125), True, []),  # more ids behind 3 may be kept

@@ -62,7 +62,7 @@ _TEMPLATE: Final = (
 )
 
 
-def _as_list(value: Any) -> Any:
+def _as_texts(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -165,7 +165,7 @@ class _ChatBody(OpenAIBody):
 
     messages: list[Any] = Field(min_length=1)
     tools: list[_Tool] = Field([])
-    stop: Annotated[list[StopString], BeforeValidator(_as_list)] = Field([], max_length=64)
+    stop: Annotated[list[StopString], BeforeValidator(_as_texts)] = Field([], max_length=64)
     stop_token_ids: list[Any] = Field([])
     max_completion_tokens: Any = None
     max_tokens: Any = None

@@ -227,14 +227,14 @@ def test_a_full_disk_leaves_a_summary_and_names_the_file(
     path = write_run(tmp_path, FOURS)
     rows = [{"name": name, "number": number, "text": "x" * 10_000} for name, number in (("four", 4), ("seven", 7))]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    write = RecordWriter._write
+    write = RecordWriter._write_records
 
     def fill(writer: RecordWriter, parts: list[bytes], count: int) -> None:
         if full in writer.path and b"seven" in b"".join(parts):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(writer, parts, count)
 
-    monkeypatch.setattr(RecordWriter, "_write", fill)
+    monkeypatch.setattr(RecordWriter, "_write_records", fill)
     result = run(path)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
