@@ -63,6 +63,11 @@ class Architecture:
         return self.model.config.get_text_config()
 
     @property
+    def attention(self) -> str:
+        """The implementation of attention that the text model has now."""
+        return str(getattr(self.text_config, "_attn_implementation", None))
+
+    @property
     def neutral_id(self) -> int:
         """The smallest token id that is no placeholder."""
         return next(token for token in range(len(self.placeholder_ids) + 1) if token not in self.placeholder_ids)
@@ -232,3 +237,13 @@ def same_random_numbers(architecture: Architecture) -> Iterator[None]:
             with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(0)
         yield
+
+
+def attends_by_types(architecture: Architecture) -> bool:
+    """Whether images may be attended in both directions, so that one changes another one that touches it.
+
+    Raises `UnsupportedModelError` as `token_type_argument` does.
+    """
+    # With M-RoPE the token types only matter for positions, which are given.
+    types = token_type_argument(architecture, architecture.base, with_media=True)
+    return not architecture.mrope and types is not None

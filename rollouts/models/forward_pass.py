@@ -9,11 +9,11 @@ from transformers import DynamicCache
 
 from rollouts.errors import UnsupportedModelError
 from rollouts.models import forward
-from rollouts.models.architecture import EXTEND, Architecture, architecture
+from rollouts.models.architecture import EXTEND, Architecture, architecture, attends_by_types
 from rollouts.models.expert_routing import replayed_experts
 from rollouts.models.item_features import FeatureCache
 from rollouts.models.output_head import OutputHead, check_equal_states, output_head, probe_ids
-from rollouts.models.packing_support import attends_by_types, packing_of, shares_prefixes
+from rollouts.models.packing_support import packing_of, shares_prefixes
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.models.prefix_tree import (

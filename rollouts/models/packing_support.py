@@ -7,10 +7,16 @@ import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import Architecture, forward_parameters, same_random_numbers, token_type_argument
+from rollouts.models.architecture import (
+    Architecture,
+    attends_by_types,
+    forward_parameters,
+    same_random_numbers,
+    token_type_argument,
+)
 from rollouts.models.forward import forward_inputs, run_base
 from rollouts.models.output_head import relative_difference, tolerance
-from rollouts.models.packed_masks import packed_masks
+from rollouts.models.packed_masks import FLEX_ATTENTION, packed_masks
 from rollouts.models.placed_rows import PlacedRows, TokenRow, placed_rows
 from rollouts.models.positions import row_positions
 from rollouts.models.prefix_tree import tree_of, tree_rows
@@ -49,20 +55,20 @@ def shares_prefixes(architecture: Architecture, *, with_media: bool) -> bool:
     """Whether hidden states of two branches in one row, with masks, are those of the branches alone.
 
     At first use, for each implementation of attention, the model runs on branches of twelve tokens that share
-    six. Models with layers that take no such mask (a recurrent state, FlashAttention, FlexAttention) do not.
+    six. Models with layers that take no such mask (a recurrent state, FlashAttention) do not, and FlexAttention
+    does not where images are attended in both directions.
     """
     results, key = _sharing.setdefault(architecture.model, {}), _case(architecture, with_media)
     if key not in results:
         # Other implementations read no such mask; a kernel on a GPU could take its values for indices.
-        takes_masks = key[0] in ("sdpa", "eager") and not _counts_along_rows(architecture)
+        takes_masks = key[0] in ("sdpa", "eager", FLEX_ATTENTION) and not _counts_along_rows(architecture)
         results[key] = takes_masks and _computes_trees(architecture, key[1])
     return results[key]
 
 
 def _case(architecture: Architecture, with_media: bool) -> tuple[str, bool]:
     """The implementation of attention, and whether token types change what a token sees."""
-    attention = str(getattr(architecture.text_config, "_attn_implementation", None))
-    return attention, with_media and attends_by_types(architecture)
+    return architecture.attention, with_media and attends_by_types(architecture)
 
 
 def _counts_along_rows(architecture: Architecture) -> bool:
@@ -73,16 +79,6 @@ def _counts_along_rows(architecture: Architecture) -> bool:
     """
     config = architecture.text_config
     return config.model_type in ("gpt_neo", "moshi") or hasattr(config, "compress_rates")
-
-
-def attends_by_types(architecture: Architecture) -> bool:
-    """Whether images may be attended in both directions, so that one changes another one that touches it.
-
-    Raises `UnsupportedModelError` as `token_type_argument` does.
-    """
-    # With M-RoPE the token types only matter for positions, which are given.
-    types = token_type_argument(architecture, architecture.base, with_media=True)
-    return not architecture.mrope and types is not None
 
 
 def _computes_trees(architecture: Architecture, with_types: bool) -> bool:
