@@ -2,12 +2,14 @@
 
 import asyncio
 import hashlib
+import string
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
+from urllib.parse import quote
 
 from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
 from renderers.errors import MediaError, MessageError
@@ -117,7 +119,7 @@ class EpisodeRecorder(ABC):
             raise limit
         sampling = sampling or self.sampling
         seed = None if sampling.seed is None else derived_seed(sampling.seed, *path)
-        request_id = "-".join(map(str, (self.trajectory.episode_id, *path)))
+        request_id = _header_name("-".join(map(str, (self.trajectory.episode_id, *path))))
         number = len(self.trajectory.turns) + self._in_flight
         return await self._sample(prompt, agent, sampling, seed, request_id, number)
 
@@ -292,11 +294,18 @@ class TurnRecorder(EpisodeRecorder):
             prompt_ids=rendered.token_ids,
             sampling=sampling,
             multi_modal_data=rendered.multi_modal_data,
-            session_id=self.trajectory.episode_id,
+            session_id=_header_name(self.trajectory.episode_id),
             request_id=request_id,
             placeholder_token_ids=rendered.placeholder_token_ids,
             sampled=prompt.sampled,
         )
+
+
+def _header_name(name: str) -> str:
+    """At most 200 printable ASCII characters without spaces, others for each name: servers get ids in HTTP headers."""
+    quoted = quote(name, safe=string.punctuation.replace("%", ""))
+    digest = hashlib.sha256(quoted.encode()).hexdigest()
+    return quoted if len(quoted) <= 200 else f"{quoted[:135]}~{digest}"
 
 
 def _sampled_ranges(prompt: RenderedTokens) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from sub_agents import play
 
 from renderers import MediaPolicy, RendererPool, load_renderer
 from rollouts import StepResult
+from rollouts.engines.http.prompt_checks import header_violations
 from rollouts.testing import ScriptedEngine
 
 
@@ -66,3 +67,13 @@ def test_images_behind_urls_are_fetched_in_the_first_prompt_and_in_a_bridge(tiny
         trajectory = play(Gallery(), ScriptedEngine(["a", "b"], renderer=renderer), renderer)
     assert (trajectory.done, trajectory.forks) == (True, 0)
     assert len({reference.mm_hash for reference in trajectory.all_media()}) == 2
+
+
+@pytest.mark.parametrize("name", ["digit 0/0", "Größe 3", "数" * 300, "a%20b", "x" * 500, "tab\t"])
+def test_ids_of_requests_fit_into_http_headers_whatever_the_id_of_the_task_is(renderer, name):
+    engine = ScriptedEngine(["five"] * 6, renderer=renderer)
+    for each in (name, name.replace("%20", " ") + "0"):
+        play(Talkative(), engine, renderer, episode_id=each)
+    assert [header for request in engine.requests for header in header_violations(request)] == []
+    assert len({request.request_id for request in engine.requests}) == 6
+    assert len({request.session_id for request in engine.requests}) == 2
