@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from engine_inputs import FAST_RETRIES, connected, expected, generate_one, held, request, until, write_adapter
+from engine_inputs import FAST_RETRIES, expected, generate_one, held, request, until, write_adapter
 from fake_http import error_response
 from fake_server import GENERATE, LOAD, FakeVLLM
 
@@ -25,12 +25,6 @@ from rollouts.errors import (
 async def server():
     async with FakeVLLM(lora=True) as server:
         yield server
-
-
-@pytest.fixture
-async def engine(server):
-    async with connected(VLLMEngine(server.base_url, limits=FAST_RETRIES), server) as engine:
-        yield engine
 
 
 @pytest.fixture

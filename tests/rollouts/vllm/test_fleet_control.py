@@ -7,7 +7,7 @@ from engine_inputs import generate_one, held, request
 from fake_http import error_response
 from fake_server import RELOAD, FakeVLLM
 
-from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.engines.fleet import EngineFleet
 from rollouts.errors import (
     CapabilityError,
     EngineError,
@@ -21,14 +21,6 @@ from rollouts.testing import ScriptedEngine
 async def servers(reloadable_model_dir):
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(FakeVLLM(root=str(reloadable_model_dir))) for _ in range(3)]
-
-
-@pytest.fixture
-async def fleet(servers):
-    limits = FleetLimits(check_seconds=0.02, eject_after=1)
-    async with EngineFleet.from_urls([server.base_url for server in servers], limits=limits) as fleet:
-        await fleet.check()
-        yield fleet
 
 
 def states(fleet):

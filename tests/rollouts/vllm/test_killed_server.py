@@ -1,7 +1,6 @@
 """A server process that is killed with kill -9: the error names the request and the server, and nothing hangs."""
 
 import asyncio
-import shutil
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,18 +11,10 @@ from engine_inputs import image, request, until
 from fake_server import GENERATE, LABEL, MM, RELOAD
 
 from rollouts.engines.vllm import HttpLimits, ServerRenderer, VLLMEngine
-from rollouts.engines.vllm.checkpoint_files import write_tied_head
 from rollouts.errors import ServerUnreachableError, WeightUpdateError
 
 LIMITS = HttpLimits(retries=2, backoff_seconds=0.01, longest_backoff_seconds=0.05)
 SECONDS = 60  # far more than any of it takes; a hang, where it ends
-
-
-@pytest.fixture(scope="module")
-def model_dir(tiny_model_dir, tmp_path_factory):
-    directory = shutil.copytree(tiny_model_dir, tmp_path_factory.mktemp("served") / "model")
-    write_tied_head(directory)
-    return directory
 
 
 @dataclass
@@ -89,9 +80,11 @@ def updating(engine, directory):
         ("/resume", updating, ServerUnreachableError, "update_weights"),
     ],
 )
-async def test_a_call_whose_server_is_killed_is_named_together_with_the_server(model_dir, path, call, error, name):
-    async with killable(model_dir, path) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
-        caught = await killed_while(server, call(engine, model_dir))
+async def test_a_call_whose_server_is_killed_is_named_together_with_the_server(
+    reloadable_model_dir, path, call, error, name
+):
+    async with killable(reloadable_model_dir, path) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
+        caught = await killed_while(server, call(engine, reloadable_model_dir))
     assert type(caught) is error
     assert name in str(caught)
     assert server.base_url in str(caught)
@@ -101,8 +94,11 @@ async def test_a_call_whose_server_is_killed_is_named_together_with_the_server(m
 
 
 @pytest.mark.slow
-async def test_all_who_wait_for_the_first_question_get_an_error_of_their_own(model_dir):
-    async with killable(model_dir, "/version") as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
+async def test_all_who_wait_for_the_first_question_get_an_error_of_their_own(reloadable_model_dir):
+    async with (
+        killable(reloadable_model_dir, "/version") as server,
+        VLLMEngine(server.base_url, limits=LIMITS) as engine,
+    ):
         names = [f"turn-{number}" for number in range(5)]
         calls = [asyncio.ensure_future(engine.generate(request(request_id=name))) for name in names]
         await server.held()
@@ -113,8 +109,8 @@ async def test_all_who_wait_for_the_first_question_get_an_error_of_their_own(mod
 
 
 @pytest.mark.slow
-async def test_a_completion_that_waits_for_the_end_of_a_pause_is_told_when_the_server_is_gone(model_dir):
-    async with killable(model_dir) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
+async def test_a_completion_that_waits_for_the_end_of_a_pause_is_told_when_the_server_is_gone(reloadable_model_dir):
+    async with killable(reloadable_model_dir) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
         await engine.control.pause()
         running = asyncio.ensure_future(engine.generate(request(request_id="turn-7")))
         await until(lambda: "turn-7" in engine._requests.ids())
@@ -126,8 +122,8 @@ async def test_a_completion_that_waits_for_the_end_of_a_pause_is_told_when_the_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions/render"])
-async def test_a_renderer_whose_server_is_killed_says_which(model_dir, path):
-    async with killable(model_dir, path) as server:
+async def test_a_renderer_whose_server_is_killed_says_which(reloadable_model_dir, path):
+    async with killable(reloadable_model_dir, path) as server:
         renderer = ServerRenderer.connect(server.base_url, limits=LIMITS)
         error = await killed_while(server, renderer.render([{"role": "user", "content": "a"}]))
         await renderer.close()

@@ -4,12 +4,11 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
-from engine_inputs import FAST_RETRIES, generate_one, request
+from engine_inputs import generate_one, request
 from fake_http import error_response, json_response
 from fake_server import FakeVLLM
 from safetensors.numpy import load_file, save_file
 
-from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.checkpoint_files import ExpectedTensors
 from rollouts.errors import CapabilityError, EngineError, WeightUpdateError
 
@@ -88,12 +87,6 @@ async def servers(checkpoint):
 @pytest.fixture
 def server(servers):
     return servers[0]
-
-
-@pytest.fixture
-async def engine(server):
-    async with VLLMEngine(server.base_url, limits=FAST_RETRIES) as engine:
-        yield engine
 
 
 WRONG = {
