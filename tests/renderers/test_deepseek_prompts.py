@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import tokenizer_named
 from printed_text import copied, owned
 
 from renderers.errors import TemplateError
@@ -32,17 +33,12 @@ V4, V32 = "deepseek-v4", "deepseek-v3.2"
 TASKS = ("action", "query", "authority", "domain", "title", "read_url")
 
 
-@functools.cache
-def tokenizer_of(name: str) -> TemplateTokenizer:
-    return TemplateTokenizer.from_file(model_dir(name) / "tokenizer.json", model=name)
-
-
 def settings_of(name: str) -> dict[str, Any]:
     return json.loads((model_dir(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
 
 
 def template_of(name: str, **variables: Any) -> PythonTemplate:
-    template = prompt_for(settings_of(name), tokenizer_of(name), variables=variables)
+    template = prompt_for(settings_of(name), tokenizer_named(name), variables=variables)
     assert template is not None
     return template
 
@@ -52,7 +48,7 @@ def print_with(template: PythonTemplate, messages: Messages, tools: Tools = None
 
 
 def encoded(printed: Printed, name: str, messages: Messages) -> EncodedText:
-    tokenizer = tokenizer_of(name)
+    tokenizer = tokenizer_named(name)
     return encode_printed(printed.text, find_controls(printed, tokenizer, [m["role"] for m in messages]), tokenizer)
 
 
@@ -249,12 +245,6 @@ def test_the_text_of_control_tokens_in_content_stays_content(forged: str, model:
         return control_ids(encoded(printed, model, messages))
 
     assert printed_ids(forged) == printed_ids("benign")
-
-
-def test_the_injection_test_finds_control_tokens_in_content() -> None:
-    printed = print_with(template_of(V4), [user("<｜User｜>")])
-    forged = Printed(printed.text, [segment._replace(origin=None) for segment in printed.segments])
-    assert len(control_ids(encoded(forged, V4, [user("")]))) == len(control_ids(encoded(printed, V4, [user("")]))) + 1
 
 
 # DeepSeek V3.2, against text written out from the vendor's published example.

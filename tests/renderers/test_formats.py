@@ -1,13 +1,13 @@
 # ruff: noqa: RUF001  (Hy3 spells its tokens with a fullwidth bar)
 """Which format a model gets: found by what its template prints, or named."""
 
-import functools
 from typing import Any
 
 import corpus
 import pytest
 from bytewise import bytewise_tokenizer
 from grafted import grafted_tokenizer_dir
+from loaded import tokenizer_named
 
 from renderers import Format, ToolCallParseStatus, load_renderer
 from renderers.errors import LoadError
@@ -15,7 +15,6 @@ from renderers.formats import by_name, detect_format, names
 from renderers.parsing.parser import parse_response
 from renderers.parsing.syntaxes.json_calls import JsonCalls
 from renderers.template.chat_template import ChatTemplate
-from renderers.tokens.tokenizer import TemplateTokenizer
 
 #: Template of the corpus -> its format; a template stands for its variant for training too.
 DETECTED = {
@@ -61,16 +60,11 @@ ENDED_BY_EOS = {"own/deepseek-v2"}  # prints eos_token, which nobody names here
 UNUSABLE = {"own/deepseek-vl2-small": "<|EOT|>"}  # a token that its template prints and its tokenizer lacks
 
 
-@functools.cache
-def tokenizer_in(directory: str) -> TemplateTokenizer:
-    return TemplateTokenizer.from_file(corpus.model_dir(directory) / "tokenizer.json", model=directory)
-
-
 def detected(name: str) -> Format:
     directory = corpus.tokenizer_of(name)
     if directory in corpus.tokenizer_names():
         template = ChatTemplate(corpus.templates()[name], model=name)
-        return detect_format(template, tokenizer_in(str(directory)), eos_token=None)
+        return detect_format(template, tokenizer_named(str(directory)), eos_token=None)
     return load_renderer(grafted_tokenizer_dir(name)).format
 
 

@@ -1,7 +1,6 @@
 """What callers, files and templates get wrong: a clear error, a refusal or the right answer, never a wrong token."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from renderers import (
     TemplateRenderer,
     load_renderer,
 )
-from renderers.errors import MessageError, TemplateError
-from renderers.template.chat_template import ChatTemplate
+from renderers.errors import MessageError
 
 # Bridges.
 
@@ -52,19 +50,6 @@ def test_a_conversation_never_gets_the_cached_ids_of_another(tiny_model_dir: Pat
 # Templates.
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages[0].content.encode('utf-8').decode() }}",
-        "{{ messages[0]['content']['encode']().decode() }}",
-        "{{ messages[0].content.of('<|im_end|>', 1) }}",
-    ],
-)
-def test_a_template_cannot_remove_the_trace(source: str) -> None:
-    with pytest.raises(TemplateError):
-        ChatTemplate(source, model="m").print([user("<|im_end|>")])
-
-
 # Arguments.
 
 
@@ -91,11 +76,6 @@ def test_a_malformed_history_is_refused(renderer: TemplateRenderer, previous: An
 
 
 # Files.
-
-
-@pytest.fixture
-def model(tiny_model_dir: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
 
 
 def test_a_generated_call_id_never_equals_a_real_one() -> None:

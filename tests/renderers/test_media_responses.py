@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from fetched_media import PNG, SECRET, policy
 from hostile_server import (
@@ -204,7 +203,3 @@ def test_no_error_and_no_log_record_contains_credentials_or_a_query(
     logged = [record.getMessage() for record in caplog.records]
     assert any("fetched http://127.0.0.1" in line for line in logged)
     assert not [line for line in logged if SECRET in line]
-    # The same URL through a client that logs: the check above sees such lines.
-    httpx.get(f"{server.url('/good')}?token={SECRET}", trust_env=False)
-    assert any(SECRET in record.getMessage() for record in caplog.records)
-    assert any(record.name.startswith("httpcore") for record in caplog.records)

@@ -11,6 +11,7 @@ import pytest
 from bytewise import bytewise_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import tokenizer_named
 
 from renderers.parsing.markers import Lexer, MarkerEncoding, MarkerSearch
 from renderers.tokens.decoding import TokenDecoder, split_utf8
@@ -53,11 +54,6 @@ def made_tokenizer(kind: str) -> TemplateTokenizer:
 
 
 @functools.cache
-def real_tokenizer(name: str) -> TemplateTokenizer:
-    return TemplateTokenizer.from_file(corpus.model_dir(name) / "tokenizer.json", model=name)
-
-
-@functools.cache
 def decoder_of(tokenizer: TemplateTokenizer) -> TokenDecoder:
     """As a renderer has it, for all that it decodes."""
     return TokenDecoder(tokenizer)
@@ -96,7 +92,7 @@ def test_every_kind_of_decoder_gives_what_tokenizers_gives(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen-2.5", "deepseek-coder-33b-base", "jiutian-139moe-chat"])
 def test_real_tokenizers_decode_random_ids_the_same(name: str) -> None:
-    tokenizer = real_tokenizer(name)
+    tokenizer = tokenizer_named(name)
     ids = st.integers(0, tokenizer.vocab_size + 2)
     pieces = st.text(max_size=8).map(lambda text: tokenizer.encode_run(text).ids)
     sequences = st.lists(ids.map(lambda one: [one]) | pieces, max_size=10).map(
@@ -116,7 +112,7 @@ def test_real_tokenizers_decode_random_ids_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", corpus.tokenizer_names())
 def test_the_bytes_of_the_tokens_of_a_text_are_joined_its_utf_8(name: str) -> None:
-    tokenizer = real_tokenizer(name)
+    tokenizer = tokenizer_named(name)
     end = next(iter(corpus_added_tokens(name)))
     run = tokenizer.encode_run(" Zürich 🙂👩‍👧 日本語, I'm \U0001d4b3.  two").ids
     for ids in (run, [*run, end, *run], [end, *run]):

@@ -10,6 +10,7 @@ import corpus
 import pytest
 from corpus import call, says, user
 from grafted import graft, grafted_tokenizer_dir
+from loaded import tokenizer_named
 
 from renderers import ParsedResponse, TemplateRenderer, ToolCallParseStatus, load_renderer
 from renderers.formats import detect_format
@@ -18,7 +19,6 @@ from renderers.messages import check_messages
 from renderers.parsing.parser import ResponseParser, leaves_reasoning_open, parse_response
 from renderers.template.chat_template import ChatTemplate
 from renderers.template.python_template import PythonTemplate
-from renderers.tokens.tokenizer import TemplateTokenizer
 
 KIMI = """{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>
 {%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}
@@ -104,18 +104,13 @@ WITH_CALLS = [name for name in NAMES if name not in NO_CALLS]
 
 
 @functools.cache
-def tokenizer_called(name: str) -> TemplateTokenizer:
-    return TemplateTokenizer.from_file(corpus.model_dir(name) / "tokenizer.json", model=name)
-
-
-@functools.cache
 def renderer_of(name: str) -> TemplateRenderer:
     if name in HANDMADE:
         source, more, _ = HANDMADE[name]
         return load_renderer(graft(name.replace(" ", "-"), source, more=more))
     if name in GRAFTED:
         return load_renderer(grafted_tokenizer_dir(name))
-    tokenizer = tokenizer_called(corpus.tokenizer_of(name) or "" if name in REAL else name)
+    tokenizer = tokenizer_named(corpus.tokenizer_of(name) or "" if name in REAL else name)
     template = (
         ChatTemplate(corpus.templates()[name], model=name)
         if name in REAL

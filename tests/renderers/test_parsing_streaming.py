@@ -2,6 +2,7 @@
 """Reading a completion piece by piece gives what reading it at once gives, and the pieces add up."""
 
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -115,6 +116,11 @@ def test_any_chunks_give_the_same_response_and_deltas_that_add_up_to_it(
         assert joined(deltas, ReasoningDelta) == (whole.reasoning_content or "")
         finished = [delta.call for delta in deltas if isinstance(delta, ToolCallDelta) and delta.call is not None]
         assert finished == whole.tool_calls
+    for call, following in pairwise([*whole.tool_calls, None]):
+        start, end = call.token_span
+        assert 0 <= start < end <= (following.token_span[0] if following else len(ids))
+        assert tokenizer.decode(ids[start:end]) == call.raw
+    json.dumps(whole.to_message(), ensure_ascii=False).encode()
 
 
 @pytest.mark.slow

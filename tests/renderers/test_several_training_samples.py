@@ -1,7 +1,6 @@
 """Several supervised samples of one conversation: each turn is trained once, behind the prompt of that turn."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -15,7 +14,7 @@ from training_conversations import QUESTION
 
 from renderers import TemplateRenderer
 from renderers.errors import MessageError, RendererError, TemplateError
-from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
+from renderers.training_sample import RenderedTrainingSample, build_training_samples
 
 # Drops reasoning; keeps all; opens reasoning in the prompt; closes a turn with the next role's token; and others.
 TEMPLATES = [
@@ -203,21 +202,3 @@ def test_a_turn_that_cannot_be_sampled_is_named_with_the_reason(
     assert caught.value.message_index == index
     assert "message_loss_mask" in str(caught.value)
     assert isinstance(caught.value, RendererError)
-
-
-def test_check_samples_rejects_faulty_samples() -> None:
-    renderer = renderer_of("trl/qwen3")
-    messages = [QUESTION, says("b", "r"), user("c"), says("d", "s")]
-    first, second = build_training_samples(renderer, messages)
-    check_samples(renderer, messages, None, [first, second])
-    whole = build_training_sample(renderer, messages)
-    start, end = first.loss_ranges[0]
-    faults: list[list[RenderedTrainingSample]] = [
-        [whole],  # trains a turn behind which the template had dropped its reasoning
-        [first, second, second],
-        [replace(first, loss_ranges=((start, end - 1),)), second],
-        [replace(first, loss_ranges=((start - 1, end),)), second],
-    ]
-    for faulty in faults:
-        with pytest.raises(AssertionError):
-            check_samples(renderer, messages, None, faulty)

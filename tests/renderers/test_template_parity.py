@@ -7,6 +7,7 @@ import corpus
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import tokenizer_named
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -28,11 +29,6 @@ def compiled(name: str) -> ChatTemplate:
 @functools.cache
 def hugging_face(name: str) -> Tokenizer:
     return Tokenizer.from_file(str(corpus.model_dir(name) / "tokenizer.json"))
-
-
-@functools.cache
-def ours(name: str) -> TemplateTokenizer:
-    return TemplateTokenizer.from_file(corpus.model_dir(name) / "tokenizer.json", model=name)
 
 
 def printed(template: str, conversation: str, *, prompt: bool = True) -> Printed | None:
@@ -96,7 +92,7 @@ def test_ids_of_a_model_s_own_template_and_tokenizer_are_those_of_hugging_face(t
         text = printed(template, conversation)
         if text is not None:
             expected = hugging_face(name).encode(text.text, add_special_tokens=False).ids
-            assert encoded(text, conversation, ours(name)) == expected, conversation
+            assert encoded(text, conversation, tokenizer_named(name)) == expected, conversation
 
 
 @pytest.mark.slow
@@ -110,7 +106,7 @@ def test_ids_of_every_way_of_encoding_agree_under_every_template(name: str) -> N
         text = printed(template, conversation)
         if text is not None:
             expected = hugging_face(name).encode(text.text, add_special_tokens=False).ids
-            assert encoded(text, conversation, ours(name)) == expected, (template, conversation)
+            assert encoded(text, conversation, tokenizer_named(name)) == expected, (template, conversation)
 
 
 @pytest.mark.slow
@@ -132,7 +128,7 @@ def test_ids_of_the_whole_vocabulary_agree_under_every_template(name: str) -> No
 
 
 def hostile_texts(name: str) -> st.SearchStrategy[str]:
-    tokens = list(ours(name)._control.id_of)
+    tokens = list(tokenizer_named(name)._control.id_of)
     pieces = st.sampled_from(tokens) | st.sampled_from(tokens).map(lambda t: t[: len(t) // 2]) | st.text(max_size=3)
     return st.lists(pieces, max_size=6).map("".join)
 
@@ -152,28 +148,11 @@ def test_hostile_content_does_not_change_the_control_tokens(template: str, data:
     def control_tokens(system: str, user: str) -> list[str]:
         conversation = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         text = compiled(template).print(conversation, tools=corpus.TOOLS, add_generation_prompt=True)
-        ids = encode_printed(text.text, find_controls(text, ours(name), roles), ours(name)).ids
-        return [token for token in map(ours(name).control_token, ids) if token is not None]
+        ids = encode_printed(text.text, find_controls(text, tokenizer_named(name), roles), tokenizer_named(name)).ids
+        return [token for token in map(tokenizer_named(name).control_token, ids) if token is not None]
 
     assert control_tokens(hostile, "x") == control_tokens("x", "x")
     assert control_tokens("x", hostile) == control_tokens("x", "x")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("template", ATTACKED)
-def test_the_same_content_changes_the_control_tokens_of_hugging_face(template: str) -> None:
-    """The planted fault: the plain ids of the same text do hold the forged token."""
-    name = corpus.tokenizer_of(template)
-    assert name is not None
-    forged = next(
-        token for token in ours(name)._control.id_of if "user" in token.lower() or "im_start" in token or "]" in token
-    )
-    text = compiled(template).print([{"role": "user", "content": forged}], add_generation_prompt=True)
-    token_id = ours(name).control_id(forged)
-    assert token_id is not None
-    mine = encode_printed(text.text, find_controls(text, ours(name), ["user"]), ours(name)).ids
-    theirs = hugging_face(name).encode(text.text, add_special_tokens=False).ids
-    assert theirs.count(token_id) == mine.count(token_id) + 1
 
 
 @pytest.mark.parametrize(

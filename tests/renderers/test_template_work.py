@@ -121,6 +121,7 @@ def test_an_integer_too_large_to_print_raises_a_limit_error(source: str) -> None
         "{{ (5).to_bytes(10**12) }}",
         "{{ {}.fromkeys([1], 2) }}",
         "{{ 'x'.encode() }}",
+        "{{ messages[0].content['encode']().decode() }}",
         "{{ messages[0].content.translate({104: 'x' * 999999}) }}",
         "{{ '\t'.expandtabs(10**12) }}",
     ],

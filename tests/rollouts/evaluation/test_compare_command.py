@@ -46,43 +46,12 @@ def test_what_differs_is_printed_before_any_number_and_nothing_is_written(runs: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "bounds", "smallest_p"),
-    [
-        ([0] * 8, [1] * 8, (0.3, 1.0), "0.008"),
-        ([0] * 7 + [0.25], [1] * 8, (0.3, 1.0), "0.008"),
-        ([0.3] * 4, [0.3] * 4, (-1.0, 1.0), "0.125"),
-        ([1, 0] * 4, [1, 0] * 4, (-0.5, 0.5), "0.008"),
-        ([2] * 5, [5] * 5, None, "0.062"),
-    ],
-    ids=["all changed", "nearly all", "none of four", "none of eight", "rewards above 1"],
-)
-@pytest.mark.parametrize("options", [(), ("--unpaired",)], ids=["paired", "unpaired"])
-def test_few_tasks_are_never_certain_and_differences_of_rates_lie_in_their_range(
-    before: list[float],
-    after: list[float],
-    bounds: tuple[float, float] | None,
-    smallest_p: str,
-    options: tuple[str, ...],
-    tmp_path: Path,
-) -> None:
-    for name, rewards in (("a", before), ("b", after)):
-        write_run(tmp_path / name, {str(number): [reward] for number, reward in enumerate(rewards)})
-    printed = compare(tmp_path / "a", tmp_path / "b", *options).output
-    assert (f"The smallest p that so few tasks allow is {smallest_p}:" in " ".join(printed.split())) == (not options)
-    comparison = Comparison.model_validate_json(compare(tmp_path / "a", tmp_path / "b", *options, "--json", "-").output)
-    found = comparison.against_baseline[0].differences.total_reward
-    estimates = [run.estimates.total_reward for run in comparison.runs]
-    assert found is not None
-    for one in (found.difference, *estimates):
-        assert one is not None
-        assert (one.low is None) == (one.high is None) == (bounds is None)
-        assert one.low is None or one.high is None or one.high - one.low > 0.1
-    if bounds:
-        low, high = found.difference.low, found.difference.high
-        assert low is not None
-        assert high is not None
-        assert bounds[0] <= low < found.difference.value <= high <= bounds[1] + (1.0 if options else 0.0)
+def test_the_smallest_p_that_few_tasks_allow_is_printed_for_paired_runs(tmp_path: Path) -> None:
+    for name, reward in (("a", 0), ("b", 1)):
+        write_run(tmp_path / name, {str(number): [reward] for number in range(8)})
+    said = "The smallest p that so few tasks allow is 0.008:"
+    for options, is_said in ((), True), (("--unpaired",), False):
+        assert (said in " ".join(compare(tmp_path / "a", tmp_path / "b", *options).output.split())) == is_said
 
 
 def test_json_on_standard_output_is_all_that_is_printed(runs: list[Path], tmp_path: Path) -> None:

@@ -60,21 +60,6 @@ def test_groups_of_another_size_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"k": [1, 5]}, "k is 5; pass at most 4"),
-        ({"k": [0]}, "k is 0"),
-        ({"threshold": math.nan}, "threshold is nan; pass a finite number"),
-        ({"threshold": True}, "threshold is True"),
-        ({"failed": "ignore"}, "pass one of zero, exclude"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        Tally(samples=4, **options)
-
-
-@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"version": 0}, r"no results of an evaluation \(version: Input should be 1\); .*--resume"),

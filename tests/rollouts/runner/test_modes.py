@@ -9,9 +9,7 @@ from rollouts.runner.modes import (
     Demand,
     OneStepOffPolicy,
     Synchronous,
-    is_dropped,
     is_too_old,
-    sample_weight,
 )
 
 MODES = [
@@ -22,12 +20,6 @@ MODES = [
     Asynchronous(2, "downweight"),
 ]
 modes = pytest.mark.parametrize("mode", MODES, ids=repr)
-
-
-@modes
-@given(waiting=st.integers(0, 100), batch=st.integers(0, 100))
-def test_a_consumer_that_waits_is_always_served(mode, waiting, batch):
-    assert mode.max_undelivered(Demand(waiting, batch)) >= waiting
 
 
 @pytest.mark.parametrize(
@@ -63,12 +55,3 @@ def test_with_one_update_for_each_batch_and_delivery_in_order_no_sample_is_too_o
         # The trainer trains on the batch, and then the next version comes into use.
         while len(started) < mode.max_undelivered(Demand(0, batch)):
             started.append(version)
-
-
-@modes
-def test_a_sample_at_the_limit_is_kept_and_the_next_is_too_old(mode):
-    limit = mode.max_staleness
-    assert not is_too_old(mode, limit)
-    assert is_too_old(mode, limit + 1)
-    assert sample_weight(mode, limit) == 1.0
-    assert is_dropped(mode, limit + 1) == (mode.on_stale == "drop")
