@@ -95,10 +95,6 @@ def test_the_page_on_environments():
     trajectory = names["trajectory"]
     assert (trajectory.reward, trajectory.num_turns, trajectory.done) == (1.0, 2, True)
     assert [turn.info for turn in trajectory.turns] == [{"tries": 1}, {"tries": 2}]
-    assert names["with_tool"].turns[0].message["tool_calls"][0]["function"]["name"] == "look"
-    assert names["with_tool"].reward == 1.0
-    assert names["with_crop"].turns[0].info == {"tool_calls": [{"id": "call_0", "name": "crop", "outcome": "ok"}]}
-    assert (names["with_crop"].reward, len(list(names["with_crop"].all_media()))) == (1.0, 2)
     assert names["scored"].reward == 1.0
     assert names["several"].reward == pytest.approx(1.0 - 0.03 + 0.25)
     assert names["several"].turns[0].info["rewards"]["length"] == {"score": 3.0, "weight": -0.01}
@@ -110,13 +106,7 @@ def test_the_page_on_environments():
     assert names["lake"].turns[2].info == {"invalid_action": "there is no action in the answer"}
     assert [t.episode_id for t in names["trajectories"]] == [spec.episode_id for spec in names["specs"]]
     assert [t.reward for t in names["trajectories"]] == [0.0] * 8 + [1.0] * 4
-    assert names["half"].num_turns == 1
-    assert names["half"].error.startswith("EngineFailedError: request ")
-    assert names["half"].error.endswith(": ScriptedEngine raised ConnectionError: the server went away")
-    assert sorted(t.episode_id for t in names["kept"]) == sorted(spec.episode_id for spec in names["specs"])
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
-    names["test_a_right_second_answer_is_rewarded"]()
-    names["test_three_wrong_answers_end_the_episode"]()
     assert [turn.agent for turn in names["essay"].turns if turn.reward] == ["", "reader-1", "critic"]
     assert (names["essay"].reward, len(names["essay"].leaves())) == (2.25, 4)
     assert [int(sample.loss_mask.sum()) for sample in names["critic"]] == [4]
@@ -209,8 +199,6 @@ def test_the_page_on_fleets():
     names = run_page("fleet.md")
     assert names["rewards"] == {"Ada": [1.0] * 3, "Grace": [0.0] * 3}
     assert names["states"] == ["ready"] * 3
-    assert names["requests"] == [0, 0, 3]
-    assert [str(member.state) for member in names["members"]] == ["ready"] * 3
 
 
 @pytest.mark.slow
@@ -221,9 +209,6 @@ def test_the_page_on_observability(capsys):
     assert values["total_reward_mean"] == pytest.approx(1 / 3)
     ended = [line for line in lines if line["event"] == "EpisodeEnded"]
     assert [line["outcome"] for line in ended] == ["done"] * 3
-    logged = Path("run.log").read_text("utf-8").splitlines()
-    assert sorted(logged) == sorted(f"{line['episode_id']} the answer is 3" for line in ended)
-    assert names["waits"] == []
     printed = capsys.readouterr().out.splitlines()
     assert "groups 3 of 3 finished, 0 queued, 3 delivered; episodes 0 running, 6 done" in printed[-1]
 
@@ -254,7 +239,6 @@ def test_the_page_on_the_viewer(tmp_path):
 def test_the_page_on_reports(tmp_path):
     names = run_page("report.md")
     assert names["written"].path.read_text("utf-8").startswith("<!doctype html>")
-    assert names["groups"][0].rewards.tolist() == [1.0]
     assert len((tmp_path / "runner_metrics.jsonl").read_text("utf-8").splitlines()) == 2
     assert [path.name.startswith("events.out.tfevents") for path in (tmp_path / "logs").iterdir()] == [True]
 

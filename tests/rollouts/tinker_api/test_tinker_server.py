@@ -103,6 +103,13 @@ def result_of(server, answer):
     return server.post("/api/v1/retrieve_future", request)
 
 
+def sampling_session(server):
+    """The id of a sampling session of a new session that asks for nothing else."""
+    session = server.post("/api/v1/create_session", SESSION).json["session_id"]
+    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+    return server.post("/api/v1/create_sampling_session", body).json["sampling_session_id"]
+
+
 def test_a_client_is_told_the_names_of_the_model(server):
     (first, second) = rest_of(server).get_server_capabilities().result().supported_models
     assert first.model_name == "tiny"
@@ -493,9 +500,7 @@ def test_a_client_that_was_killed_keeps_nobody_waiting_and_its_samples_end(app_o
         return results
 
     monkeypatch.setattr(Batch, "run", noted)
-    session = server.post("/api/v1/create_session", SESSION).json["session_id"]
-    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
-    sampling_id = server.post("/api/v1/create_sampling_session", body).json["sampling_session_id"]
+    sampling_id = sampling_session(server)
     prompt = {"chunks": [{"type": "encoded_text", "tokens": IDS}]}
     body = {"sampling_session_id": sampling_id, "seq_id": 0, "num_samples": 64, "prompt": prompt}
     request_id = server.post("/api/v1/asample", body | {"sampling_params": {"max_tokens": 4000}}).json["request_id"]
@@ -552,10 +557,7 @@ def test_a_session_with_many_requests_leaves_room_for_another(app_of, monkeypatc
     monkeypatch.setattr(LocalSampler, "sample", lambda *args, **options: go_on.wait())
     accepted = []
     for _ in range(2):
-        session = server.post("/api/v1/create_session", SESSION).json["session_id"]
-        body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
-        sampling_id = server.post("/api/v1/create_sampling_session", body).json["sampling_session_id"]
-        body = {"sampling_session_id": sampling_id, "prompt": {"chunks": []}, "sampling_params": {}}
+        body = {"sampling_session_id": sampling_session(server), "prompt": {"chunks": []}, "sampling_params": {}}
         statuses = [server.post("/api/v1/asample", body | {"seq_id": number}).status for number in range(8)]
         accepted.append(statuses.index(429))
         assert {*statuses[accepted[-1] :]} == {429}
@@ -564,11 +566,8 @@ def test_a_session_with_many_requests_leaves_room_for_another(app_of, monkeypatc
 
 def _sampling_bodies(server):
     """What a session and a client without one send, as often as they like."""
-    session = server.post("/api/v1/create_session", SESSION).json["session_id"]
-    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
-    sampling_id = server.post("/api/v1/create_sampling_session", body).json["sampling_session_id"]
     common = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": IDS}]}, "sampling_params": {"max_tokens": 1}}
-    return common | {"sampling_session_id": sampling_id}, common | {"base_model": "tiny"}
+    return common | {"sampling_session_id": sampling_session(server)}, common | {"base_model": "tiny"}
 
 
 def test_cancelled_requests_and_results_that_nobody_fetches_leave_room_for_others(app_of, monkeypatch):

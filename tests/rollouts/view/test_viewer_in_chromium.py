@@ -370,8 +370,6 @@ def test_axe_finds_nothing_serious(small_page, open_page, scheme):
         if view == "conversation":
             opened.evaluate(AXE.read_text("utf-8"))
         assert serious_violations(opened) == [], view
-    opened.evaluate("document.getElementById('view').append(document.createElement('button'))")  # without a name
-    assert "button-name" in [name for name, _ in serious_violations(opened)]
 
 
 def test_500_episodes_of_30_000_tokens_open_and_scroll(large_page, open_page):
