@@ -60,16 +60,6 @@ def adapter_exists_error(holder: str, name: str, directory: object) -> WeightUpd
     )
 
 
-def listed_adapters(content: object) -> dict[str, str]:
-    """The adapters in a server's answer to /v1/models, the directory of each by its name: the models with a parent."""
-    cards = content.get("data") if isinstance(content, dict) else None
-    return {
-        card["id"]: str(card.get("root"))
-        for card in (cards if isinstance(cards, list) else ())
-        if isinstance(card, dict) and isinstance(card.get("id"), str) and card.get("parent") is not None
-    }
-
-
 def checked_adapter_directory(directory: str | os.PathLike[str]) -> str:
     """The absolute path of a directory with an adapter. Raises `WeightUpdateError`."""
     path = Path(directory).absolute()

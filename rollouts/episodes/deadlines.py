@@ -32,19 +32,21 @@ class UpdatePauses:
     def is_updating(self) -> bool:
         return bool(self._updating)
 
-    def begin(self, updater: object, in_flight: InFlight) -> None:
-        """An update by `updater` begins. With "wait" requests that run are not stopped, and their time counts."""
+    def set_update(self, updater: object, in_flight: InFlight | None) -> None:
+        """An update by `updater` begins, or has ended (None), which has no effect where none was begun.
+
+        With "wait" requests that run are not stopped, and their time counts.
+        """
+        if in_flight is None:
+            self._updating.discard(updater)
+            if not self._updating:
+                for deadlines in list(self.requesting):
+                    deadlines.release()
+            return
         self._updating.add(updater)
         if in_flight != "wait":
             for deadlines in list(self.requesting):
                 deadlines.hold()
-
-    def end(self, updater: object) -> None:
-        """The update by `updater` has ended. Has no effect where none was begun."""
-        self._updating.discard(updater)
-        if not self._updating:
-            for deadlines in list(self.requesting):
-                deadlines.release()
 
 
 #: An engine is passed to each of its runners by itself, and has no place for what they share.

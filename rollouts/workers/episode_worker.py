@@ -154,10 +154,7 @@ class EpisodeWorker:
 
     def set_update(self, in_flight: InFlight | None) -> None:
         """An update of the weights begins, or has ended (None); deadlines do not count it."""
-        if in_flight is None:
-            self._settings.pauses.end(self)
-        else:
-            self._settings.pauses.begin(self, in_flight)
+        self._settings.pauses.set_update(self, in_flight)
 
     async def cancel_all(self) -> None:
         """Cancel what runs, and wait for it."""

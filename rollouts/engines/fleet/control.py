@@ -11,9 +11,9 @@ from typing import Any
 from rollouts.calls import gathered
 from rollouts.engines.fleet.member import Member, MemberState
 from rollouts.engines.fleet.membership import Membership
+from rollouts.engines.http.control import MemoryTag
 from rollouts.engines.lora import adapter_exists_error
 from rollouts.engines.protocol import InFlight, SendTensors, check_adapter_name, check_update_arguments
-from rollouts.engines.vllm.control import MemoryTag
 from rollouts.engines.vllm.metrics import ServerMetrics
 from rollouts.errors import (
     CapabilityError,

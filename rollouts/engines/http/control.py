@@ -2,13 +2,20 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.responses import HttpResponse
-from rollouts.engines.lora import listed_adapters
-from rollouts.errors import CapabilityError, ServerError, ServerTimeoutError, ServerUnreachableError
+from rollouts.errors import (
+    CapabilityError,
+    InvalidRequestError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
+
+MemoryTag = Literal["weights", "kv_cache"]
 
 
 class HttpControl(ABC):
@@ -43,7 +50,13 @@ class HttpControl(ABC):
     async def adapters(self) -> Mapping[str, str]:
         """The loaded LoRA adapters: the directory of each by its name."""
         response = await self._request("GET", "/v1/models")
-        return listed_adapters(self._checked(response, "/v1/models", "listing the adapters").json())
+        content = self._checked(response, "/v1/models", "listing the adapters").json()
+        cards = content.get("data") if isinstance(content, dict) else None
+        return {
+            card["id"]: str(card.get("root"))
+            for card in (cards if isinstance(cards, list) else ())
+            if isinstance(card, dict) and isinstance(card.get("id"), str) and card.get("parent") is not None
+        }
 
     async def _request(
         self,
@@ -63,6 +76,13 @@ class HttpControl(ABC):
     @abstractmethod
     def _checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
         """The response if it is a success. Raises `CapabilityError` where the route is missing, else `ServerError`."""
+
+
+def check_tags(tags: Sequence[MemoryTag] | None) -> None:
+    """Raise `InvalidRequestError` for tags of `wake_up` that no server has."""
+    known = get_args(MemoryTag)
+    if unknown := [tag for tag in tags or () if tag not in known]:
+        raise InvalidRequestError("wake_up", f"tag {unknown[0]!r} is not one of {', '.join(known)}")
 
 
 def call_name(path: str) -> str:

@@ -4,9 +4,9 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from rollouts.engines.http.control import HttpControl, call_name
+from rollouts.engines.http.control import HttpControl, MemoryTag, call_name, check_tags
 from rollouts.engines.http.error_context import name_errors_after_methods
 from rollouts.engines.http.metrics import Metrics
 from rollouts.engines.http.responses import HttpResponse, response_error
@@ -20,8 +20,6 @@ from rollouts.errors import (
     WeightUpdateError,
 )
 from rollouts.values import check_choice
-
-MemoryTag = Literal["weights", "kv_cache"]
 
 #: "abort": running requests end, with the tokens they have. "keep": they stay on the server without their KV
 #: cache, which is computed again with the weights that it has then.
@@ -116,8 +114,7 @@ class SGLangControl(HttpControl):
 
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
         """Allocate memory again, all of it or that of `tags`; samples again once the KV cache has its memory back."""
-        if unknown := [tag for tag in tags or () if tag not in get_args(MemoryTag)]:
-            raise InvalidRequestError("wake_up", f"tag {unknown[0]!r} is not one of {', '.join(get_args(MemoryTag))}")
+        check_tags(tags)
         content = {} if tags is None else {"tags": list(tags)}
         await self._call("/resume_memory_occupation", content, "allocating memory")
         if tags is None or "kv_cache" in tags:

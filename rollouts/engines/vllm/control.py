@@ -43,11 +43,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, NoReturn
 
 from rollouts.engines.http.address import redacted
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.control import HttpControl, call_name
+from rollouts.engines.http.control import HttpControl, MemoryTag, call_name, check_tags
 from rollouts.engines.http.error_context import name_errors_after_methods
 from rollouts.engines.http.responses import HttpResponse, excerpt, response_error
 from rollouts.engines.protocol import InFlight, SendTensors, check_update_arguments, check_version
@@ -71,7 +71,6 @@ from rollouts.values import check_choice
 
 log = logging.getLogger("rollouts.engines.vllm")
 
-MemoryTag = Literal["weights", "kv_cache"]
 
 #: What the server puts before the id of a request. An abort without it gets status 200 and does nothing.
 REQUEST_ID_PREFIX = "generate-tokens-"
@@ -197,8 +196,7 @@ class ServerControl(HttpControl):
         """
         self._refuse_during_update("wake_up")
         await self._refuse_unusable_weights("wake_up")
-        if unknown := [tag for tag in tags or () if tag not in get_args(MemoryTag)]:
-            raise InvalidRequestError("wake_up", f"tag {unknown[0]!r} is not one of {', '.join(get_args(MemoryTag))}")
+        check_tags(tags)
         wakes_all = tags is None or set(tags) != {"weights"}
         if wakes_all and not self._state.weights_loaded and await self._sleep_level() == 2:
             raise EngineError(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.placement import PlacedItem
@@ -64,7 +65,7 @@ def media_payload(
             sends_all=capabilities.rust_frontend is not None,
         )
     items = [dense for item, placeholder in placed for dense in dense_items(item, placeholder, capabilities)]
-    refuse_first(request, feature_violations(items, capabilities))
+    refuse_first(request, chain.from_iterable(feature_violations(item, capabilities) for item, _ in items))
     # A model that only hears has no dtype of pixels; the tensors of sounds have the server's dtype already.
     return FeaturesPayload(request, items, capabilities.pixel_dtype or "float32")
 

@@ -3,10 +3,9 @@
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from renderers import MediaItem
-from renderers.placement import PlacedItem
 from rollouts.engines.http.prompt_checks import (
     header_violations,
     item_name,
@@ -24,13 +23,8 @@ from rollouts.engines.vllm.tensors import ITEM_BYTES, ServerNumbers, tensor_type
 # Checks that the media of a request are the tensors that the server expects.
 
 
-def feature_violations(placed: Iterable[PlacedItem], capabilities: ServerCapabilities) -> Iterator[str]:
-    """Check that items, as they are sent, hold the tensors that this server expects."""
-    for item, _ in placed:
-        yield from _tensor_violations(item, capabilities)
-
-
-def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Iterator[str]:
+def feature_violations(item: MediaItem, capabilities: ServerCapabilities) -> Iterator[str]:
+    """Check that an item, as it is sent, holds the tensors that this server expects."""
     item_label = item_name(item)
     if not item.tensors:
         yield f"{item_label} holds no tensors"

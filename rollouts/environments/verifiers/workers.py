@@ -129,11 +129,7 @@ class _Player:
         return EpisodeOutcome(trajectory, _failure(rollouts, trajectory.error) if trajectory.error else None)
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        pauses = self._client.settings.pauses
-        if in_flight is None:
-            pauses.end(self)
-        else:
-            pauses.begin(self, in_flight)
+        self._client.settings.pauses.set_update(self, in_flight)
 
 
 def _joined(rollouts: Sequence[tuple[Trace, Rollout]]) -> Trajectory:

@@ -1,6 +1,5 @@
 """What an evaluation adds up: how failed episodes count, what is warned of, what `results.json` holds."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -57,21 +56,6 @@ def test_a_threshold_outside_of_the_rewards_is_named(threshold: float, said: str
 def test_groups_of_another_size_are_refused() -> None:
     with pytest.raises(ArgumentError, match="task 'a' has so many episodes; pass groups of 4"):
         Tally(samples=4).add(row("a", [1.0]))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"version": 0}, r"no results of an evaluation \(version: Input should be 1\); .*--resume"),
-        ({"surplus": 1}, "no results of an evaluation .surplus: "),
-    ],
-)
-def test_a_file_of_another_form_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    path = tmp_path / "results.json"
-    results_of(row("a", [1, 1, 0, 0])).write(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(CommandFileError, match=said):
-        EvaluationResults.read(path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
