@@ -4,7 +4,6 @@ import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from renderers.process.threads import DaemonThreads
@@ -97,16 +96,12 @@ class ClosedAtEnd(ABC):
         await self.close()
 
 
-class StartAndClose(ABC):
+class StartAndClose(ClosedAtEnd):
     """`async with` calls `start`, and `close` at the end of the block and after a start that failed."""
 
     @abstractmethod
     async def start(self) -> None:
         """Start; returns when the object can be used."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """End what runs. A second call does nothing."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -115,8 +110,3 @@ class StartAndClose(ABC):
             await self.close()
             raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

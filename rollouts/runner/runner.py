@@ -7,10 +7,10 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from inspect import iscoroutinefunction
-from types import TracebackType
 from typing import Any, Self
 
 from renderers import Renderer, RendererPool
+from rollouts.calls import ClosedAtEnd
 from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams, check_engine
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import check_sampling
@@ -80,7 +80,7 @@ def check_options(
     check_names("group_rewards", group_rewards)
 
 
-class Runner:
+class Runner(ClosedAtEnd):
     """Runs groups of episodes, `group_size` for each task, and delivers each group when its episodes have ended.
 
         async with Runner(make_environment, engine, renderer, sampling=sampling, group_size=8) as runner:
@@ -328,11 +328,6 @@ class Runner:
     async def __aenter__(self) -> Self:
         self._check_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:  # at exit the module may be cleared already
         if self._has_begun and not self._is_closed:

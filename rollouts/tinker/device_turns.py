@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, Final
 
 #: How long a batch has the device before another one has it.
@@ -54,9 +53,7 @@ class DeviceTurns(AbstractContextManager[None]):
         self._since = time.monotonic()
         self._until = max(self._until, self._since + max(SLICE_SECONDS, self._since - asked))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._lock.release()
         with self._changed:
             self._batches.popleft()

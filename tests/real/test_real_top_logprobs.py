@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from likeliest_tokens import all_logprobs, check_top
 from transformers import AutoModelForImageTextToText
 
 from rollouts import GenerateRequest, SamplingParams, TopLogprobs
 from rollouts.errors import InvalidRequestError
-from rollouts.training import TrainingBatch, TrainingSample
-from rollouts.training.model_inputs import model_inputs
 
 K = 5
 LONG = 2000
@@ -26,23 +25,8 @@ def request(renderer, image=True, **options):
     return GenerateRequest(rendered.token_ids, SamplingParams(**sampling), rendered.multi_modal_data, **options)
 
 
-def all_logprobs(directory, request, ids):
-    """log p of every token in the place of each of prompt and completion but the first: (n - 1, vocabulary)."""
-    model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
-    row = np.array([*request.prompt_ids, *ids], np.int32)
-    zeros = np.zeros(len(row), np.float32)
-    sample = TrainingSample(row, np.arange(len(row)) > 0, zeros, zeros, tuple(request.media))
-    with torch.no_grad():
-        inputs = model_inputs(TrainingBatch.from_samples([sample], pad_id=0), model)
-        return torch.log_softmax(model(**inputs, use_cache=False).logits[0, :-1].float(), -1)
-
-
-def check_top(top, expected, k):
-    assert top.token_ids.shape == top.logprobs.shape == (len(expected), k)
-    np.testing.assert_allclose(top.logprobs, expected.topk(k).values, atol=1e-4)
-    of_ids = expected.gather(1, torch.from_numpy(top.token_ids.astype(np.int64)))
-    np.testing.assert_allclose(of_ids, top.logprobs, atol=1e-4)
-    assert all(len(set(row)) == k for row in top.token_ids.tolist())
+def model_of(directory):
+    return AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("image", [False, True])
@@ -53,7 +37,7 @@ async def test_the_likeliest_tokens_of_texts_and_images_are_those_of_the_logits(
     streamed = await engine.generate(replace(asked, prompt_top_logprobs=0), deltas.append)
     count = len(asked.prompt_ids)
     for completion in (*result.completions, *streamed.completions):
-        expected = all_logprobs(vllm_server.model_dir, asked, completion.token_ids)
+        expected = all_logprobs(model_of(vllm_server.model_dir), asked, completion.token_ids)
         check_top(completion.top_logprobs, expected[count - 1 :], K)
     assert np.isnan(result.prompt_top_logprobs.logprobs[0]).all()
     check_top(TopLogprobs(*(column[1:] for column in result.prompt_top_logprobs)), expected[: count - 1], 3)
@@ -80,7 +64,7 @@ async def test_the_likeliest_tokens_across_a_pause_and_new_weights_are_those_of_
     if mode == "abort":  # with "keep" the new weights read the cache of the old ones
         by_weights.append((other, slice(last.start, None)))
     for directory, rows in by_weights:
-        expected = all_logprobs(directory, asked, completion.token_ids)[count - 1 :][rows]
+        expected = all_logprobs(model_of(directory), asked, completion.token_ids)[count - 1 :][rows]
         check_top(TopLogprobs(*(column[rows] for column in completion.top_logprobs)), expected, K)
 
 

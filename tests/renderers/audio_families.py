@@ -4,12 +4,18 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import corpus
+import pytest
 import transformers
 from family_tokenizers import GEMMA3_TOKENS, tokenizer
 from hf_families import gemma4
-from transformers import ProcessorMixin
+from transformers import AutoProcessor, ProcessorMixin
+
+from renderers import TemplateRenderer, load_renderer
+
+Family = tuple[TemplateRenderer, Any]
 
 _CHATML = """\
 {%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' }}\
@@ -189,3 +195,9 @@ def save(family: str, directory: Path) -> Path:
     """Write the processor of a family into a directory."""
     FAMILIES[family]().save_pretrained(directory)
     return directory
+
+
+def loaded(directories: pytest.TempPathFactory, family: str, **options: Any) -> Family:
+    """A renderer of the directory of a family, and the processor that transformers loads from there."""
+    directory = save(family, directories.mktemp(family))
+    return load_renderer(directory, **options), AutoProcessor.from_pretrained(directory)

@@ -163,7 +163,7 @@ def whole_model_dir(name: str) -> Path:
             if (_data() / name / extra).is_file():
                 (made / extra).write_bytes((_data() / name / extra).read_bytes())
 
-    return _made_once(UNPACKED / name, files)
+    return made_once(UNPACKED / name, files)
 
 
 def _cut_model_dir(name: str) -> Path:
@@ -184,7 +184,7 @@ def _cut_model_dir(name: str) -> Path:
         if (whole / "chat_template.jinja").is_file():
             (made / "chat_template.jinja").write_bytes((whole / "chat_template.jinja").read_bytes())
 
-    return _made_once(CUT / name, files)
+    return made_once(CUT / name, files)
 
 
 def cut_vocabulary(definition: dict[str, Any], merges: int, *, more_ids: Iterable[int] = ()) -> dict[int, int]:
@@ -215,7 +215,7 @@ def cut_vocabulary(definition: dict[str, Any], merges: int, *, more_ids: Iterabl
     return new_id
 
 
-def _made_once(target: Path, files: Callable[[Path], None]) -> Path:
+def made_once(target: Path, files: Callable[[Path], None]) -> Path:
     """A directory, made once a machine; the rename at the end makes it safe for test processes that start together."""
     if target.is_dir():
         return target

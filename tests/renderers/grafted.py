@@ -46,30 +46,19 @@ def grafted_tokenizer_dir(template_name: str) -> Path:
 
 
 def graft(name: str, source: str, *, more: tuple[str, ...] = ()) -> Path:
-    """A model directory for a template given as text; `more` are tokens that it does not spell out.
-
-    Made once a machine; the rename at the end makes it safe for test processes that start together.
-    """
+    """A model directory for a template given as text, made once; `more` are tokens that it does not spell out."""
     tokens = [_BOS, _EOS, *control_tokens(source), *_ROLES, *more]
     digest = hashlib.sha256(json.dumps([source, tokens, _MERGES]).encode()).hexdigest()[:16]
-    target = GRAFTED / f"{name}-{digest}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / name
-        made.mkdir()
+
+    def files(made: Path) -> None:
         definition = json.loads((corpus.model_dir(_STOCK) / "tokenizer.json").read_text(encoding="utf-8"))
         corpus.cut_vocabulary(definition, _MERGES)
         _add(definition, tokens)
         (made / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
         (made / "tokenizer_config.json").write_text(json.dumps({"bos_token": _BOS, "eos_token": _EOS}))
         (made / "chat_template.jinja").write_text(source, encoding="utf-8")
-        try:
-            made.rename(target)
-        except OSError:
-            assert target.is_dir()  # another process was first
-    return target
+
+    return corpus.made_once(GRAFTED / f"{name}-{digest}", files)
 
 
 def _add(definition: dict[str, Any], tokens: list[str]) -> None:

@@ -3,19 +3,20 @@
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import audio_families
 import numpy as np
 import pytest
+from audio_families import Family
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from processor_outputs import TEXT_KEYS, check_equal
 from test_client import Client, run
-from transformers import AutoProcessor
 
-from renderers import RendererOptions, TemplateRenderer, load_renderer
+from renderers import RendererOptions, load_renderer
 from renderers.errors import MediaError
 from renderers.vision.batching import batch_tensors
 
@@ -28,19 +29,11 @@ WHOLE_CONVERSATIONS = ("qwen2_audio", "qwen2_5_omni", "inkling")
 ALONE = ("qwen3_omni", "gemma3n", "nemotron_h_omni")
 SEE = ("qwen2_5_omni", "inkling", "qwen3_omni", "gemma3n")
 
-Family = tuple[TemplateRenderer, Any]
-
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
     """By the name of a family: a renderer of its directory, and the processor that transformers loads from there."""
-
-    @functools.cache
-    def load(name: str) -> Family:
-        directory = audio_families.save(name, tmp_path_factory.mktemp(name))
-        return load_renderer(directory), AutoProcessor.from_pretrained(directory)
-
-    return load
+    return functools.cache(partial(audio_families.loaded, tmp_path_factory))
 
 
 def sound(seconds: float) -> np.ndarray:

@@ -3,6 +3,7 @@
 import functools
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,13 +12,13 @@ import audio_families
 import numpy as np
 import pytest
 import torch
+from audio_families import Family
 from films import Film, film, inputs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from processor_outputs import TEXT_KEYS, check_equal
 from test_audio_rendering import hear, said, see, sound
-from transformers import AutoProcessor
 
 from renderers import (
     MediaItem,
@@ -37,19 +38,12 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 OMNI = ("qwen2_5_omni", "qwen3_omni")
 WITH_SOUND = {"use_audio_in_video": True}
-Family = tuple[TemplateRenderer, Any]
 
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
     """By the name of a family: a renderer of videos with their sound, and the processor of transformers."""
-
-    @functools.cache
-    def load(name: str) -> Family:
-        directory = audio_families.save(name, tmp_path_factory.mktemp(name))
-        return load_renderer(directory, chat_template_kwargs=WITH_SOUND), AutoProcessor.from_pretrained(directory)
-
-    return load
+    return functools.cache(partial(audio_families.loaded, tmp_path_factory, chat_template_kwargs=WITH_SOUND))
 
 
 def user(*parts: dict[str, Any] | Film) -> dict[str, Any]:

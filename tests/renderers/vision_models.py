@@ -46,16 +46,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 def vision_model_dir(name: str) -> Path:
     """The directory of a family, made once a machine; `AutoProcessor` of transformers loads it too."""
     template, processor, image, video = FAMILIES[name]
-    target = Path(tempfile.gettempdir()) / f"mmrollouts-vision-{os.getuid()}" / name
-    if target.is_dir():
-        return target
-    target.parent.mkdir(exist_ok=True)
     video_type = "Qwen3VLVideoProcessor" if processor.startswith("Qwen3") else "Qwen2VLVideoProcessor"
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / name
+
+    def files(made: Path) -> None:
         tokenizer = corpus.tokenizer_of(template)
         assert tokenizer is not None
-        shutil.copytree(corpus.model_dir(tokenizer), made)
+        shutil.copytree(corpus.model_dir(tokenizer), made, dirs_exist_ok=True)
         for old in ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"):
             (made / old).unlink(missing_ok=True)
         (made / "chat_template.jinja").write_text(corpus.templates()[template], encoding="utf-8")
@@ -66,11 +62,8 @@ def vision_model_dir(name: str) -> Path:
             {"video_processor_type": video_type, "processor_class": processor, **video},
         )
         _write(made / "processor_config.json", {"processor_class": processor})
-        try:
-            made.rename(target)
-        except OSError:
-            assert target.is_dir()  # another process was first
-    return target
+
+    return corpus.made_once(Path(tempfile.gettempdir()) / f"mmrollouts-vision-{os.getuid()}" / name, files)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -135,31 +135,27 @@ async def test_only_refused_arguments_among_the_errors_of_the_protocol_are_for_t
     assert await tools["repeat"].call({"text": "x"}) == "x"
 
 
-@pytest.mark.slow
-async def test_an_error_with_the_code_of_a_closed_connection_ends_no_other_call():
-    async with McpTools({"test": stdio()}) as mcp:
-        tools = by_name(mcp)
-        process = await tools["process"].call({})
-        hanging = asyncio.create_task(tools["hang"].call({}))
-        with pytest.raises(ToolUnavailableError, match=r"there was an error in a call of .*no such thing"):
-            await tools["respond_with"].call({"code": -32000})
-        assert await tools["process"].call({}) == process
-        assert not hanging.done()
-        hanging.cancel()
-
-
 NESTED = functools.reduce(lambda inner, _: [inner], range(300), 1)
+CANNOT_BE_SENT = (ToolArgumentsError, "repeat: the arguments cannot be sent")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", ["\ud83d", NESTED], ids=["half of a surrogate pair", "nested too deeply"])
-async def test_arguments_that_cannot_be_sent_are_refused_and_end_no_other_call(value):
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "message"),
+    [
+        ("respond_with", {"code": -32000}, ToolUnavailableError, "there was an error in a call of .*no such thing"),
+        ("repeat", {"text": "\ud83d"}, *CANNOT_BE_SENT),
+        ("repeat", {"text": NESTED}, *CANNOT_BE_SENT),
+    ],
+    ids=["the code of a closed connection", "half of a surrogate pair", "nested too deeply"],
+)
+async def test_a_call_that_fails_ends_no_other_call(name, arguments, error, message):
     async with McpTools({"test": stdio()}) as mcp:
         tools = by_name(mcp)
         process = await tools["process"].call({})
         hanging = asyncio.create_task(tools["hang"].call({}))
-        with pytest.raises(ToolArgumentsError, match="repeat: the arguments cannot be sent"):
-            await tools["repeat"].call({"text": value})
+        with pytest.raises(error, match=message):
+            await tools[name].call(arguments)
         assert await tools["process"].call({}) == process
         assert not hanging.done()
         hanging.cancel()

@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from likeliest_tokens import all_logprobs, check_top
 from transformers import AutoModelForImageTextToText
 
 from rollouts import GenerateRequest, SamplingParams, TopLogprobs
 from rollouts.engines.result_checks import check_result
 from rollouts.errors import InvalidRequestError
-from rollouts.training import TrainingBatch, TrainingSample
-from rollouts.training.model_inputs import model_inputs
 
 LENGTH = 6
 LONG = np.random.default_rng(1).integers(0, 250, 600).tolist()
@@ -30,26 +29,6 @@ def text(**options):
 
 def with_image(prompt, **options):
     return replace(text(**options), prompt_ids=prompt.token_ids, multi_modal_data=prompt.multi_modal_data)
-
-
-def all_logprobs(model, request, ids):
-    """log p of every token in the place of each of prompt and completion but the first: (n - 1, vocabulary)."""
-    row = np.array([*request.prompt_ids, *ids], np.int32)
-    zeros = np.zeros(len(row), np.float32)
-    sample = TrainingSample(row, np.arange(len(row)) > 0, zeros, zeros, tuple(request.media))
-    with torch.no_grad():
-        inputs = model_inputs(TrainingBatch.from_samples([sample], pad_id=0), model)
-        return torch.log_softmax(model(**inputs, use_cache=False).logits[0, :-1].float(), -1)
-
-
-def check_top(top, expected, k):
-    """The ids may differ from the model's where two tokens are as likely as rounding tells."""
-    assert (top.token_ids.dtype, top.logprobs.dtype) == (np.int32, np.float32)
-    assert top.token_ids.shape == top.logprobs.shape == (len(expected), k)
-    np.testing.assert_allclose(top.logprobs, expected.topk(k).values, atol=1e-4)
-    of_ids = expected.gather(1, torch.from_numpy(top.token_ids.astype(np.int64)))
-    np.testing.assert_allclose(of_ids, top.logprobs, atol=1e-4)
-    assert all(len(set(row)) == k for row in top.token_ids.tolist())
 
 
 async def test_the_likeliest_tokens_of_texts_and_images_are_those_of_the_logits(engine, reference, prompt):

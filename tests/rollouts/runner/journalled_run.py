@@ -21,6 +21,7 @@ from simulated_engine import SimulatedEngine
 from renderers import load_renderer
 from rollouts import SamplingParams, StepResult
 from rollouts.runner import Group, Journal, RetryPolicy, Runner, Task, journal_file
+from rollouts.workers import WorkerPool
 from transport import encode
 
 NUM_TASKS = 60
@@ -77,24 +78,30 @@ def digest_of(group: Group) -> str:
     return hashlib.sha256(b"".join(encode(part) for part in (*values, *group.episodes))).hexdigest()
 
 
+def record(directory: Path, name: str) -> int:
+    return os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
 async def run(directory: Path, renderer: Any, num_tasks: int = NUM_TASKS) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    ended = os.open(directory / "ended", flags)
-    consumed = os.open(directory / "consumed", flags)
+    ended = record(directory, "ended")
     engine = SimulatedEngine(seed=3, tokens=(2, 6), error_rate=0.02)
-    journal = Journal.open(directory / "journal")
     # So that a run of this size has many of the moments at which the journal writes its file anew.
     journal_file._SLACK_BYTES = 1 << 14  # type: ignore[misc]
+    await consume(directory, lambda task: Gallery(task, ended), engine, renderer, num_tasks=num_tasks)
+
+
+async def consume(directory: Path, *parts: Any, num_tasks: int = NUM_TASKS, workers: WorkerPool | None = None) -> None:
+    """Run the tasks on an environment, an engine and a renderer, or on workers, and note each group."""
+    consumed = record(directory, "consumed")
     runner = Runner(
-        lambda task: Gallery(task, ended),
-        engine,
-        renderer,
+        *parts,
         sampling=SamplingParams(max_tokens=6),
         group_size=GROUP_SIZE,
         concurrency=12,
         retry=RetryPolicy(kinds=("engine", "environment"), first_delay=0.001),
         skip_group=skipped,
-        journal=journal,
+        journal=Journal.open(directory / "journal"),
+        workers=workers,
     )
     async with runner:
         async for group in runner.stream(Task(f"t{number}", number) for number in range(num_tasks)):

@@ -1,12 +1,11 @@
 """`rollouts run`, `eval` and `serve` against an SGLang server."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_sglang import FakeSGLang
+from server_thread import served
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
@@ -60,33 +59,18 @@ def never(group):
 
 
 @pytest.fixture
-def served() -> Iterator[FakeSGLang]:
-    """A server on a loop of its own: the command has the main thread's."""
-    server, started = FakeSGLang(), threading.Event()
-    loop = asyncio.new_event_loop()
-
-    def serve() -> None:
-        loop.run_until_complete(server.start())
-        started.set()
-        loop.run_forever()
-        loop.run_until_complete(server.stop())
-        loop.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    started.wait()
-    yield server
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+def server() -> Iterator[FakeSGLang]:
+    with served(FakeSGLang()) as server:
+        yield server
 
 
 def test_a_run_samples_from_sglang_and_a_teacher_there_scores_its_episodes(
-    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sglang_env.py").write_text(_MODULE)
     config = tmp_path / "run.toml"
     teacher = '[teacher]\nengine = { kind = "sglang", base_url = "URL" }\nrenderer = { model = "MODEL" }\n'
-    text = (_CONFIG + teacher).replace("URL", served.base_url).replace("MODEL", str(tiny_model_dir))
+    text = (_CONFIG + teacher).replace("URL", server.base_url).replace("MODEL", str(tiny_model_dir))
     config.write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -94,25 +78,25 @@ def test_a_run_samples_from_sglang_and_a_teacher_there_scores_its_episodes(
     assert result.exit_code == 0, result.output
     with RecordReader(tmp_path / "out" / "trajectories.mmr") as reader:
         episodes = [episode for group in reader for episode in group]
-    assert len(episodes) == 4 <= len(served.requests)
+    assert len(episodes) == 4 <= len(server.requests)
     for episode in episodes:
         assert all("teacher_logprobs" in node.extras for node in episode.nodes)
         assert "teacher_kl" in episode.metrics
 
 
 def test_an_evaluation_samples_from_a_fleet_of_sglang(
-    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sglang_score.py").write_text("def score(completion, task):\n    return 1.0\n")
     (tmp_path / "tasks.jsonl").write_text('{"question": "one"}\n{"question": "two"}\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     model = ["--model", str(tiny_model_dir), "--max-tokens", "2", "--out", "out"]
-    urls = ["--base-url", served.base_url, "--base-url", f"{served.base_url}/proxied"]
+    urls = ["--base-url", server.base_url, "--base-url", f"{server.base_url}/proxied"]
     for engine in (urls[:2], urls):
         arguments = ["eval", "tasks.jsonl", "--score", "sglang_score.py", *model, "--engine", "sglang", *engine]
         result = CliRunner().invoke(app, [*arguments, "--dry-run"])
         assert result.exit_code == 0, result.output
     result = CliRunner().invoke(app, arguments[:-2])
     assert result.exit_code == 0, result.output
-    assert len(served.requests) == 2
+    assert len(server.requests) == 2

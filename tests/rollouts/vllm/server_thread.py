@@ -4,11 +4,15 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from fake_server import FakeVLLM
 
-Server = TypeVar("Server", bound=FakeVLLM)
+class Served(Protocol):
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+Server = TypeVar("Server", bound=Served)
 
 
 @contextmanager

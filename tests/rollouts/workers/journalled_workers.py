@@ -11,15 +11,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from journalled_run import GROUP_SIZE, NUM_TASKS, Gallery, digest_of, serve, skipped
+from journalled_run import Gallery, consume, record, serve
 from local_workers import EncodedWorker
 from simulated_engine import SimulatedEngine
 
-from rollouts import SamplingParams
-from rollouts.runner import Journal, RetryPolicy, Runner, Task
 from rollouts.workers import EpisodeWorker, WorkerPool
 
-FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 NUM_WORKERS = 3
 #: Every worker is killed again and again: no episode is given up for it.
 MAX_LOSSES = 10**6
@@ -29,7 +26,7 @@ BETWEEN_KILLS = (1, 300)
 
 async def replace_workers(pool: WorkerPool, directory: Path, ended: int, renderer: Any) -> None:
     """Begin workers, then kill one after the other, each followed by a new one."""
-    killed = os.open(directory / "killed", FLAGS)
+    killed = record(directory, "killed")
     engine = SimulatedEngine(seed=3, tokens=(2, 6), error_rate=0.02)
     workers: list[EncodedWorker] = []
     begun = 0
@@ -49,24 +46,9 @@ async def replace_workers(pool: WorkerPool, directory: Path, ended: int, rendere
 
 
 async def run(directory: Path, renderer: Any) -> None:
-    consumed, ended = (os.open(directory / name, FLAGS) for name in ("consumed", "ended"))
-    pool = WorkerPool(max_losses=MAX_LOSSES)
-    runner = Runner(
-        None,
-        None,
-        None,
-        sampling=SamplingParams(max_tokens=6),
-        group_size=GROUP_SIZE,
-        concurrency=12,
-        retry=RetryPolicy(kinds=("engine", "environment"), first_delay=0.001),
-        skip_group=skipped,
-        journal=Journal.open(directory / "journal"),
-        workers=pool,
-    )
+    ended, pool = record(directory, "ended"), WorkerPool(max_losses=MAX_LOSSES)
     replacing = asyncio.ensure_future(replace_workers(pool, directory, ended, renderer))
-    async with runner:
-        async for group in runner.stream(Task(f"t{number}", number) for number in range(NUM_TASKS)):
-            os.write(consumed, f"{group.task.task_id} {digest_of(group)}\n".encode())
+    await consume(directory, None, None, None, workers=pool)
     replacing.cancel()
 
 

@@ -8,12 +8,6 @@ from rollouts.engines.http.connection import ServerConnection
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[FakeVLLM]:
-    async with FakeVLLM() as running:
-        yield running
-
-
-@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replaces the sleep, the jitter and the wall clock (1,700,000,000) of retries."""
     clock = Clock()
