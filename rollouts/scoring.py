@@ -16,6 +16,7 @@ from rollouts.models.placed_rows import TokenRow
 from rollouts.teacher import check_teacher
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.token_node import (
+    SAMPLING_MASK,
     TEACHER_COLUMNS,
     TEACHER_KL,
     TEACHER_LOGPROBS,
@@ -158,8 +159,9 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
     The columns are `teacher_logprobs`, `teacher_top_ids` and `teacher_top_logprobs`; those of an earlier teacher are
     replaced. A node that leaves share has those of the first. `provenance.teacher_versions` are the versions of the
     teacher's weights, and `metrics["teacher_kl"]` is the mean of log p(sampler) -
-    log p(teacher) over the sampled tokens: an estimate of KL(sampler || teacher) in nats per token. Raises
-    `ArgumentError` for scores of another trajectory.
+    log p(teacher) over the sampled tokens: an estimate of KL(sampler || teacher) in nats per token. Turns of
+    which top_p, top_k or another option left ids out are no part of it. Raises `ArgumentError` for scores of
+    another trajectory.
     """
     leaves = trajectory.leaves()
     given = [len(each.logprobs) for each in scores]
@@ -181,7 +183,8 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
                 own = {name: column[start:end] for name, column in columns.items()}
                 others = {name: rows for name, rows in node.extras.items() if name not in TEACHER_COLUMNS}
                 nodes[index] = replace(node, extras=others | own)
-                differences.append(node.logprobs - logprobs[start:end][node.sampled])
+                if SAMPLING_MASK not in node.extras:  # else they may be among the kept ids, and the teacher's are not
+                    differences.append(node.logprobs - logprobs[start:end][node.sampled])
                 scored.add(index)
             start = end
     metrics = dict(trajectory.metrics)

@@ -16,21 +16,27 @@ _OPTIONS = ("allowed_token_ids", "bad_words", "min_p", "min_tokens", "structured
 
 
 def with_kept_ids(completion: Completion, sampling: SamplingParams, *, raw: bool) -> Completion:
-    """The completion with `sampling_masks`, if the options leave ids out and the server reports none itself.
+    """The completion with `sampling_masks`, if the options leave ids out or the server reports them.
 
     They are known at temperature 1, of a token in the place of which `top_logprobs` has one that was left
-    out, or the `top_k` likeliest; with `raw`, where log-probabilities are those before any option, also those
-    of `top_p`. The mask of another token is empty.
+    out, or the `top_k` likeliest, or all that the server reports; with `raw`, where log-probabilities are
+    those before any option, also those of `top_p`. The mask of another token is empty.
     """
     options = any(sampling.extra.get(name) for name in _OPTIONS)
-    if not (options or sampling.top_p < 1 or sampling.top_k) or completion.sampling_masks is not None:
+    reported = completion.sampling_masks
+    if reported is None and not (options or sampling.top_p < 1 or sampling.top_k):
         return completion
     top, count = completion.top_logprobs, len(completion.token_ids)
     unknown = np.empty(0, np.int32)
     masks = [unknown] * count
     if top is not None and sampling.temperature == 1:
-        counts = _num_kept(top.logprobs, sampling, raw=raw, options=options)
-        masks = [ids[:kept] for ids, kept in zip(top.token_ids, counts.tolist(), strict=True)]
+        if reported is not None:
+            # vLLM reports them beside raw log-probabilities too, whose sum over them has to be known.
+            pairs = zip(reported, top.token_ids, strict=True)
+            masks = [mask if np.isin(mask, ids).all() else unknown for mask, ids in pairs]
+        else:
+            counts = _num_kept(top.logprobs, sampling, raw=raw, options=options)
+            masks = [ids[:kept] for ids, kept in zip(top.token_ids, counts.tolist(), strict=True)]
     known = [mask if token in mask else unknown for token, mask in zip(completion.token_ids, masks, strict=True)]
     return replace(completion, sampling_masks=tuple(known))
 

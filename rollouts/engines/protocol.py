@@ -195,7 +195,7 @@ class Completion:
     `top_logprobs`, if requested, has a row for each token. Some engines also report `routed_experts`,
     integers (prompt + n - 1, layers, experts per token). Where options left ids out (top_p, top_k, min_p...),
     `sampling_masks` has for each token the ids (int32) that it was sampled from, empty where they are not
-    known; a server that reports masks itself, or processed log-probabilities, gives those among these ids.
+    known; a server that reports processed log-probabilities gives those among these ids.
     """
 
     index: int

@@ -136,25 +136,27 @@ def rollout_correction(
         rejected["lag"] = lags.to(mask.device)[mask] > given.max_lag
     kept = ~torch.stack([torch.zeros_like(ids, dtype=torch.bool), *rejected.values()]).any(dim=0)
 
+    # The limit before the exponential: a ratio may be larger than any number.
     if given.sequence_weights is not None:
-        of_sequences = products.clamp(max=math.log(given.sequence_weights)).exp()
+        of_sequences = products.clamp(max=math.log(given.sequence_weights))
         weights, counted = of_sequences[ids], of_sequences[torch.bincount(ids[kept], minlength=len(counts)) > 0]
     else:
-        # The limit before the exponential: a ratio may be larger than any number.
         limit = given.token_weights
-        weights = torch.ones_like(log_ratio) if limit is None else log_ratio.clamp(max=math.log(limit)).exp()
+        weights = torch.zeros_like(log_ratio) if limit is None else log_ratio.clamp(max=math.log(limit))
         counted = weights[kept]
-    if given.normalise and (total := counted.sum()) > 0:
-        weights = weights / (total / len(counted))
-
-    squares = float(counted.double().square().sum())
+    # Beside the largest: the product of a long sequence may be smaller than any number, and so may all of them.
+    largest = counted.max() if len(counted) else counted.new_zeros(())
+    relative = (counted - largest).double().exp()
+    if given.normalise and len(counted):
+        weights = weights - largest - relative.mean().log()
+    weights = weights.exp()
     capped = log_ratio.clamp(max=20)
     figures = {
         "rejected": _mean(~kept),
         **{f"rejected_{rule}": _mean(of_tokens) for rule, of_tokens in rejected.items()},
-        "ess": float(counted.double().sum()) ** 2 / (len(counted) * squares) if squares else 0.0,
+        "ess": float(relative.sum() ** 2 / relative.square().sum()) / len(counted) if len(counted) else 0.0,
         "chi2_token": _mean(torch.expm1(2 * capped)),
-        "chi2_sequence": _mean(torch.expm1(2 * products[counts > 0].clamp(max=20))),
+        "chi2_sequence": _mean(torch.expm1(2 * products.clamp(max=20))),
         "kl_sampler_policy": _mean(limited_k3(capped)),
         "kl_policy_sampler": _mean((capped * capped.exp() - torch.expm1(capped)).clamp(min=0)),
     }

@@ -17,7 +17,12 @@ from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.models.prefix_tree import Tree
 from rollouts.training.correction import has_weights, rollout_correction
 from rollouts.training.named_losses import CANDIDATES, CORRECTION_WEIGHTS, NamedLoss, named_loss
-from rollouts.training.samples import TrainingSample, check_column, check_comparable_with_teacher
+from rollouts.training.samples import (
+    TrainingSample,
+    check_column,
+    check_comparable_with_teacher,
+    check_kept_ids,
+)
 from rollouts.training.truncation import tower_rows, trees_within
 from rollouts.trajectory.token_node import SAMPLING_MASK
 
@@ -55,10 +60,10 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
 
         data = [datum_from_sample(sample, "ppo") for sample in samples]
 
-    The weights of `cross_entropy` are the advantages, 1 in a supervised sample; tokens outside of the loss
-    mask have no part in any loss. Losses with a teacher need its columns (`with_teacher`). Raises
-    `SampleError` for a sample of one token, for one whose last token belongs to a medium, and for one without
-    a column that the loss needs.
+    The weights of `cross_entropy` are the advantages, 1 in a supervised sample, and its log-probabilities are
+    among all ids, whatever the sampler kept; tokens outside of the loss mask have no part in any loss. Losses
+    with a teacher need its columns (`with_teacher`). Raises `SampleError` for a sample of one token, for one
+    whose last token belongs to a medium, and for one without a column that the loss needs.
     """
     count, known = len(sample) - 1, named_loss(loss)
     if count < 1:
@@ -134,6 +139,8 @@ def check_data(
             if ids.size and not least <= ids.min() <= ids.max() < vocabulary:
                 wrong = ids.max() if ids.max() >= vocabulary else ids.min()
                 raise SampleError(datum.name, f"{key} has {wrong}; the ids of the model are from 0 to {vocabulary - 1}")
+        if SAMPLING_MASK in datum.inputs:
+            check_kept_ids(datum.name, datum.target_ids, datum.inputs[SAMPLING_MASK])
         if (error := item_placement_error(datum.media, count)) is not None:
             raise SampleError(datum.name, f"{error}; place each item at as many tokens as its processor makes of it")
         if routed_experts:

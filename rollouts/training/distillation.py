@@ -134,5 +134,5 @@ def _checked_mask_of_top(top_logprobs: torch.Tensor, teacher: torch.Tensor, mask
         if tensor.dim() != 3 or tensor.shape != top_logprobs.shape or not tensor.is_floating_point():
             rule = "pass two tensors of floats (rows, tokens, k) of the same ids: candidate_logprobs"
             raise ArgumentError(name, f"{tensor.dtype} {tuple(tensor.shape)}", rule)
-    each_token = top_logprobs[..., :1].sum(dim=-1).detach()  # (B, T), also for a k of 0
-    return checked_mask(each_token, mask)
+    # Sums (B, T), also for a k of 0: one of them is NaN where a value is.
+    return checked_mask(top_logprobs.detach().sum(dim=-1), mask, teacher_top_logprobs=teacher.sum(dim=-1))

@@ -66,7 +66,7 @@ def sft_loss(
     Raises `ArgumentError` for other shapes and dtypes, and for a normaliser that is not above 0.
     """
     trained = checked_mask(logprobs, mask)
-    return -masked_mean(masked_values(logprobs, trained), mask, mean_over, sequence_ids, normaliser)
+    return -masked_mean(masked_logprobs(logprobs, trained), mask, mean_over, sequence_ids, normaliser)
 
 
 def policy_gradient_loss(

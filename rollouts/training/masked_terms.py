@@ -1,5 +1,6 @@
 """Values of the trained tokens of a batch, limited to finite numbers, and the mean of a loss over them."""
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -87,11 +88,11 @@ def masked_mean(
         raise ArgumentError("sequence_ids", None, "pass batch.sequence_ids, which say what tokens are one sequence")
     ids = trained_sequences(sequence_ids, mask.to(terms.device))
     counts = torch.bincount(ids)
-    return (terms / counts[ids]).sum() / (number or max(1, int(counts.count_nonzero())))
+    return (terms / counts[ids]).sum() / (number or max(1, len(counts)))
 
 
 def trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The sequence of each masked token, int64 (n,)."""
+    """The sequence of each masked token, int64 (n,): the sequences with a masked token, numbered from 0."""
     if sequence_ids.shape != mask.shape or sequence_ids.is_floating_point() or sequence_ids.dtype == torch.bool:
         kind = f"{sequence_ids.dtype} {tuple(sequence_ids.shape)}"
         raise ArgumentError("sequence_ids", kind, f"pass integers {tuple(mask.shape)}, such as batch.sequence_ids")
@@ -100,11 +101,11 @@ def trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.T
         row, column = (mask & (sequence_ids.to(mask.device) < 0)).nonzero()[0].tolist()
         rule = "the mask trains this position; pass the batch's own sequence_ids and loss_mask"
         raise ArgumentError(f"sequence_ids[{row}, {column}]", -1, rule)
-    return ids
+    return ids.unique(return_inverse=True)[1]
 
 
 def checked_mask(logprobs: torch.Tensor, mask: Mask, **others: torch.Tensor) -> torch.Tensor:
-    """The mask on the device of `logprobs`, after a check of all shapes and dtypes."""
+    """The mask on the device of `logprobs`, after a check of all shapes, dtypes and masked values."""
     if isinstance(mask, Correction):
         others["weights"] = mask.weights
         mask = mask.mask
@@ -117,4 +118,13 @@ def checked_mask(logprobs: torch.Tensor, mask: Mask, **others: torch.Tensor) -> 
             raise ArgumentError(f"the dtype of {name}", str(tensor.dtype), "pass float32")
     if mask.dtype != torch.bool:
         raise ArgumentError("the dtype of mask", str(mask.dtype), "pass torch.bool: integers would be used as indices")
-    return mask.to(logprobs.device)
+    mask = mask.to(logprobs.device)
+    for name, tensor in {"logprobs": logprobs, **others}.items():
+        values = tensor.detach().to(mask.device)
+        # A token may be impossible, and has log-probability -inf then.
+        wrong = mask & ~(values < math.inf if name.endswith("logprobs") else values.isfinite())
+        if wrong.any():
+            place = tuple(wrong.nonzero()[0].tolist())
+            rule = "the mask trains this position; leave it out, or pass what belongs there"
+            raise ArgumentError(f"{name}[{', '.join(map(str, place))}]", float(values[place]), rule)
+    return mask

@@ -89,6 +89,8 @@ class TrainingSample(TokenRow):
             if values is not None and len(wrong := np.flatnonzero(self.loss_mask & ~np.isfinite(values))):
                 reason = f"token {wrong[0]} is trained and its {kind} {values[wrong[0]]} is not a finite number"
                 raise SampleError(self.name, f"{reason}; {cure}")
+        if self.sampling_mask is not None:
+            check_kept_ids(self.name, self.token_ids, self.sampling_mask)
         if (error := item_placement_error(self.media, count)) is not None:
             raise SampleError(self.name, error)
         trained = int(np.count_nonzero(self.loss_mask))
@@ -130,6 +132,17 @@ def check_column(row: str, name: str, values: Any, kinds: str, shape: tuple[int 
     found = f"{values.dtype} {values.shape}" if is_array else f"a {type(values).__name__}"
     wanted = str(shape).replace("'", "")
     raise SampleError(row, f"{name} is {found}; pass {_KINDS[kinds]} {wanted}")
+
+
+def check_kept_ids(row: str, ids: np.ndarray, kept: np.ndarray) -> None:
+    """Raise `SampleError` unless each row of `kept` (n, k) has the id of `ids` (n,), and none twice, or is of -1."""
+    ordered = np.sort(kept, axis=1)
+    has_twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+    is_lacking = (kept >= 0).any(axis=1) & ~(kept == ids[:, None]).any(axis=1)
+    if len(wrong := np.flatnonzero(has_twice | is_lacking)):
+        found = "has an id twice" if has_twice[wrong[0]] else f"lacks its id {ids[wrong[0]]}"
+        rule = "pass the ids that it was sampled from, once each, or -1 where they are not known"
+        raise SampleError(row, f"the sampling_mask of token {wrong[0]} {found}; {rule}")
 
 
 def _are_likeliest(top: object, count: int) -> bool:

@@ -48,18 +48,20 @@ def reference(rows, options):
         for name, rejected in outside.items():
             rules[name].append(rejected)
         if "sequence_weights" in options:
-            weights.append(np.full(len(x), math.exp(min(total, math.log(options["sequence_weights"])))))
+            weights.append(np.full(len(x), min(total, math.log(options["sequence_weights"]))))
         elif "token_weights" in options:
-            weights.append(np.exp(np.minimum(x, math.log(options["token_weights"]))))
+            weights.append(np.minimum(x, math.log(options["token_weights"])))
         else:
-            weights.append(np.ones(len(x)))
+            weights.append(np.zeros(len(x)))
         kept.append(~np.any(list(outside.values()), axis=0))
     if "sequence_weights" in options:
         used = np.array([w[0] for w, k in zip(weights, kept, strict=True) if k.any()])
     else:
         used = np.concatenate([w[k] for w, k in zip(weights, kept, strict=True)])
-    if options.get("normalise") and used.sum() > 0:
-        weights = [w / used.mean() for w in weights]
+    logarithm = np.logaddexp.reduce  # of the sum of exponentials
+    if options.get("normalise") and len(used):
+        weights = [w - logarithm(used) + math.log(len(used)) for w in weights]
+    weights = [np.exp(w) for w in weights]
     count = max(1, sum(map(len, rows)))
     x = np.minimum(np.concatenate(differences), 20)
     totals = np.minimum([each.sum() for each in differences if len(each)], 20)
@@ -67,7 +69,7 @@ def reference(rows, options):
     figures = {
         "rejected": sum(int((~k).sum()) for k in kept) / count,
         **{f"rejected_{name}": sum(int(r.sum()) for r in rules[name]) / count for name in given_rules},
-        "ess": used.sum() ** 2 / (len(used) * (used**2).sum()) if (used**2).sum() else 0.0,
+        "ess": math.exp(2 * logarithm(used) - logarithm(2 * used)) / len(used) if len(used) else 0.0,
         "chi2_token": (np.exp(2 * x) - 1).sum() / count,
         "chi2_sequence": (np.exp(2 * totals) - 1).sum() / max(1, len(totals)),
         "kl_sampler_policy": (np.exp(x) - 1 - x).sum() / count,
@@ -126,6 +128,9 @@ OPTIONS = st.builds(lambda rules, weights: {**rules, **weights}, st.fixed_dictio
 @example(rows=[[(-INF, -INF), (-1.0, -1.0)]], options={"veto": 1.1e-4, "token_high": 2.03})  # none is stranger
 @example(rows=[[(-4.0, -1.0), (-1.0, -1.0)]], options={"veto": 0.1, "token_weights": 2.0, "normalise": True})
 @example(rows=[[]], options={"sequence_weights": 2.0, "normalise": True, "mean_low": 0.9})
+# The products of long rows of an old policy are below every number: the weights are 2 / (1 + e) and 2 e / (1 + e).
+@example(rows=[[(-1e3, 0.0), (-1.0, 0.0)], [(-1e3, 0.0)]], options={"sequence_weights": 2.0, "normalise": True})
+@example(rows=[[(-1e3, 0.0)], [(-1e3, 0.0)]], options={"sequence_weights": 2.0})
 def test_weights_rejections_and_figures_are_those_of_the_formulas_in_padded_and_packed_batches(rows, options):
     weights, kept, figures = reference(rows, options)
     for layout in (padded, packed):
@@ -297,6 +302,42 @@ def test_a_loss_of_rejected_tokens_alone_is_0_and_has_a_gradient_of_0(name, mean
     loss.backward()
     assert loss.item() == 0
     assert not logprobs.grad.nan_to_num(nan=1.0).any()
+
+
+def test_log_probabilities_of_minus_infinity_leave_a_supervised_loss_finite():
+    logprobs = torch.tensor([[-INF, -1.0]], requires_grad=True)
+    loss = sft_loss(logprobs, torch.ones(1, 2, dtype=torch.bool))
+    loss.backward()
+    assert loss.item() == pytest.approx((1e4 + 1) / 2)
+    assert logprobs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_no_number_is_refused_with_its_place_where_it_is_trained(name):
+    batch, correction, ids = batch_of([4, 2], padded)
+    row, column = correction.mask.nonzero()[-1].tolist()
+    for key in batch:
+        planted = {**batch, key: batch[key].clone()}
+        planted[key][row, column] = math.nan
+        is_used = LOSSES[name](batch, correction, sequence_ids=ids) != LOSSES[name](
+            {**batch, key: batch[key] - 0.25}, correction, sequence_ids=ids
+        )
+        if is_used:
+            with pytest.raises(ArgumentError, match=rf"\[{row}, {column}\] is nan; the mask trains this position"):
+                LOSSES[name](planted, correction, sequence_ids=ids)
+
+
+def test_numbers_of_sequences_may_be_of_any_size():
+    batch, correction, ids = batch_of([5, 3, 6], packed)
+    large = torch.where(ids < 0, ids, 2**60 - ids * 2**40)
+    options = {"sequence_weights": 2.0, "mean_low": 0.9, "normalise": True}
+    mask = correction.mask
+    one, other = (rollout_correction(batch["old"], batch["teacher"], mask, each, options) for each in (ids, large))
+    torch.testing.assert_close(one.weights, other.weights)
+    assert one.figures == pytest.approx(other.figures)
+    for name in ("ppo", "gspo"):
+        expected = LOSSES[name](batch, correction, mean_over="sequences", sequence_ids=ids)
+        assert LOSSES[name](batch, correction, mean_over="sequences", sequence_ids=large) == pytest.approx(expected)
 
 
 def test_weights_of_another_shape_are_refused():

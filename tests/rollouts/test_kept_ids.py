@@ -62,6 +62,25 @@ def test_a_token_outside_of_the_kept_ids_shows_that_they_are_not_known():
     assert kept({"top_k": 2}, raw=True, token=3) == []
 
 
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    ("reported", "temperature", "expected"),
+    [([5, 7], 1.0, [5, 7]), ([5, 7, 9], 1.0, []), ([5, 7], 0.5, []), ([5, 3], 1.0, [])],
+)
+def test_kept_ids_of_a_server_are_taken_where_its_log_probabilities_can_be_made_those_among_them(
+    reported, temperature, expected, raw
+):
+    """vLLM reports them with raw log-probabilities too: all have to be among the likeliest, for their sum."""
+    values = np.log(np.array([[0.5, 0.25, 0.125]], np.float32))
+    top = TopLogprobs(np.array([[7, 5, 3]], np.int32), values)
+    masks = (np.array(reported, np.int32),)
+    one = Completion(0, np.array([7], np.int32), values[:, 0], FinishReason.LENGTH, None, (), None, masks, top)
+    (found,) = with_kept_ids(one, SamplingParams(top_k=3, top_p=0.8, temperature=temperature), raw=raw).sampling_masks
+    assert found.tolist() == expected
+    (without,) = with_kept_ids(replace(one, top_logprobs=None), SamplingParams(top_k=3), raw=raw).sampling_masks
+    assert without.tolist() == []
+
+
 # Episodes of a `LocalEngine`, whose log-probabilities are raw.
 
 
@@ -162,6 +181,24 @@ def test_a_trainer_computes_among_the_kept_ids_of_samples_beside_others(samples,
     wrong = replace(data[0], inputs={**data[0].inputs, "sampling_mask": data[0].inputs["sampling_mask"] + 9999})
     with pytest.raises(SampleError, match=r"data\[0\]: sampling_mask has \d+; the ids of the model are from 0 to 287"):
         trainer.forward("policy", [wrong], loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(lambda ids, own: [own, own], "has an id twice"), (lambda ids, own: [7, -1], "lacks its id")]
+)
+def test_kept_ids_that_lack_the_token_or_name_one_twice_are_refused(samples, tiny_model_dir, change, reason):
+    sample = samples[0]
+    place = int(np.flatnonzero(sample.loss_mask & (sample.token_ids != 7))[0])
+    mask = np.full((len(sample), 2), -1, np.int32)
+    mask[place] = change(mask, sample.token_ids[place])
+    with pytest.raises(SampleError, match=f"the sampling_mask of token {place} {reason}"):
+        replace(sample, sampling_mask=mask)
+    trainer = Trainer.from_pretrained(tiny_model_dir, device="cpu")
+    trainer.create_model("policy", lora=None)
+    datum = datum_from_sample(sample, "ppo")
+    wrong = replace(datum, inputs={**datum.inputs, "sampling_mask": mask[1:]})
+    with pytest.raises(SampleError, match=rf"data\[0\]: the sampling_mask of token {place - 1} {reason}"):
+        trainer.forward("policy", [wrong], "ppo")
 
 
 def test_episodes_whose_kept_ids_are_not_known_are_refused_or_marked(tiny_model_dir):

@@ -175,6 +175,19 @@ def test_the_scores_of_a_trajectory_are_columns_of_its_nodes_and_of_its_samples(
     assert taught.metrics["teacher_kl"] == pytest.approx(differences.mean(), abs=1e-4)
 
 
+def test_turns_of_which_options_left_ids_out_are_not_compared_with_the_teacher(renderer, model):
+    """Log-probabilities among the kept ids are larger than those among all, which the teacher's are."""
+    trajectory = forked(renderer)
+    scores, _ = scored(trajectory, model, renderer=renderer)
+    whole = with_scores(trajectory, scores)
+    first, second = (turn.node for turn in trajectory.turns)
+    trajectory.nodes[second].extras.update(sampling_mask=np.full((2, 1), -1, np.int32))
+    node = whole.nodes[first]
+    expected = (node.logprobs - node.extras["teacher_logprobs"][node.sampled]).mean()
+    assert with_scores(trajectory, scores).metrics["teacher_kl"] == pytest.approx(expected, rel=1e-5)
+    assert whole.metrics["teacher_kl"] != pytest.approx(expected, rel=1e-3)
+
+
 def test_an_engine_without_log_probabilities_of_the_prompt_is_refused(renderer):
     trajectory = forked(renderer)
 

@@ -105,6 +105,16 @@ def test_losses_and_their_options_are_those_of_the_file(tmp_path: Path, tiny_mod
     assert ("kl_to_start" in rows[1]) == ("kl" in change)
 
 
+def test_the_distance_to_the_base_model_is_that_among_the_kept_ids(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """A new adapter changes nothing: before the first step the policy is the base model."""
+    sampling = "{ max_tokens = 8, top_k = 3, top_logprobs = 3 }"
+    config = f"{CONFIG}kl = 0.1\n"
+    result = train(project(tmp_path, tiny_model_dir, config, lora_rank="2", steps="2", sampling=sampling))
+    assert result.exit_code == 0, result.output
+    first, second = (row["kl_to_start"] for _, row in figures(tmp_path) if "kl_to_start" in row)
+    assert abs(first) < 1e-5 < abs(second)
+
+
 @pytest.mark.parametrize("mode", ["one_step_off_policy", "asynchronous"])
 def test_episodes_of_earlier_weights_are_trained_on_within_the_bound(
     tmp_path: Path, tiny_model_dir: Path, mode: str
