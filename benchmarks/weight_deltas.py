@@ -4,7 +4,8 @@
     python benchmarks/weight_deltas.py --vllm VENV       # a vLLM that is installed in VENV, on its CPU
 
 A random Qwen3 of 48 layers in files of bfloat16. 2 % of its values change: at random places of all tensors,
-as an optimizer of bfloat16 weights leaves them, or in one layer. Each time is the least of three.
+as an optimizer of bfloat16 weights leaves them, or in one layer; twice, of which the second delta changes the
+first. Each time is the least of three.
 """
 
 import argparse
@@ -46,37 +47,40 @@ async def seconds(engine, directory: Path, version: str) -> float:
     return time.perf_counter() - start
 
 
-async def measure(name: str, engine, base: Path, deltas: dict[str, Path], initial: str) -> None:
+async def measure(name: str, engine, base: Path, deltas: dict[str, list[Path]], initial: str) -> None:
     whole = min([await seconds(engine, base, initial) for _ in range(3)])
     bytes_of_whole = size(base, "*.safetensors")
     print(f"{name:12} {'whole':10} {bytes_of_whole / 1e6:8.1f} MB {whole:7.3f} s")
-    for kind, directory in deltas.items():
+    for kind, directories in deltas.items():
         times = []
         for _ in range(3):
-            times.append(await seconds(engine, directory, kind))
+            times.append([await seconds(engine, directory, directory.name) for directory in directories])
             await engine.update_weights(base, initial)
-        part = size(directory, "delta.*")
-        shares = f"{part / bytes_of_whole:6.1%} of the bytes, {min(times) / whole:6.1%} of the time"
-        print(f"{name:12} {kind:10} {part / 1e6:8.1f} MB {min(times):7.3f} s  {shares}")
+        for directory, found in zip(directories, map(min, zip(*times, strict=True)), strict=True):
+            part = size(directory, "delta.*")
+            shares = f"{part / bytes_of_whole:6.1%} of the bytes, {found / whole:6.1%} of the time"
+            print(f"{name:12} {kind:10} {part / 1e6:8.1f} MB {found:7.3f} s  {shares}")
 
 
-def written(base: Path, root: Path) -> dict[str, Path]:
+def written(base: Path, root: Path) -> dict[str, list[Path]]:
     torch.manual_seed(1)
     weights = {}
     for path in base.glob("*.safetensors"):
         weights |= load_file(path)
-    deltas = {}
-    for kind in ("scattered", "one layer"):
-        new = {}
-        for name, tensor in weights.items():
+    deltas = {"scattered": [], "one layer": []}
+    for kind, directories in deltas.items():
+        new, version, origin = weights, "initial", base
+        for number in range(2):
             if kind == "scattered":
-                new[name] = torch.where(torch.rand(tensor.shape) < 0.02, tensor * 1.5, tensor)
-            elif name.startswith("model.layers.7."):
-                new[name] = tensor * 1.5
-        start = time.perf_counter()
-        deltas[kind] = root / kind.replace(" ", "-")
-        write_weight_delta(new, deltas[kind], base="initial", base_directory=base)
-        print(f"written      {kind:10} {time.perf_counter() - start:20.3f} s")
+                new = {name: torch.where(torch.rand(each.shape) < 0.02, each * 1.5, each) for name, each in new.items()}
+            else:
+                new = {name: each * 1.5 for name, each in new.items() if name.startswith("model.layers.7.")}
+            start = time.perf_counter()
+            directory = root / f"{kind.replace(' ', '-')}-{number}"
+            write_weight_delta(new, directory, base=version, base_directory=origin)
+            print(f"written      {kind:10} {time.perf_counter() - start:20.3f} s")
+            version, origin = directory.name, directory
+            directories.append(directory)
     return deltas
 
 

@@ -11,10 +11,13 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
@@ -41,12 +44,6 @@ class WeightDelta:
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Mapping[str, torch.Tensor]
     replaced: Mapping[str, str]
-
-    def check_base(self, version: str) -> None:
-        """Raise `WeightUpdateError` unless it changes the weights of `version`, which are those in use."""
-        if self.base != version:
-            reason = f"{self.directory} changes the weights {self.base!r}, and those in use are {version!r}"
-            raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint")
 
     def change(self, name: str, target: torch.Tensor) -> None:
         """Write the new values of a tensor into it."""
@@ -136,26 +133,40 @@ def read_delta(directory: Path) -> WeightDelta:
 
     try:
         about = json.loads((directory / ABOUT).read_text("utf-8"))
-        if about["digest"] != _digest(directory / _VALUES):
-            raise ValueError(f"{_VALUES} has another digest than {ABOUT} names")
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(load_file, directory / _VALUES)
+            if about["digest"] != _digest(directory / _VALUES):
+                raise ValueError(f"{_VALUES} has another digest than {ABOUT} names")
         base_directory = Path(os.path.realpath(directory / about["base_directory"]))
         shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
-        tensors = load_file(directory / _VALUES)
-        return WeightDelta(directory, about["base"], base_directory, shapes, tensors, about["replaced"])
+        return WeightDelta(directory, about["base"], base_directory, shapes, loading.result(), about["replaced"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         reason = f"{directory} has no weight delta that can be read ({error})"
         raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint") from error
 
 
-def delta_chain(directory: Path) -> tuple[Path, list[WeightDelta]]:
-    """The whole checkpoint that a directory is or changes, and the deltas from there on. Raises `WeightUpdateError`."""
+def delta_chain(directory: Path, version: str | None = None) -> tuple[Path, list[WeightDelta]]:
+    """The whole checkpoint that a directory is or changes, and the deltas from there on.
+
+    Those from the weights `version` on are enough, where one of them changes these: the others are not read.
+    Raises `WeightUpdateError`.
+    """
     deltas: list[WeightDelta] = []
-    while (directory / ABOUT).is_file():
+    while (directory / ABOUT).is_file() and not (deltas and deltas[0].base == version):
         if any(delta.directory == directory for delta in deltas):
             raise WeightUpdateError(f"{directory} is the base of its own base; pass a whole checkpoint")
         deltas.insert(0, read_delta(directory))
         directory = deltas[0].base_directory
     return directory, deltas
+
+
+def deltas_after(deltas: Sequence[WeightDelta], version: str) -> Sequence[WeightDelta]:
+    """The deltas that are left to apply to the weights of `version`, those in use. Raises `WeightUpdateError`."""
+    for number in reversed(range(len(deltas))):
+        if deltas[number].base == version:
+            return deltas[number:]
+    reason = f"{deltas[-1].directory} changes the weights {deltas[-1].base!r}, and those in use are {version!r}"
+    raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint")
 
 
 def checkpoint_tensors(
@@ -179,18 +190,71 @@ def checkpoint_tensors(
         raise WeightUpdateError(f"the base {directory} cannot be read ({error})") from error
 
 
-def changed_layers(whole: Path, deltas: Sequence[WeightDelta]) -> TemporaryDirectory[str]:
-    """The layers in which the last delta changes something, whole, in a file of a directory beside it.
+class ChangedLayers:
+    """The layers of a whole checkpoint that deltas change, whole and after these, in files of a new directory.
 
-    vLLM replaces the parameters of a module together, and joins several tensors of a layer in one.
+    vLLM replaces the parameters of a module together, and joins several tensors of a layer in one. The
+    directory, one in `parent`, is removed with the object; `newest` is that of the last delta.
     """
-    from safetensors.torch import save_file
 
-    directory, changed = deltas[-1].directory, {_layer(name) for name in deltas[-1].shapes}
-    tensors = dict(checkpoint_tensors(whole, deltas, lambda name: _layer(name) in changed))
-    layers = TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent)
-    save_file(tensors, Path(layers.name, "model.safetensors"), metadata={"format": "pt"})
-    return layers
+    def __init__(self, whole: Path, parent: Path) -> None:
+        self.whole = self.newest = whole
+        self._parent = parent
+        self._paths: dict[str, Path] = {}  # by layer
+
+    def apply(self, deltas: Sequence[WeightDelta]) -> None:
+        """Apply the deltas that follow `newest`, in the files of layers that have one. Raises `WeightUpdateError`."""
+        from safetensors.torch import save_file
+
+        added: dict[str, dict[str, torch.Tensor]] = {}
+        try:
+            if not self._paths:
+                self._root = Path(mkdtemp(prefix=".changed-layers-", dir=self._parent))
+                weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+            for layer in _layers_of(deltas):
+                if layer in self._paths:
+                    _change_file(self._paths[layer], layer, deltas)
+                else:
+                    added[layer] = {}
+            for name, tensor in checkpoint_tensors(self.whole, deltas, lambda name: _layer(name) in added):
+                added[_layer(name)][name] = tensor
+            for layer, tensors in added.items():
+                self._paths[layer] = self._root / f"{len(self._paths)}.safetensors"
+                save_file(tensors, self._paths[layer], metadata={"format": "pt"})
+        except (OSError, SafetensorError) as error:
+            reason = f"the layers that {deltas[-1].directory} changes could not be written in {self._parent} ({error})"
+            raise WeightUpdateError(f"{reason}; nothing was changed. Repeat the update") from error
+        self.newest = Path(os.path.realpath(deltas[-1].directory))  # as `base_directory` of the next one
+
+    def directory_of(self, deltas: Sequence[WeightDelta]) -> Path:
+        """A directory with the files of the layers that deltas change, and no other."""
+        loaded = self._root / "loaded"
+        shutil.rmtree(loaded, ignore_errors=True)
+        loaded.mkdir()
+        for layer in _layers_of(deltas):
+            (loaded / self._paths[layer].name).symlink_to(Path("..", self._paths[layer].name))
+        return loaded
+
+
+def _layers_of(deltas: Sequence[WeightDelta]) -> list[str]:
+    return sorted({_layer(name) for delta in deltas for name in delta.shapes})
+
+
+def _change_file(path: Path, layer: str, deltas: Sequence[WeightDelta]) -> None:
+    """Write the values of deltas into the tensors of a layer in a safetensors file."""
+    import torch
+
+    # Closed after the mapping, with which a network file system makes the values visible to other machines.
+    with path.open("r+b") as file:
+        length = 8 + int.from_bytes(file.read(8), "little")
+        places = json.loads(file.read(length - 8))
+        data = torch.from_file(os.fspath(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)[length:]
+        for delta in deltas:
+            for name in filter(lambda name: _layer(name) == layer, delta.shapes):
+                begin, end = places[name]["data_offsets"]
+                tensor = data[begin:end].view(delta.tensors[name].dtype)
+                delta.check_replaced(name, tensor)
+                delta.change(name, tensor.view(delta.shapes[name]))
 
 
 def _layer(name: str) -> str:

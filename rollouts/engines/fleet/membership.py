@@ -235,11 +235,10 @@ class Membership:
     async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
         """Load the fleet's weights into a member that came back with others; its next check admits it."""
         try:
-            # It may lack the base of a weight delta, which comes first then.
             whole, deltas = await asyncio.to_thread(delta_chain, Path(directory))
-            versions = [*(delta.base for delta in deltas), version]
-            for weights, label in zip([whole, *(delta.directory for delta in deltas)], versions, strict=True):
-                await member.engine.update_weights(weights, label)
+            if deltas:  # it may lack what these change
+                await member.engine.update_weights(whole, deltas[0].base)
+            await member.engine.update_weights(directory, version)
         except (EngineError, WeightUpdateError) as error:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
 

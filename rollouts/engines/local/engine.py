@@ -47,7 +47,7 @@ except ImportError as error:
 
 from rollouts.engines.local.adapters import LocalAdapters
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.weights import checkpoint_weights, fitting_delta, matched_weights
+from rollouts.engines.local.weights import apply_deltas, checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.item_features import FeatureCache, ItemFeatures
 from rollouts.models.loading import load_model
@@ -370,9 +370,8 @@ class LocalEngine(Engine):
             self._interrupting.popleft()
         # In place, because adapters and other engines refer to these tensors.
         if not isinstance(weights, Mapping) and Path(weights, ABOUT).is_file():
-            with self._lock, torch.no_grad():
-                for change in fitting_delta(self._model, weights, self._weight_version):
-                    change()
+            with self._lock:
+                apply_deltas(self._model, weights, self._weight_version)
         else:
             if not isinstance(weights, Mapping) or not weights.keys() <= self._model.state_dict().keys():
                 weights = checkpoint_weights(self._model, weights)

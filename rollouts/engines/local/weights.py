@@ -1,7 +1,8 @@
 """New weights of a local engine: tensors by the names of the model or of a checkpoint, or a directory."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from rollouts.engines.weight_deltas import read_delta
+from rollouts.engines.weight_deltas import WeightDelta, delta_chain, deltas_after
 from rollouts.errors import WeightUpdateError
 from rollouts.models.loading import without_progress_bars
 
@@ -91,21 +92,33 @@ def checkpoint_weights(
     return weights
 
 
-def fitting_delta(model: torch.nn.Module, directory: str | Path, version: str) -> list[Callable[[], None]]:
-    """Calls that write the values of a weight delta into the tensors of a model with weights of `version`.
+def apply_deltas(model: torch.nn.Module, directory: str | Path, version: str) -> None:
+    """Write the values of weight deltas into a model with the weights of `version`.
 
-    Raises `WeightUpdateError` where the delta changes other weights, or those of another model.
+    Raises `WeightUpdateError`, changing nothing, where none of them changes these weights, or one those of
+    another model.
     """
-    delta, own = read_delta(Path(directory)), model.state_dict(keep_vars=True)
-    delta.check_base(version)
-    for name, shape in delta.shapes.items():
-        target = own.get(name)
-        if target is None or tuple(target.shape) != shape or not target.is_contiguous():
-            found = "none such" if target is None else f"one of shape {tuple(target.shape)}"
-            reason = f"{directory} changes {name} {shape}, the model has {found}"
-            raise _error(f"{reason}; pass a whole checkpoint")
-        _check_finite(name, delta.tensors[name].to(target.dtype))
-    return [partial(delta.change, name, own[name]) for name in delta.shapes]
+    own = model.state_dict()
+    changes: dict[str, list[WeightDelta]] = {}
+    for delta in deltas_after(delta_chain(Path(directory), version)[1], version):
+        for name, shape in delta.shapes.items():
+            target = own.get(name)
+            if target is None or tuple(target.shape) != shape or not target.is_contiguous():
+                found = "none such" if target is None else f"one of shape {tuple(target.shape)}"
+                reason = f"{delta.directory} changes {name} {shape}, the model has {found}"
+                raise _error(f"{reason}; pass a whole checkpoint")
+            _check_finite(name, delta.tensors[name].to(target.dtype))
+            changes.setdefault(name, []).append(delta)
+
+    def change(names: Sequence[str]) -> None:
+        for name in names:
+            for delta in changes[name]:
+                delta.change(name, own[name])
+
+    # The values are far from each other in memory, which one thread waits for.
+    names, threads = list(changes), os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(change, (names[first::threads] for first in range(threads))))
 
 
 def _check_type(name: str, value: Any) -> None:

@@ -42,7 +42,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from rollouts.engines.http.address import redacted
@@ -55,7 +54,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.checkpoint_files import ExpectedTensors, check_checkpoint, check_tied_head
 from rollouts.engines.vllm.metrics import ServerMetrics
 from rollouts.engines.vllm.probe_requests import json_object
-from rollouts.engines.weight_deltas import changed_layers, delta_chain
+from rollouts.engines.weight_deltas import ABOUT, ChangedLayers, WeightDelta, delta_chain, deltas_after
 from rollouts.errors import (
     CapabilityError,
     EngineError,
@@ -81,13 +80,14 @@ class _State:
     """The state of a server as the calls of this process left it. Another process of the server has another one.
 
     `loaded_directory` holds the weights that were loaded last, unless a trainer has sent others since
-    (`was_transferred`); `unusable_weights` is the reason why the server must not run with the weights that it
-    has, None where it may. `paused_by_update`: an update has paused the server, and the next one that
-    succeeds resumes it. `sleep_level` is that of the last call; since then, the weights have memory again,
-    and were loaded.
+    (`was_transferred`), and `layers` those of them that weight deltas have changed; `unusable_weights` is the
+    reason why the server must not run with the weights that it has, None where it may. `paused_by_update`: an
+    update has paused the server, and the next one that succeeds resumes it. `sleep_level` is that of the last
+    call; since then, the weights have memory again, and were loaded.
     """
 
     loaded_directory: str | None = None
+    layers: ChangedLayers | None = None
     was_transferred: bool = False
     unusable_weights: str | None = None
     paused_by_update: bool = False
@@ -432,13 +432,24 @@ class ServerControl(HttpControl):
             expected = await asyncio.to_thread(ExpectedTensors.of_checkpoint, initial)
             return partial(self._receive, weights, version, expected)
         path = await asyncio.to_thread(Path(weights).absolute)
-        whole, deltas = await asyncio.to_thread(delta_chain, path)
-        await asyncio.to_thread(check_checkpoint, whole, like=None if initial is None else Path(initial))
-        if not deltas:
+        if not await asyncio.to_thread((path / ABOUT).is_file):
+            await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
             return partial(self._load, str(path))
-        deltas[-1].check_base(await self.served_version())
-        await asyncio.to_thread(check_tied_head, whole, deltas[-1].shapes)
-        return partial(self._load, str(path), await asyncio.to_thread(changed_layers, whole, deltas))
+        await self._require_whole_weights(path)
+        served = await self.served_version()
+        deltas = added = deltas_after((await asyncio.to_thread(delta_chain, path, served))[1], served)
+        # Until they are loaded, the files are not those of the weights in use.
+        layers, self._state.layers = self._state.layers, None
+        if layers is not None and layers.newest == added[0].base_directory:
+            whole = layers.whole
+        else:
+            layers, (whole, deltas) = None, await asyncio.to_thread(delta_chain, path)
+        await asyncio.to_thread(check_checkpoint, whole, like=None if initial is None else Path(initial))
+        for delta in added:
+            await asyncio.to_thread(check_tied_head, whole, delta.shapes)
+        layers = layers or ChangedLayers(whole, path.parent)
+        await asyncio.to_thread(layers.apply, deltas)
+        return partial(self._load, str(path), layers, added)
 
     async def _initial_directory(self) -> str | None:
         """The checkpoint that the server was started with, by its own path; None where it does not report it."""
@@ -465,12 +476,12 @@ class ServerControl(HttpControl):
             raise
         return None if self._state.was_transferred else self._state.loaded_directory or await self._initial_directory()
 
-    async def _load(self, path: str, layers: TemporaryDirectory[str] | None = None) -> None:
-        """Let the workers read a checkpoint, of a delta its `layers`, which are removed then.
+    async def _load(self, path: str, layers: ChangedLayers | None = None, deltas: Sequence[WeightDelta] = ()) -> None:
+        """Let the workers read a checkpoint, or those `layers` of it that `deltas` change.
 
         After a `WeightUpdateError` the server's weights are unusable.
         """
-        files = path if layers is None else layers.name
+        files = path if layers is None else str(await asyncio.to_thread(layers.directory_of, deltas))
         content = {"method": "reload_weights", "kwargs": {"weights_path": files}}
         # Before the call: where its end is not seen, nobody knows which weights the server has.
         self._state.unusable_weights = f"a reload of {path} was begun and not seen to end"
@@ -491,11 +502,8 @@ class ServerControl(HttpControl):
                 "it holds now, the server would die or generate garbage; it is left paused. Load a "
                 "checkpoint that is known to be good, or restart the server"
             ) from error
-        finally:
-            if layers is not None:
-                await asyncio.to_thread(layers.cleanup)
         state = self._state
-        state.unusable_weights, state.loaded_directory = None, path
+        state.unusable_weights, state.loaded_directory, state.layers = None, path, layers
         state.was_transferred, state.weights_loaded = False, True
 
     async def _receive(self, send: SendTensors, version: str, expected: ExpectedTensors) -> None:
@@ -525,7 +533,7 @@ class ServerControl(HttpControl):
                 "restart it"
             ) from error
         state = self._state
-        state.unusable_weights = state.loaded_directory = None
+        state.unusable_weights = state.loaded_directory = state.layers = None
         state.was_transferred = state.weights_loaded = True
 
     async def _restore(self, previous: str | None, failure: WeightUpdateError, stays_paused: bool) -> NoReturn:
@@ -535,9 +543,10 @@ class ServerControl(HttpControl):
         try:
             whole, deltas = await asyncio.to_thread(delta_chain, Path(previous))
             await self._load(str(whole))
-            for count, delta in enumerate(deltas, 1):
-                layers = await asyncio.to_thread(changed_layers, whole, deltas[:count])
-                await self._load(str(delta.directory), layers)
+            if deltas:
+                layers = ChangedLayers(whole, Path(previous).parent)
+                await asyncio.to_thread(layers.apply, deltas)
+                await self._load(previous, layers, deltas)
             await self._reset_all()
         except (EngineError, WeightUpdateError) as error:
             raise WeightUpdateError(
@@ -579,6 +588,13 @@ class ServerControl(HttpControl):
         if self._process_start_time is not None and started != self._process_start_time:
             self._state = _State()
         self._process_start_time = started
+
+    async def _require_whole_weights(self, delta: Path) -> None:
+        """Raise `WeightUpdateError` where the server lacks weights that a delta leaves as they are."""
+        dropped = not self._state.weights_loaded and await self._sleep_level() == 2
+        if reason := self._state.unusable_weights or ("it dropped its weights (level 2)" if dropped else None):
+            rule = f"{delta} changes a part of the weights, and {self.base_url} lacks the others: {reason}"
+            raise WeightUpdateError(f"{rule}; nothing was changed. Pass a whole checkpoint")
 
     async def _sleep_level(self) -> int:
         """The level that the server reports, else that of the last call. Raises `CapabilityError`."""
