@@ -35,8 +35,13 @@ def with_kept_ids(completion: Completion, sampling: SamplingParams, *, raw: bool
             pairs = zip(reported, top.token_ids, strict=True)
             masks = [mask if np.isin(mask, ids).all() else unknown for mask, ids in pairs]
         else:
-            counts = _num_kept(top.logprobs, sampling, raw=raw, options=options)
-            masks = [ids[:kept] for ids, kept in zip(top.token_ids, counts.tolist(), strict=True)]
+            counts = _num_kept(top.logprobs, sampling, raw=raw, options=options).tolist()
+            masks = [ids[:kept] for ids, kept in zip(top.token_ids, counts, strict=True)]
+            for place, (token, mask) in enumerate(zip(completion.token_ids, masks, strict=True)):
+                last = len(mask) - 1
+                if last >= 0 and token not in mask and completion.logprobs[place] == top.logprobs[place, last]:
+                    # As likely as the last one: which of them is kept is not defined, and the sum is the same.
+                    masks[place] = np.append(mask[:last], token)
     known = [mask if token in mask else unknown for token, mask in zip(completion.token_ids, masks, strict=True)]
     return replace(completion, sampling_masks=tuple(known))
 

@@ -206,16 +206,16 @@ class ChangedLayers:
         """Apply the deltas that follow `newest`, in the files of layers that have one. Raises `WeightUpdateError`."""
         from safetensors.torch import save_file
 
-        added: dict[str, dict[str, torch.Tensor]] = {}
+        added: dict[str, dict[str, torch.Tensor]]
         try:
             if not self._paths:
                 self._root = Path(mkdtemp(prefix=".changed-layers-", dir=self._parent))
                 weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
-            for layer in _layers_of(deltas):
-                if layer in self._paths:
-                    _change_file(self._paths[layer], layer, deltas)
-                else:
-                    added[layer] = {}
+            changed = _layers_of(deltas)
+            added = {layer: {} for layer in changed if layer not in self._paths}
+            with ThreadPoolExecutor() as pool:
+                paths = [self._paths[layer] for layer in changed if layer in self._paths]
+                list(pool.map(_change_file, paths, [deltas] * len(paths)))
             for name, tensor in checkpoint_tensors(self.whole, deltas, lambda name: _layer(name) in added):
                 added[_layer(name)][name] = tensor
             for layer, tensors in added.items():
@@ -240,8 +240,8 @@ def _layers_of(deltas: Sequence[WeightDelta]) -> list[str]:
     return sorted({_layer(name) for delta in deltas for name in delta.shapes})
 
 
-def _change_file(path: Path, layer: str, deltas: Sequence[WeightDelta]) -> None:
-    """Write the values of deltas into the tensors of a layer in a safetensors file."""
+def _change_file(path: Path, deltas: Sequence[WeightDelta]) -> None:
+    """Write the values of deltas into the tensors of a safetensors file."""
     import torch
 
     # Closed after the mapping, with which a network file system makes the values visible to other machines.
@@ -250,7 +250,7 @@ def _change_file(path: Path, layer: str, deltas: Sequence[WeightDelta]) -> None:
         places = json.loads(file.read(length - 8))
         data = torch.from_file(os.fspath(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)[length:]
         for delta in deltas:
-            for name in filter(lambda name: _layer(name) == layer, delta.shapes):
+            for name in places.keys() & delta.shapes.keys():
                 begin, end = places[name]["data_offsets"]
                 tensor = data[begin:end].view(delta.tensors[name].dtype)
                 delta.check_replaced(name, tensor)

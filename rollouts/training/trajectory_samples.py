@@ -135,8 +135,12 @@ def _among_kept(trajectory: Trajectory, index: int, unknown: UnknownKept) -> tup
     if TOP_IDS not in node.extras:
         return node.logprobs, mask
     # Raw log-probabilities have a sum below 1 over the ids that were kept; in others this changes nothing.
-    is_kept = (node.extras[TOP_IDS][:, :, None] == mask[:, None, :]).any(axis=2)
-    total = np.logaddexp.reduce(np.where(is_kept, node.extras[TOP_LOGPROBS], -np.inf), axis=1)
+    ids = np.column_stack([node.extras[TOP_IDS], node.token_ids[node.sampled]])
+    ids[:, -1] = np.where((ids[:, :-1] == ids[:, -1:]).any(axis=1), NO_TOKEN, ids[:, -1])  # it counts once
+    logprobs = np.column_stack([node.extras[TOP_LOGPROBS], node.logprobs])
+    rows = np.arange(len(ids))[:, None] << 32  # so that ids of different rows are different
+    is_kept = (ids >= 0) & np.isin(ids + rows, mask + rows)
+    total = np.logaddexp.reduce(np.where(is_kept, logprobs, -np.inf), axis=1)
     is_complete = is_known & (is_kept.sum(axis=1) == (mask >= 0).sum(axis=1))
     return node.logprobs - np.where(is_complete, total, 0), mask
 

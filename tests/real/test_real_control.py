@@ -317,28 +317,36 @@ async def test_new_weights_change_log_probabilities_and_the_first_weights_restor
     assert after[1] == before[1]
 
 
-async def test_a_delta_gives_the_log_probabilities_of_the_whole_checkpoint(
+async def test_a_delta_and_one_that_changes_it_give_the_log_probabilities_of_the_whole_checkpoint(
     connection, control, vllm_server, image, tmp_path, restored
 ):
     """Of a layer a projection, of another the vision tower's; the embeddings, which are the output layer too."""
-    base, whole = vllm_server.model_dir, tmp_path / "whole"
-    shutil.copytree(base, whole)
-    new = {}
-    for path in whole.glob("*.safetensors"):
-        tensors = load_file(path)
-        for name, tensor in tensors.items():
-            if re.search(r"layers\.1\.self_attn\.k_proj|blocks\.0\.attn\.qkv\.weight|embed_tokens|lm_head", name):
-                tensor[::7] *= 1.5
-                new[name] = tensor
-        save_file(tensors, path, metadata={"format": "pt"})
-    assert len(new) == 4
-    write_weight_delta(new, tmp_path / "delta", base="default", base_directory=base)
-    await control.update_weights(base, "default")
+    base = origin = vllm_server.model_dir
+    version = "default"
+    for number, changed in enumerate(
+        (
+            r"layers\.1\.self_attn\.k_proj|blocks\.0\.attn\.qkv\.weight|embed_tokens|lm_head",
+            r"layers\.1\.(self_attn\.[kq]_proj|mlp)|layers\.0\.mlp",
+        )
+    ):
+        whole, new = tmp_path / f"whole-{number}", {}
+        shutil.copytree(base if number == 0 else tmp_path / "whole-0", whole)
+        for path in whole.glob("*.safetensors"):
+            tensors = load_file(path)
+            for name in filter(re.compile(changed).search, tensors):
+                tensors[name][number::7] *= 1.5
+                new[name] = tensors[name]
+            save_file(tensors, path, metadata={"format": "pt"})
+        assert len(new) > 3
+        write_weight_delta(new, tmp_path / f"delta-{number}", base=version, base_directory=origin)
+        version = f"delta-{number}"
+        origin = tmp_path / version
     seen = {}
-    for directory, version in ((whole, "whole"), (base, "default"), (tmp_path / "delta", "delta")):
-        await control.update_weights(directory, version)
-        seen[version] = (await request_image(connection, image, data=True))[1], logprobs(await generated(connection))
-    assert seen["delta"] == seen["whole"] != seen["default"]
+    for name in ("default", "delta-0", "delta-1", "whole-0", "whole-1", "default"):
+        await control.update_weights(base if name == "default" else tmp_path / name, name)
+        seen[name] = (await request_image(connection, image, data=True))[1], logprobs(await generated(connection))
+    assert seen["delta-0"] == seen["whole-0"] != seen["default"]
+    assert seen["delta-1"] == seen["whole-1"] != seen["delta-0"]
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)
