@@ -101,7 +101,8 @@ def trained_sequences(sequence_ids: torch.Tensor, mask: torch.Tensor) -> torch.T
         row, column = (mask & (sequence_ids.to(mask.device) < 0)).nonzero()[0].tolist()
         rule = "the mask trains this position; pass the batch's own sequence_ids and loss_mask"
         raise ArgumentError(f"sequence_ids[{row}, {column}]", -1, rule)
-    return ids.unique(return_inverse=True)[1]
+    numbers: torch.Tensor = torch.unique(ids, return_inverse=True)[1]
+    return numbers
 
 
 def checked_mask(logprobs: torch.Tensor, mask: Mask, **others: torch.Tensor) -> torch.Tensor:
