@@ -1,5 +1,6 @@
 """Weight deltas at a scripted server: what it reads of one, and what is loaded again after a failure."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,22 @@ async def test_further_deltas_are_read_without_those_before_them(server, control
         tensors = weights_of(Path(server.loaded[-1]))
         assert tensors.keys() == layer_of(weights) | (set(changed) - layer_of(weights))
         assert all(torch.equal(tensors[name], weights[name]) for name in tensors)
+
+
+async def test_layers_that_were_deleted_are_put_together_again(server, control, delta, tmp_path):
+    directory, weights = delta
+    await control.update_weights(directory, "v1")
+    (name,) = (each for each in layer_of(weights) if "down_proj" in each)
+    new = weights[name].clone()
+    new[0] += 1
+    write_weight_delta({name: new}, tmp_path / "2", base="v1", base_directory=directory)
+    shutil.rmtree(Path(server.loaded[-1]).parent)
+    with pytest.raises(WeightUpdateError, match=r"could not be written.*nothing was changed\. Repeat the update"):
+        await control.update_weights(tmp_path / "2", "v2")
+    await control.update_weights(tmp_path / "2", "v2")
+    tensors = weights_of(Path(server.loaded[-1]))
+    assert tensors.keys() == layer_of(weights)
+    assert all(torch.equal(tensors[each], (weights | {name: new})[each]) for each in tensors)
 
 
 async def test_a_server_takes_the_deltas_that_it_has_missed(server, control, delta, tmp_path):
