@@ -183,7 +183,8 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
                 own = {name: column[start:end] for name, column in columns.items()}
                 others = {name: rows for name, rows in node.extras.items() if name not in TEACHER_COLUMNS}
                 nodes[index] = replace(node, extras=others | own)
-                if SAMPLING_MASK not in node.extras:  # else they may be among the kept ids, and the teacher's are not
+                # With it they may be among the kept ids; the teacher's are not.
+                if SAMPLING_MASK not in node.extras:
                     differences.append(node.logprobs - logprobs[start:end][node.sampled])
                 scored.add(index)
             start = end

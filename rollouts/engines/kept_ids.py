@@ -38,10 +38,10 @@ def with_kept_ids(completion: Completion, sampling: SamplingParams, *, raw: bool
             counts = _num_kept(top.logprobs, sampling, raw=raw, options=options).tolist()
             masks = [ids[:kept] for ids, kept in zip(top.token_ids, counts, strict=True)]
             for place, (token, mask) in enumerate(zip(completion.token_ids, masks, strict=True)):
-                last = len(mask) - 1
-                if last >= 0 and token not in mask and completion.logprobs[place] == top.logprobs[place, last]:
-                    # As likely as the last one: which of them is kept is not defined, and the sum is the same.
-                    masks[place] = np.append(mask[:last], token)
+                own, likeliest = completion.logprobs[place], top.logprobs[place]
+                if len(mask) and token not in mask and own == likeliest[len(mask) - 1]:
+                    # Which of the ids that are as likely as the last is kept is not defined; the sum is.
+                    masks[place] = np.append(mask[:-1], token)
     known = [mask if token in mask else unknown for token, mask in zip(completion.token_ids, masks, strict=True)]
     return replace(completion, sampling_masks=tuple(known))
 

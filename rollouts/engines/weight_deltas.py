@@ -133,13 +133,12 @@ def read_delta(directory: Path) -> WeightDelta:
 
     try:
         about = json.loads((directory / ABOUT).read_text("utf-8"))
-        with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(load_file, directory / _VALUES)
-            if about["digest"] != _digest(directory / _VALUES):
-                raise ValueError(f"{_VALUES} has another digest than {ABOUT} names")
+        if about["digest"] != _digest(directory / _VALUES):
+            raise ValueError(f"{_VALUES} has another digest than {ABOUT} names")
         base_directory = Path(os.path.realpath(directory / about["base_directory"]))
         shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
-        return WeightDelta(directory, about["base"], base_directory, shapes, loading.result(), about["replaced"])
+        tensors = load_file(directory / _VALUES)
+        return WeightDelta(directory, about["base"], base_directory, shapes, tensors, about["replaced"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         reason = f"{directory} has no weight delta that can be read ({error})"
         raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint") from error
@@ -161,11 +160,12 @@ def delta_chain(directory: Path, version: str | None = None) -> tuple[Path, list
 
 
 def deltas_after(deltas: Sequence[WeightDelta], version: str) -> Sequence[WeightDelta]:
-    """The deltas that are left to apply to the weights of `version`, those in use. Raises `WeightUpdateError`."""
+    """The deltas that are left to apply to the weights of `version`, in use. Raises `WeightUpdateError`."""
     for number in reversed(range(len(deltas))):
         if deltas[number].base == version:
             return deltas[number:]
-    reason = f"{deltas[-1].directory} changes the weights {deltas[-1].base!r}, and those in use are {version!r}"
+    last = deltas[-1]
+    reason = f"{last.directory} changes the weights {last.base!r}, and those in use are {version!r}"
     raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint")
 
 
@@ -191,7 +191,7 @@ def checkpoint_tensors(
 
 
 class ChangedLayers:
-    """The layers of a whole checkpoint that deltas change, whole and after these, in files of a new directory.
+    """The layers of a checkpoint that deltas change, whole and after these, in files of a new directory.
 
     vLLM replaces the parameters of a module together, and joins several tensors of a layer in one. The
     directory, one in `parent`, is removed with the object; `newest` is that of the last delta.
@@ -203,7 +203,7 @@ class ChangedLayers:
         self._paths: dict[str, Path] = {}  # by layer
 
     def apply(self, deltas: Sequence[WeightDelta]) -> None:
-        """Apply the deltas that follow `newest`, in the files of layers that have one. Raises `WeightUpdateError`."""
+        """Apply the deltas after `newest`, in place where a layer has a file. Raises `WeightUpdateError`."""
         from safetensors.torch import save_file
 
         added: dict[str, dict[str, torch.Tensor]]
@@ -222,7 +222,7 @@ class ChangedLayers:
                 self._paths[layer] = self._root / f"{len(self._paths)}.safetensors"
                 save_file(tensors, self._paths[layer], metadata={"format": "pt"})
         except (OSError, SafetensorError) as error:
-            reason = f"the layers that {deltas[-1].directory} changes could not be written in {self._parent} ({error})"
+            reason = f"the layers of {deltas[-1].directory} could not be written in {self._parent} ({error})"
             raise WeightUpdateError(f"{reason}; nothing was changed. Repeat the update") from error
         self.newest = Path(os.path.realpath(deltas[-1].directory))  # as `base_directory` of the next one
 
@@ -248,7 +248,8 @@ def _change_file(path: Path, deltas: Sequence[WeightDelta]) -> None:
     with path.open("r+b") as file:
         length = 8 + int.from_bytes(file.read(8), "little")
         places = json.loads(file.read(length - 8))
-        data = torch.from_file(os.fspath(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)[length:]
+        size = path.stat().st_size
+        data = torch.from_file(os.fspath(path), shared=True, size=size, dtype=torch.uint8)[length:]
         for delta in deltas:
             for name in places.keys() & delta.shapes.keys():
                 begin, end = places[name]["data_offsets"]

@@ -144,7 +144,7 @@ def rollout_correction(
         limit = given.token_weights
         weights = torch.zeros_like(log_ratio) if limit is None else log_ratio.clamp(max=math.log(limit))
         counted = weights[kept]
-    # Beside the largest: the product of a long sequence may be smaller than any number, and so may all of them.
+    # Beside the largest: the products of long sequences may all be smaller than any number.
     largest = counted.max() if len(counted) else counted.new_zeros(())
     relative = (counted - largest).double().exp()
     if given.normalise and len(counted):

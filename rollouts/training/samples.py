@@ -135,7 +135,7 @@ def check_column(row: str, name: str, values: Any, kinds: str, shape: tuple[int 
 
 
 def check_kept_ids(row: str, ids: np.ndarray, kept: np.ndarray) -> None:
-    """Raise `SampleError` unless each row of `kept` (n, k) has the id of `ids` (n,), and none twice, or is of -1."""
+    """Raise `SampleError` for a row of `kept` (n, k) with ids but not that of `ids` (n,), or with one twice."""
     ordered = np.sort(kept, axis=1)
     has_twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     is_lacking = (kept >= 0).any(axis=1) & ~(kept == ids[:, None]).any(axis=1)

@@ -476,7 +476,12 @@ class ServerControl(HttpControl):
             raise
         return None if self._state.was_transferred else self._state.loaded_directory or await self._initial_directory()
 
-    async def _load(self, path: str, layers: ChangedLayers | None = None, deltas: Sequence[WeightDelta] = ()) -> None:
+    async def _load(
+        self,
+        path: str,
+        layers: ChangedLayers | None = None,
+        deltas: Sequence[WeightDelta] = (),
+    ) -> None:
         """Let the workers read a checkpoint, or those `layers` of it that `deltas` change.
 
         After a `WeightUpdateError` the server's weights are unusable.
@@ -591,8 +596,10 @@ class ServerControl(HttpControl):
 
     async def _require_whole_weights(self, delta: Path) -> None:
         """Raise `WeightUpdateError` where the server lacks weights that a delta leaves as they are."""
-        dropped = not self._state.weights_loaded and await self._sleep_level() == 2
-        if reason := self._state.unusable_weights or ("it dropped its weights (level 2)" if dropped else None):
+        reason = self._state.unusable_weights
+        if not self._state.weights_loaded and await self._sleep_level() == 2:
+            reason = "it dropped its weights (level 2)"
+        if reason is not None:
             rule = f"{delta} changes a part of the weights, and {self.base_url} lacks the others: {reason}"
             raise WeightUpdateError(f"{rule}; nothing was changed. Pass a whole checkpoint")
 
