@@ -51,7 +51,7 @@ class WeightDelta:
         if places is None:
             target.copy_(values)
         else:
-            _bits(target).index_copy_(0, places.to(target.device).long(), _bits(values.to(target)))
+            _bits(target).scatter_(0, places.to(target.device).long(), _bits(values.to(target)))
 
     def check_replaced(self, name: str, tensor: torch.Tensor) -> None:
         """Raise `WeightUpdateError` unless a tensor of the base has the values that the delta was written for."""
