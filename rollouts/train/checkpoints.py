@@ -3,17 +3,23 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic.dataclasses import dataclass
+
+from rollouts.errors import CommandFileError
 from rollouts.files import replaced_path
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.group_files import write_errors_name
 from rollouts.run_config.output import OutputDirectory
 from rollouts.train.policy import NAME
 from rollouts.training.trainer import Trainer
+from transport.errors import FileLockedError
+from transport.records.file_lock import open_locked, unlock
 
 _STATE: Final = "state.json"
 #: Keys of [train] that may change while a run continues.
@@ -41,6 +47,7 @@ class Checkpoints:
 
     A checkpoint appears whole. What the run has appended to its files after the newest one is cut off when
     it continues, because the steps behind it are taken again. `configuration` must not change meanwhile.
+    All methods are called within `locked`.
     """
 
     def __init__(self, output: OutputDirectory, file: ConfigFile, configuration: Mapping[str, Any], keep: int) -> None:
@@ -49,6 +56,20 @@ class Checkpoints:
         trained = {name: value for name, value in configuration["train"].items() if name not in _CHANGEABLE}
         self._configuration = {**configuration, "train": trained}
         self._keep = keep
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out. Raises `RunConfigError` where one trains in this directory."""
+        try:
+            file = open_locked(os.fspath(self._output.checkpoints / "lock"), "a+")
+        except FileLockedError as error:
+            reason = f"another process trains in {self._output.path}; end it, or name another directory"
+            raise self._file.error(("output", "directory"), reason) from error
+        try:
+            yield
+        finally:
+            unlock(file)
+            file.close()
 
     def save(self, trainer: Trainer, state: TrainingState) -> TrainingState:
         """Write a checkpoint, and remove those that are neither among the last nor the best one."""
@@ -69,27 +90,33 @@ class Checkpoints:
     def restore(self, trainer: Trainer) -> TrainingState | None:
         """Continue from the newest checkpoint: its weights, and the files as they were. None: there is none yet.
 
-        Raises `RunConfigError` where the configuration is another one.
+        Raises `RunConfigError` where the configuration is another one, and `CommandFileError`, before anything
+        is changed, for a checkpoint that cannot be read and a file that is shorter than it was.
         """
         steps = self._steps()
         state = TrainingState()
         if steps:
             directory = self._output.checkpoints / f"step-{steps[-1]}"
-            held = json.loads((directory / _STATE).read_text("utf-8"))
-            self._check(held.pop("configuration"))
-            state = TrainingState(**held)
-            trainer.load(NAME, directory)
+            with _refused(directory):
+                held = json.loads((directory / _STATE).read_bytes())
+                configuration = dict(held.pop("configuration"))
+                state = TrainingState(**held)
+            self._check(configuration)
+            self._check_sizes(state, directory)
+            with _refused(directory):
+                trainer.load(NAME, directory)
         for path in self._output.appended:
             if path.exists():
-                os.truncate(path, min(state.files.get(path.name, 0), path.stat().st_size))
-        for path in self._output.checkpoints.glob(".*.partial"):  # of a killed process
-            shutil.rmtree(path)
+                os.truncate(path, state.files.get(path.name, 0))
+        for path in self._output.path.rglob(".*.partial"):  # of a killed process
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         return state if steps else None
 
     def _steps(self) -> list[int]:
         """The steps of the checkpoints, ascending. One without a state was being removed by a killed process."""
         found = self._output.checkpoints.glob(f"step-*/{_STATE}")
-        return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+        numbers = [path.parent.name.removeprefix("step-") for path in found]
+        return sorted(int(number) for number in numbers if number.isdecimal())  # not the copies of a user
 
     def _check(self, held: Mapping[str, Any]) -> None:
         for name in self._configuration.keys() | held.keys():
@@ -99,6 +126,22 @@ class Checkpoints:
                     key = (name, next(one for one in now.keys() | before.keys() if now.get(one) != before.get(one)))
                 reason = "it has changed since the run began; write the earlier value, or another output directory"
                 raise self._file.error(tuple(key), reason)
+
+    def _check_sizes(self, state: TrainingState, directory: Path) -> None:
+        for path in self._output.appended:
+            size, before = path.stat().st_size if path.exists() else 0, state.files.get(path.name, 0)
+            if size < before:
+                reason = f"it has {size:,} bytes, and {before:,} when {directory} was written"
+                raise CommandFileError(path, f"{reason}; restore it, or name another output directory")
+
+
+@contextmanager
+def _refused(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"the checkpoint cannot be read ({error}); delete it, and --resume continues from the one before"
+        raise CommandFileError(directory, reason) from error
 
 
 def _synced_size(path: Path) -> int:

@@ -30,7 +30,7 @@ from rollouts.training import (
     truncate_sample,
 )
 from rollouts.training.correction import correction_options
-from rollouts.training.named_losses import loss_options, named_loss
+from rollouts.training.named_losses import CORRECTION_WEIGHTS, loss_options, named_loss
 from rollouts.training.trainer import AdamParams, Datum, LoraOptions, LossResult, datum_from_sample
 
 #: Losses with a gradient where all advantages are 0.
@@ -75,9 +75,10 @@ class Learner:
         logprobs: list[np.ndarray] = [np.empty(0)] * len(samples)
         results: list[LossResult] = []
         # A correction compares with the log-probabilities of all samples from before the first step.
-        first = minibatches[0] if minibatches and not self._section.correction else []
-        if first:
-            results.append(self._forward_backward([samples[index] for index in first]))
+        first: list[int] = []
+        if minibatches and not self._section.correction:
+            first = [index for index in minibatches[0] if self._has_gradient(samples[index])]
+            results.append(self._forward_backward(samples, minibatches[0], logprobs))
             _put(logprobs, first, results[0])
         rest = [index for index in range(len(samples)) if index not in set(first)]
         if rest:
@@ -90,8 +91,7 @@ class Learner:
         norms = []
         for number, indices in enumerate(minibatches):
             if number or not first:
-                start = [logprobs[index] for index in indices] if self._section.correction else None
-                results.append(self._forward_backward([samples[index] for index in indices], start))
+                results.append(self._forward_backward(samples, indices, logprobs))
             norms.append(self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))["grad_norm"])
         figures |= _means([result.metrics for result in results])
         figures |= {"grad_norm": float(np.mean(norms)) if norms else 0.0, "learning_rate": rate}
@@ -158,56 +158,76 @@ class Learner:
         figures["kl_to_start"] = float(np.mean(np.concatenate(distances)))
         return penalised
 
+    def _has_gradient(self, sample: TrainingSample) -> bool:
+        return self._section.loss in _WITHOUT_ADVANTAGES or bool(sample.advantages.any())
+
     def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[int]]:
-        """The numbers of the samples of each optimizer step; none for samples without a gradient."""
-        has_gradient = self._section.loss in _WITHOUT_ADVANTAGES
+        """The numbers of the samples of each optimizer step; none where no sample has a gradient."""
         # The samples of a group stay together: what they begin with is computed once.
         by_group: dict[str, list[int]] = {}
         for number, sample in enumerate(samples):
-            if has_gradient or sample.advantages.any():
-                by_group.setdefault(sample.name.rsplit("/", 2)[0], []).append(number)
-        groups, found = list(by_group.values()), []
-        for epoch in range(self._section.epochs if groups else 0):
-            order = np.random.default_rng([self._seed, step, epoch]).permutation(len(groups))
-            parts = np.array_split(order, min(self._section.minibatches, len(groups)))
-            found += [[number for index in sorted(part.tolist()) for number in groups[index]] for part in parts]
+            by_group.setdefault(sample.name.rsplit("/", 2)[0], []).append(number)
+        groups: tuple[list[list[int]], list[list[int]]] = ([], [])  # without a gradient, and with one
+        for numbers in by_group.values():
+            groups[any(self._has_gradient(samples[number]) for number in numbers)].append(numbers)
+        count = min(self._section.minibatches, len(groups[True]))
+        found: list[list[int]] = []
+        for epoch in range(self._section.epochs if count else 0):
+            drawn = np.random.default_rng([self._seed, step, epoch])
+            parts = [np.array_split(drawn.permutation(len(each)), count) for each in reversed(groups)]
+            for part in zip(*parts, strict=True):
+                chosen = zip(reversed(groups), part, strict=True)
+                found.append([number for each, order in chosen for index in sorted(order) for number in each[index]])
         return found
 
     def _forward_backward(
-        self, samples: Sequence[TrainingSample], start: Sequence[np.ndarray] | None = None
+        self, samples: Sequence[TrainingSample], indices: Sequence[int], start: Sequence[np.ndarray]
     ) -> LossResult:
-        """Add the gradient of the mean over tokens or episodes; a sum is divided by dividing what it is linear in.
+        """Add the gradient of the mean over the tokens or episodes of a minibatch, the samples at `indices`.
 
-        `start`: log-probabilities (n - 1,) of each sample before the first step on it, for a correction.
+        Those without a gradient are not computed; they count in the number that divides the sum, which is
+        done by dividing what the sum is linear in. `start`: log-probabilities (n - 1,) of each sample before
+        the first step on it, for a correction.
         """
         section = self._section
-        trained = [sample.loss_mask[1:] for sample in samples]
-        data = [datum_from_sample(sample, section.loss) for sample in samples]
-        if start is not None:
-            trained = self._not_rejected(samples, start)
-            data = [
-                replace(row, inputs={**row.inputs, "sampler_logprobs": row.inputs["logprobs"], "logprobs": of_row})
-                for row, of_row in zip(data, start, strict=True)
-            ]
+        chosen = [samples[index] for index in indices]
+        data = [datum_from_sample(sample, section.loss) for sample in chosen]
+        figures: dict[str, float] = {}
+        if section.correction:
+            chosen, data, figures = self._corrected(chosen, [start[index] for index in indices])
+        trained = [sample.loss_mask[1:] for sample in chosen]
         tokens = sum(int(mask.sum()) for mask in trained)
-        episodes = {sample.name.rpartition("/")[0] for sample, mask in zip(samples, trained, strict=True) if mask.any()}
+        episodes = {sample.name.rpartition("/")[0] for sample, mask in zip(chosen, trained, strict=True) if mask.any()}
         count = max(1, tokens if section.mean_over == "tokens" else len(episodes))
         linear = "beta" if section.loss == "dro" else "coefficient"
         options = {name: value / count if name == linear else value for name, value in self._options.items()}
+        data = [row for row, index in zip(data, indices, strict=True) if self._has_gradient(samples[index])]
         data = _divided(data, "weights" if section.loss == "cross_entropy" else "advantages", count)
-        return self._trainer.forward_backward(NAME, data, section.loss, options, correction=section.correction or None)
+        result = self._trainer.forward_backward(NAME, data, section.loss, options)
+        return result._replace(metrics={**result.metrics, **figures})
 
-    def _not_rejected(self, samples: Sequence[TrainingSample], start: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """bool (n - 1,) for each sample: the trained tokens that the correction keeps."""
-        lengths = [len(row) for row in start]
+    def _corrected(
+        self, samples: Sequence[TrainingSample], start: Sequence[np.ndarray]
+    ) -> tuple[list[TrainingSample], list[Datum], dict[str, float]]:
+        """The samples with the tokens that the correction keeps, their rows with its weights, and its figures."""
         sampler, mask = (
             torch.from_numpy(np.concatenate([getattr(sample, name)[1:] for sample in samples]))[None]
             for name in ("logprobs", "loss_mask")
         )
-        ids = torch.from_numpy(np.repeat(np.arange(len(samples)), lengths))[None]
+        ids = torch.from_numpy(np.repeat(np.arange(len(samples)), [len(row) for row in start]))[None]
         policy = torch.from_numpy(np.concatenate(start).astype(np.float32))[None]
-        kept = rollout_correction(policy, sampler, mask, ids, self._section.correction).mask[0].numpy()
-        return np.split(kept, np.cumsum(lengths)[:-1])
+        correction = rollout_correction(policy, sampler, mask, ids, self._section.correction)
+        ends = np.cumsum([len(row) for row in start])[:-1]
+        kept, weights = (np.split(each[0].numpy(), ends) for each in (correction.mask, correction.weights))
+        found = [
+            replace(sample, loss_mask=np.append(False, mask), logprobs=np.append(np.float32(0), row), weight_spans=())
+            for sample, mask, row in zip(samples, kept, start, strict=True)
+        ]
+        data = [datum_from_sample(sample, self._section.loss) for sample in found]
+        rows = [
+            replace(row, inputs={**row.inputs, CORRECTION_WEIGHTS: own}) for row, own in zip(data, weights, strict=True)
+        ]
+        return found, rows, {f"correction_{name}": value for name, value in correction.figures.items()}
 
     def _check(
         self,
@@ -240,7 +260,7 @@ class Learner:
 
 def learning_rate(section: TrainSection, step: int) -> float:
     """The learning rate of a step, which counts from 1."""
-    progress = (step - 1) / max(section.steps - 1, 1)
+    progress = (step - 1) / section.steps
     left = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     share = 1.0 if section.schedule == "constant" else section.final_rate
     decay = share + (1 - share) * left[section.schedule]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from rollouts.run_config.group_files import GroupFiles
 from rollouts.run_config.output import OutputDirectory, metric_sinks
 from rollouts.run_config.run_parts import RunParts
 from rollouts.run_config.sections import SupervisedSection, TrainSection
-from rollouts.run_config.tasks import TaskSource
+from rollouts.run_config.tasks import FileTaskSource, TaskSource
 from rollouts.runner.events import GroupSkipped, GroupStale, RunnerEvent
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import ScoreEpisode
@@ -63,23 +63,24 @@ class Training:
         file = parts.file
         if section.threads is not None:
             torch.set_num_threads(section.threads)
-        policy = Policy(parts, section, output.weights)
-        checkpoints = Checkpoints(output, file, parts.journal_configuration(), section.keep)
-        restored = checkpoints.restore(policy.trainer)
-        state = restored or TrainingState()
-        learner = Learner(policy, file, section)
-        order = TaskOrder(
-            parts.tasks,
-            seed=file.config.seed,
-            shuffle=section.shuffle,
-            revisit=section.revisit_degenerate,
-            **state.tasks,
-        )
-        sinks = metric_sinks(file, output)
-        # Episodes are made of several hundred thousand objects; scanning those of torch each time costs as much.
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 20)
         async with AsyncExitStack() as opened:
+            checkpoints = Checkpoints(output, file, self._configuration(), section.keep)
+            opened.enter_context(checkpoints.locked())
+            policy = Policy(parts, section, output.weights)
+            restored = checkpoints.restore(policy.trainer)
+            state = restored or TrainingState()
+            learner = Learner(policy, file, section)
+            order = TaskOrder(
+                parts.tasks,
+                seed=file.config.seed,
+                shuffle=section.shuffle,
+                revisit=section.revisit_degenerate,
+                **state.tasks,
+            )
+            sinks = metric_sinks(file, output)
+            # Episodes are made of several hundred thousand objects; scanning those of torch each time costs as much.
+            gc.freeze()
+            gc.set_threshold(50_000, 20, 20)
             log = opened.enter_context(TrainingLog(output.path, sinks=sinks))
             if restored is None and self.conversations is not None:
                 supervised = file.config.supervised
@@ -104,8 +105,9 @@ class Training:
             files = opened.enter_context(GroupFiles(output, durable=False))
             await opened.enter_async_context(runner)
             if restored is None:
-                state = await self._evaluated(policy, engine, place, log, state)
-                state = checkpoints.save(policy.trainer, replace(state, tasks=order.state()))
+                state = await self._evaluated(engine, place, log, replace(state, tasks=order.state()))
+                state = await asyncio.to_thread(checkpoints.save, policy.trainer, state)
+            await self._write_best(policy, state)
             first, began = state.step, time.monotonic()
             for step in range(first + 1, section.steps + 1):
                 started = time.monotonic()
@@ -129,12 +131,32 @@ class Training:
                 state = replace(state, step=step, tasks=order.state())
                 self._print(step, first, figures["reward"], mismatch, ended - began, ended - started)
                 if step == section.steps or step % file.config.evaluation.every == 0:
-                    state = await self._evaluated(policy, engine, place, log, state)
-                if step == section.steps or step % section.checkpoint_every == 0:
+                    state = await self._evaluated(engine, place, log, state)
+                if step == section.steps or step % section.checkpoint_every == 0 or step == state.best_step:
                     state = await asyncio.to_thread(checkpoints.save, policy.trainer, state)
+                    await self._write_best(policy, state)
             await asyncio.to_thread(policy.save, output.path / "last")
-        if state.best_step is not None:
-            self.console.print(f"best: the weights of step {state.best_step}, held-out reward {state.best_reward:.3f}")
+
+    def _configuration(self) -> dict[str, Any]:
+        """What must not change while the run continues: the values, and the content of files of tasks.
+
+        A position in the order of the tasks is that of a row, and rewards of evaluations are compared.
+        """
+        config = self.parts.file.config
+        values = self.parts.journal_configuration() | {"seed": config.seed, "group_size": config.group_size}
+        values["evaluation"] = config.evaluation.model_dump(mode="json", exclude={"every"})
+        for table, tasks in ((values, self.parts.tasks), (values["evaluation"], self.held_out)):
+            if isinstance(tasks, FileTaskSource):
+                table["tasks"]["content_of_the_file"] = tasks.digest()
+        return values
+
+    async def _write_best(self, policy: Policy, state: TrainingState) -> None:
+        """Write the weights of a checkpoint that names itself the best; a kill before the end leaves those of before.
+
+        A process that continues from this checkpoint does it again.
+        """
+        if state.step == state.best_step:
+            await asyncio.to_thread(policy.save, self.output.path / "best")
 
     def _warm_start(self, learner: Learner, section: SupervisedSection, log: TrainingLog) -> None:
         assert self.conversations is not None
@@ -150,10 +172,8 @@ class Training:
         await teacher.check(of_teacher, engine)
         return partial(teacher.scored, of_teacher)
 
-    async def _evaluated(
-        self, policy: Policy, engine: Engine, place: Place, log: TrainingLog, state: TrainingState
-    ) -> TrainingState:
-        """The state after an evaluation on the held-out tasks, where there are any; new best weights are written."""
+    async def _evaluated(self, engine: Engine, place: Place, log: TrainingLog, state: TrainingState) -> TrainingState:
+        """The state after an evaluation on the held-out tasks, where there are any."""
         if self.held_out is None:
             return state
         results = await self._evaluate(engine, place, self.held_out, state.step)
@@ -165,7 +185,6 @@ class Training:
         self.console.print(f"step {state.step}: held-out reward {reward:.3f}, success {success:.3f}", highlight=False)
         if state.best_reward is not None and reward <= state.best_reward:
             return state
-        await asyncio.to_thread(policy.save, self.output.path / "best")
         return replace(state, best_step=state.step, best_reward=reward)
 
     async def _evaluate(self, engine: Engine, place: Place, tasks: TaskSource, step: int) -> EvaluationResults:

@@ -70,11 +70,16 @@ class Policy:
         return f"{NAME}@{step}" if self._is_adapter else str(step)
 
     def save(self, directory: Path) -> None:
-        """Write the weights to a directory that engines load, in place of one that is there."""
-        if directory.exists():
-            shutil.rmtree(directory)
+        """Write the weights to a directory that engines load, in place of one that is there when they are complete."""
+        new, old = (directory.with_name(f".{directory.name}.{age}") for age in ("new", "old"))
         with write_errors_name(directory):
-            self.trainer.save_for_sampler(NAME, directory)
+            for left in (new, old):  # by a killed process
+                shutil.rmtree(left, ignore_errors=True)
+            self.trainer.save_for_sampler(NAME, new)
+            if directory.exists():
+                directory.rename(old)
+            new.rename(directory)
+            shutil.rmtree(old, ignore_errors=True)
 
     def weights(self, step: int) -> Any:
         """What `Engine.update_weights` takes: tensors for a local engine, else a new directory."""
@@ -108,6 +113,7 @@ class Policy:
                 if name.startswith(f"{NAME}@"):
                     await base.unload_adapter(name)
             engine = LoRAEngine(base, NAME)
+        shutil.rmtree(self._directory, ignore_errors=True)  # also of a killed process
         await engine.update_weights(self.weights(step), self.version(step))
         return [engine] if engine is base else [engine, base]
 

@@ -1,6 +1,7 @@
 """The order in which training takes its tasks, pass after pass, and which of them are done."""
 
 import itertools
+import re
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sized
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,10 @@ from rollouts.task import Task
 class TaskOrder(AsyncIterable[Task]):
     """Passes over `tasks`, each shuffled by `seed` and its number. A position counts the tasks of all passes.
 
-    From the second pass on, the ids of tasks end with "#" and the number of the pass: a runner takes an id
-    once. A source without a length, which may have no end, is not shuffled. Of the tasks whose last group was
-    degenerate, a pass takes the share `revisit`. `first`, `done` and `degenerate` are those of `state`, of an
-    earlier process.
+    From the second pass on, the ids of tasks end with "#" and the number of the pass, those that end so by
+    themselves in the first one too: a runner takes an id once. A source without a length, which may have no
+    end, is not shuffled. Of the tasks whose last group was degenerate, a pass takes the share `revisit`.
+    `first`, `done` and `degenerate` are those of `state`, of an earlier process.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class TaskOrder(AsyncIterable[Task]):
                     if self._is_left_out(task, number, position):
                         self._finish(position)
                     else:
-                        task_id = task.task_id if number == 1 else f"{task.task_id}#{number}"
+                        is_own = number == 1 and not re.search(r"#\d+$", task.task_id)
+                        task_id = task.task_id if is_own else f"{task.task_id}#{number}"
                         self._taken[task_id] = (position, task.task_id)
                         yield replace(task, task_id=task_id)
                 position += 1

@@ -40,9 +40,10 @@ class Datum(TokenRow):
     what the loss takes for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`,
     `mask`, `sequence_ratio_mask`, `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids`
     and `teacher_top_logprobs`, and of any k the `sampling_mask` of a sample. With a correction also
-    `sampler_logprobs` and `lags`. For "cross_entropy", `target_ids` and `weights` may be (n, k): k targets
-    for each token, with a weight each. `experts` integers (n, layers, experts a token): those that computed
-    each token when it was sampled, for `Trainer(routed_experts=True)`.
+    `sampler_logprobs` and `lags`, or with one that the caller has made its `correction_weights`. For
+    "cross_entropy", `target_ids` and `weights` may be (n, k): k targets for each token, with a weight each.
+    `experts` integers (n, layers, experts a token): those that computed each token when it was sampled, for
+    `Trainer(routed_experts=True)`.
 
     A `Trainer` checks it, and names it in errors by its place in the list: `data[3]`.
     """
@@ -155,7 +156,8 @@ def check_data(
 
 
 def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, targets: tuple[int, ...]) -> None:
-    known = loss.required | loss.optional | ({SAMPLING_MASK} if "logprobs" in loss.required else set())
+    of_samplers = {SAMPLING_MASK, CORRECTION_WEIGHTS} if "logprobs" in loss.required else set()
+    known = loss.required | loss.optional | of_samplers
     if unknown := sorted(inputs.keys() - known, key=str):
         taken = f"it takes {', '.join(sorted(known))}"
         raise SampleError(name, f"the loss has no input {short_repr(unknown[0])}; {taken}")

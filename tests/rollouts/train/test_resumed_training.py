@@ -1,11 +1,17 @@
 """A training run that was killed, or whose disk was full, ends with the bits of one that was not."""
 
+import itertools
+import json
+import os
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from vowels_training import CONFIG, HELD_OUT, outcome, project, started, train
 
 from rollouts.errors import RolloutsError
@@ -78,14 +84,112 @@ def test_a_run_that_fails_anywhere_goes_on_from_its_checkpoint_to_the_same_end(
     assert outcome(tmp_path) == uninterrupted
 
 
-def test_another_value_of_the_file_is_refused_where_the_run_goes_on(tmp_path: Path, tiny_model_dir: Path) -> None:
-    path = project(tmp_path, tiny_model_dir, steps="1")
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(Checkpoints, "save"), (Trainer, "save_for_sampler")],  # of the first step, which is better than the start
+)
+def test_best_has_the_weights_of_the_best_checkpoint_wherever_the_process_ends(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    original, calls = getattr(owner, method), itertools.count(1)
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise RolloutsError("planted")
+        return original(*arguments, **options)
+
+    path = project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT)
+    environment = (tmp_path / "vowels_env.py").read_text()
+    # Each evaluation is better than the one before.
+    rising = environment.replace("reward=", "reward=next(CALLS) + 1e-3 * ")
+    (tmp_path / "vowels_env.py").write_text("import itertools\nCALLS = itertools.count()\n" + rising)
+    best = tmp_path / "out" / "best" / "model.safetensors"
+    with monkeypatch.context() as planted:
+        planted.setattr(owner, method, failing)
+        assert "planted" in train(path).output
+    start, held = (load_file(each) for each in (tiny_model_dir / "model.safetensors", best))
+    assert all(torch.equal(start[name], held[name]) for name in held)
+    assert train(path, "--resume").exit_code == 0
+    assert best.read_bytes() == (tmp_path / "out" / "last" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", "4"), ("group_size", "5"), ("evaluation.samples", "3"), ("train.learning_rate", "0.5")]
+)
+def test_a_run_with_other_values_is_another_run(tmp_path: Path, tiny_model_dir: Path, key: str, value: str) -> None:
+    path = project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT, steps="1")
     assert train(path).exit_code == 0
-    refused = train(path, "--resume", "--set", "train.learning_rate=0.5")
+    refused = train(path, "--resume", "--set", f"{key}={value}")
     assert refused.exit_code == 2
-    assert "train.learning_rate: it has changed since the run began" in refused.output
-    longer = train(path, "--resume", "--set", "train.steps=2")
+    assert f"{key}: it has changed since the run began" in refused.output
+    longer = train(path, "--resume", "--set", "train.steps=2", "--set", "evaluation.every=2")
     assert longer.exit_code == 0, longer.output
+
+
+@pytest.mark.parametrize("name", ["tasks.jsonl", "held_out.jsonl"])
+def test_a_run_whose_files_of_tasks_have_changed_is_another_run(
+    tmp_path: Path, tiny_model_dir: Path, name: str
+) -> None:
+    config = CONFIG.replace('"tasks.jsonl"', '"tasks.jsonl", id_key = "name"')
+    path = project(tmp_path, tiny_model_dir, config + HELD_OUT.replace("tasks.jsonl", "held_out.jsonl"), steps="1")
+    rows = [{"name": letter, "rgb": [10, 20, 30]} for letter in "abcde"]
+    for each in ("tasks.jsonl", "held_out.jsonl"):
+        (tmp_path / each).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train(path).exit_code == 0
+    (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    refused = train(path, "--resume", "--set", "train.steps=2")
+    assert refused.exit_code == 2
+    assert "it has changed since the run began" in refused.output
+
+
+def test_a_second_process_in_the_same_directory_ends_at_once(tmp_path: Path, tiny_model_dir: Path) -> None:
+    path = project(tmp_path, tiny_model_dir, steps="100000")
+    first = started(path)
+    assert first.stdout is not None
+    assert "step 1/" in first.stdout.readline()
+    refused = train(path, "--resume")
+    first.kill()
+    first.communicate()
+    assert refused.exit_code == 2
+    assert f"another process trains in {tmp_path / 'out'}; end it" in refused.output
+
+
+@pytest.mark.parametrize("name", ["trajectories.mmr", "metrics.jsonl", "training.jsonl", "mismatch.mmr"])
+def test_a_file_that_is_shorter_than_at_the_checkpoint_is_refused(
+    tmp_path: Path, tiny_model_dir: Path, name: str
+) -> None:
+    path, file = project(tmp_path, tiny_model_dir, steps="1"), tmp_path / "out" / name
+    assert train(path).exit_code == 0
+    size = file.stat().st_size
+    os.truncate(file, size - 1)
+    refused = train(path, "--resume", "--set", "train.steps=2")
+    assert refused.exit_code == 2
+    assert f"{file}: it has {size - 1:,} bytes, and {size:,} when" in refused.output.replace("\n", " ")
+    assert file.stat().st_size == size - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", "{"),
+        ("state.json", "[]"),
+        ("state.json", '{"step": "one", "configuration": {}}'),
+        ("checkpoint.safetensors", "x"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_named_and_the_run_goes_on_from_the_one_before(
+    tmp_path: Path, tiny_model_dir: Path, name: str, content: str
+) -> None:
+    path, newest = project(tmp_path, tiny_model_dir, steps="1"), tmp_path / "out" / "checkpoints" / "step-1"
+    assert train(path).exit_code == 0
+    (newest / name).write_text(content)
+    refused = train(path, "--resume")
+    assert refused.exit_code == 2
+    assert f"{newest}: the checkpoint cannot be read" in refused.output
+    assert "delete it, and --resume continues from the one before" in refused.output
+    shutil.rmtree(newest)
+    again = train(path, "--resume")
+    assert again.exit_code == 0, again.output
 
 
 @pytest.mark.slow
