@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,16 +13,14 @@ from rich.console import Console
 
 from rollouts.cli.options import SET, changes_of, takes
 from rollouts.cli.run.command import (
-    INTERRUPTED_REPORT_SECONDS,
-    REPORT_SECONDS,
     DryRun,
     Resume,
     checked_parts,
     exit_on_problems,
+    reported,
     resume_command,
 )
-from rollouts.errors import RolloutsError
-from rollouts.terminal.interrupts import defer_interrupts, exit_interrupted, run_with_deadline
+from rollouts.terminal.interrupts import defer_interrupts
 from rollouts.terminal.text import print_line
 
 if TYPE_CHECKING:
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from rollouts.run_config.sections import TasksSection
     from rollouts.run_config.tasks import TaskSource
     from rollouts.task import Task
-    from rollouts.train.loop import Training
 
 
 @takes(SET)
@@ -75,7 +70,12 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
     with defer_interrupts():
         from rollouts.train.loop import Training
 
-    _run(Training(parts, section, output, Console(), held_out, conversations), to_resume)
+    training = Training(parts, section, output, Console(), held_out, conversations, to_resume)
+    reported(training, lambda _: None)
+    state, kept = training.state, ["last", "checkpoints", "trajectories.mmr", "training.jsonl"]
+    if state.best_step is not None:
+        kept = [f"best (step {state.best_step}, held-out reward {state.best_reward:.3f})", "evaluations", *kept]
+    print_line(f"in {output.path}: {', '.join(kept)}")
 
 
 def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> TaskSource | None:
@@ -108,37 +108,3 @@ def _conversations(file: ConfigFile) -> Sequence[Task] | None:
     if not found:
         raise file.error(("supervised", "tasks"), "there is no conversation; name a list or a file with at least one")
     return found
-
-
-def _run(training: Training, to_resume: str) -> None:
-    """Train, then write the summary and the report, also after Ctrl-C and an error."""
-    started = time.monotonic()
-    cure = f"to continue: {to_resume}"
-    try:
-        run_with_deadline(training.run(), 4.0, f"interrupted, and stopped at once; {cure}")
-    except KeyboardInterrupt:
-        _report(training, started, complete=False, seconds=INTERRUPTED_REPORT_SECONDS)
-        print_line(f"interrupted; {cure}")
-        exit_interrupted()
-    except BaseException:
-        with suppress(OSError, RolloutsError):  # on a full disk nothing can be written
-            _report(training, started, complete=False)
-        raise
-    _report(training, started, complete=True)
-    print_line(f"in {training.output.path}: last, checkpoints, trajectories.mmr, training.jsonl")
-
-
-def _report(training: Training, started: float, *, complete: bool, seconds: float = REPORT_SECONDS) -> None:
-    from rollouts.cli.report import write_report_at_the_end
-    from rollouts.cli.run.summary import summarise, write_summary
-    from rollouts.run_config.group_files import read_group_rows
-
-    output, parts = training.output, training.parts
-    if training.metrics is None or not output.trajectories.exists():  # it has not begun
-        return
-    rows = (row.values for row in read_group_rows(output.metrics))
-    metrics = training.metrics.metrics()
-    summary = summarise(rows, complete=complete, process_seconds=time.monotonic() - started, metrics=metrics)
-    write_summary(output.summary, {**summary, "configuration": parts.description()})
-    if parts.file.config.output.report:
-        write_report_at_the_end(output.path, renderer=parts.renderer, seconds=seconds)

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -31,6 +31,7 @@ from rollouts.runner.group import Group
 from rollouts.runner.group_run import ScoreEpisode
 from rollouts.runner.modes import Asynchronous, Synchronous
 from rollouts.task import Task
+from rollouts.terminal.interrupts import run_with_deadline
 from rollouts.train.checkpoints import Checkpoints, TrainingState
 from rollouts.train.learning import Learner
 from rollouts.train.policy import Policy
@@ -51,14 +52,21 @@ class Training:
     console: Console
     held_out: TaskSource | None
     conversations: Sequence[Task] | None
+    resume_command: str
     metrics: RunMetrics | None = None
+    missing: Sequence[str] = ()
+    state: TrainingState = field(default_factory=TrainingState)
 
-    async def run(self) -> None:
-        """Train to the last step, from the newest checkpoint where there is one.
+    def run(self) -> None:
+        """Train to the last step, from the newest checkpoint where there is one. Called once, in the main thread.
 
-        Raises `RunConfigError`; `RolloutsError` where the mismatch is too large; `OSError` on a full disk: the
-        newest checkpoint stays.
+        Raises `RunConfigError`; `RolloutsError` where the mismatch is too large; `OSError` on a full disk, and
+        `KeyboardInterrupt` after Ctrl-C: the newest checkpoint stays.
         """
+        message = f"interrupted, and stopped at once; to continue: {self.resume_command}"
+        run_with_deadline(self._train(), 4.0, message)
+
+    async def _train(self) -> None:
         parts, section, output = self.parts, self.section, self.output
         file = parts.file
         if section.threads is not None:
@@ -136,6 +144,7 @@ class Training:
                     state = await asyncio.to_thread(checkpoints.save, policy.trainer, state)
                     await self._write_best(policy, state)
             await asyncio.to_thread(policy.save, output.path / "last")
+            self.state = state
 
     def _configuration(self) -> dict[str, Any]:
         """What must not change while the run continues: the values, and the content of files of tasks.

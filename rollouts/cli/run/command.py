@@ -18,10 +18,11 @@ from rollouts.errors import RolloutsError
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_warning
 
 if TYPE_CHECKING:
-    from rollouts.cli.run.execution import MakeWorkers
+    from rollouts.cli.run.execution import Execution, MakeWorkers
     from rollouts.run_config.config_file import ConfigFile
     from rollouts.run_config.output import OutputDirectory
     from rollouts.run_config.run_parts import RunParts
+    from rollouts.train.loop import Training
 
 #: The time for the report at the end of a run, and after Ctrl-C, where a run must end soon.
 REPORT_SECONDS = 30.0
@@ -129,32 +130,49 @@ def run_and_report(
     *,
     rerun_failed: bool,
 ) -> None:
-    """Run, then write the summary, `show` it and write the report, also after Ctrl-C and an error of the run."""
-    from rollouts.cli.report import write_report_at_the_end
+    """Run the tasks as `reported` says. Exits with an error where every episode has failed."""
     from rollouts.cli.run.execution import Execution
+
+    execution = Execution(
+        parts,
+        output,
+        limit=limit,
+        console=Console(),
+        make_workers=make_workers,
+        resume_command=resume_command(),
+        rerun_failed=rerun_failed,
+    )
+    summary = reported(execution, show)
+    missing = execution.missing
+    if missing:
+        named = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        print_warning(
+            f"the groups of {counted(len(missing), 'task')} were lost, and the tasks were not run again, because the "
+            f"source or --limit leaves them out: {named}"
+        )
+    if summary["episodes"] and summary["failed"] == summary["episodes"]:
+        print_error("every episode failed; the summary has the errors")
+        raise typer.Exit(1)
+
+
+def reported(run: Execution | Training, show: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """Run, then write the summary, `show` it and write the report, also after Ctrl-C and an error. Returns the summary.
+
+    A run that has not begun, because its engine cannot be used, for example, leaves those of before.
+    """
+    from rollouts.cli.report import write_report_at_the_end
     from rollouts.cli.run.summary import summarise, write_summary
     from rollouts.run_config.group_files import read_group_rows
     from rollouts.runner.errors import JournalOfAnotherRunError
     from rollouts.terminal.interrupts import exit_interrupted
 
-    console = Console()
     started = time.monotonic()
-    to_resume = resume_command()
-    execution = Execution(
-        parts,
-        output,
-        limit=limit,
-        console=console,
-        make_workers=make_workers,
-        resume_command=to_resume,
-        rerun_failed=rerun_failed,
-    )
+    output, parts = run.output, run.parts
 
-    def report(*, complete: bool, report_seconds: float = REPORT_SECONDS) -> dict[str, Any]:
+    def report(*, complete: bool, seconds: float = REPORT_SECONDS) -> dict[str, Any]:
         rows = (row.values for row in read_group_rows(output.metrics))
-        seconds = time.monotonic() - started
-        metrics = {} if execution.metrics is None else dict(execution.metrics.metrics())
-        summary = summarise(rows, complete=complete, process_seconds=seconds, metrics=metrics)
+        metrics = {} if run.metrics is None else dict(run.metrics.metrics())
+        summary = summarise(rows, complete=complete, process_seconds=time.monotonic() - started, metrics=metrics)
         summary["configuration"] = parts.description()
         try:
             write_summary(output.summary, summary)
@@ -165,36 +183,23 @@ def run_and_report(
             show(summary)
         finally:  # also where nobody reads the output any more
             if parts.file.config.output.report:
-                write_report_at_the_end(output.path, renderer=parts.renderer, seconds=report_seconds)
+                write_report_at_the_end(output.path, renderer=parts.renderer, seconds=seconds)
         return summary
 
     try:
-        execution.run()
+        run.run()
     except KeyboardInterrupt:
-        if execution.metrics is not None:
-            report(complete=False, report_seconds=INTERRUPTED_REPORT_SECONDS)
-            print_line(f"interrupted; to continue: {to_resume}")
-        else:
-            print_line("interrupted before the first episode")
+        if run.metrics is not None:
+            report(complete=False, seconds=INTERRUPTED_REPORT_SECONDS)
+        print_line(f"interrupted; to continue: {run.resume_command}")
         exit_interrupted()
     except JournalOfAnotherRunError:  # the summary of the other run stays
         raise
-    except RolloutsError:
-        if execution.metrics is not None:
+    except (OSError, RolloutsError):
+        if run.metrics is not None:
             try:
                 report(complete=False)
             except (OSError, RolloutsError) as error:  # on a full disk nothing can be written, the summary included
                 print_error(f"{output.summary} was not written: {error}")
         raise
-    # Groups that an earlier process wrote, the files have lost, and this process has not written again.
-    missing = [] if execution.journal is None else sorted(execution.journal.lost)
-    summary = report(complete=not missing)
-    if missing:
-        named = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        print_warning(
-            f"the groups of {counted(len(missing), 'task')} were lost, and the tasks were not run again, because the "
-            f"source or --limit leaves them out: {named}"
-        )
-    if summary["episodes"] and summary["failed"] == summary["episodes"]:
-        print_error("every episode failed; the summary has the errors")
-        raise typer.Exit(1)
+    return report(complete=not run.missing)

@@ -58,6 +58,11 @@ class Execution:
     metrics: RunMetrics | None = None
     journal: Journal | None = None
 
+    @property
+    def missing(self) -> list[str]:
+        """Tasks whose groups an earlier process wrote, the files have lost, and this one has not written again."""
+        return [] if self.journal is None else sorted(self.journal.lost)
+
     def run(self) -> None:
         """Run, and write every group as it finishes. Called once, in the main thread.
 

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_server import EngineVLLM
 from fake_http import Response, Seen
 from server_thread import served
+from transformers import get_scheduler
 from typer.testing import CliRunner
 from vowels_training import CONFIG, HELD_OUT, figures, project, train
 
@@ -89,6 +92,26 @@ def test_the_run_stops_before_a_step_whose_episodes_other_weights_have_sampled(
     assert max(mismatches(tmp_path)) < 1e-5
 
 
+def test_one_wrong_image_among_the_episodes_of_a_step_stops_the_run(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampler sees the square of another task in one of twelve episodes."""
+    seen: list[GenerateRequest] = []
+    original = LocalEngine.generate
+
+    async def generate(engine: LocalEngine, request: GenerateRequest, *arguments: Any) -> Any:
+        seen.append(request)
+        if len(seen) == 12:
+            request = replace(request, multi_modal_data=seen[0].multi_modal_data)
+        return await original(engine, request, *arguments)
+
+    monkeypatch.setattr(LocalEngine, "generate", generate)
+    stopped = train(project(tmp_path, tiny_model_dir))
+    assert stopped.exit_code == 2
+    assert "step 1 was not taken: in" in stopped.output
+    assert json.loads((tmp_path / "out" / "checkpoints" / "step-0" / "state.json").read_text())["step"] == 0
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -113,6 +136,24 @@ def test_the_distance_to_the_base_model_is_that_among_the_kept_ids(tmp_path: Pat
     assert result.exit_code == 0, result.output
     first, second = (row["kl_to_start"] for _, row in figures(tmp_path) if "kl_to_start" in row)
     assert abs(first) < 1e-5 < abs(second)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_learning_rate_follows_the_schedules_of_transformers(
+    tmp_path: Path, tiny_model_dir: Path, schedule: str
+) -> None:
+    result = train(project(tmp_path, tiny_model_dir, f'{CONFIG}schedule = "{schedule}"\n', steps="4"))
+    assert result.exit_code == 0, result.output
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
+    expected = get_scheduler(schedule, optimizer, num_warmup_steps=0, num_training_steps=4)
+    rates = []
+    for _ in range(4):
+        rates += expected.get_last_lr()
+        optimizer.step()
+        expected.step()
+    found = [row["learning_rate"] for _, row in figures(tmp_path) if "learning_rate" in row]
+    assert found == pytest.approx(rates)
+    assert found[-1] > 0
 
 
 @pytest.mark.parametrize("mode", ["one_step_off_policy", "asynchronous"])
@@ -192,6 +233,20 @@ def test_a_second_pass_over_the_tasks_has_another_order_and_a_new_process_goes_o
     assert asyncio.run(take(again, len(left))) == left
 
 
+def test_no_two_tasks_of_all_passes_have_one_id() -> None:
+    async def take() -> list[str]:
+        names: list[str] = []
+        async for task in TaskOrder([Task(name) for name in ("a", "a#2", "a#2#1", "b#c")], seed=0, shuffle=True):
+            names.append(task.task_id)
+            if len(names) == 20:
+                break
+        return names
+
+    names = asyncio.run(take())
+    assert len(set(names)) == 20
+    assert {"a", "b#c"} < set(names)
+
+
 def test_tasks_whose_groups_teach_nothing_are_taken_again_less_often() -> None:
     async def shares() -> tuple[float, float]:
         order = TaskOrder([Task(str(number)) for number in range(400)], seed=0, shuffle=True, revisit=0.25)
@@ -227,6 +282,28 @@ def test_a_correction_leaves_a_step_on_its_own_samples_as_it_is_and_divides_by_w
     assert losses["none"]["grad_norm"] > 0
     assert losses["all"]["grad_norm"] == 0
     assert losses["all"]["correction_rejected"] == 1
+
+
+@pytest.mark.parametrize("correction", ["", "correction = { token_weights = 2.0 }\n"])
+@pytest.mark.parametrize("over", ["tokens", "episodes"])
+def test_rows_of_groups_that_teach_nothing_count_in_the_mean_of_the_loss(
+    tmp_path: Path, tiny_model_dir: Path, over: str, correction: str
+) -> None:
+    """Beside two such groups the gradient of the first task is the same, divided by three times as much."""
+    lines = f'mean_over = "{over}"\nadam = {{ grad_clip_norm = 0.0 }}\nshuffle = false\n{correction}'
+    norms = []
+    for groups in ("1", "3"):
+        path = project(tmp_path / groups, tiny_model_dir, CONFIG + lines, groups=groups, steps="1")
+        environment = (path.parent / "vowels_env.py").read_text()
+        of_first = environment.replace("reward=", "reward=(self.square[0, 0, 0] == 220) * ")
+        (path.parent / "vowels_env.py").write_text(of_first)
+        result = train(path)
+        assert result.exit_code == 0, result.output
+        _, row = figures(path.parent)[0]
+        counted = row["sampled_tokens"] if over == "tokens" else 1  # a mean over the episodes
+        norms.append(row["grad_norm"] * int(groups) * counted)
+    assert norms[0] > 0
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("options", ["max_lag = 2", "no_such = 1"])
