@@ -18,6 +18,7 @@ from rollouts.cli.run.command import (
     Resume,
     check_rerun,
     checked_parts,
+    end_dry_run,
     exit_on_problems,
     run_and_report,
 )
@@ -65,8 +66,9 @@ def evaluate(
     with exit_on_problems():
         file = _with_all_groups(_configuration(tasks, values))
         _tally(file)  # an error now, not after the episodes
-        parts = checked_parts(file, limit=limit, resume=resume, dry_run=dry_run)
+        parts = checked_parts(file, limit=limit, dry_run=dry_run)
         if dry_run:
+            end_dry_run(parts, resume=resume)
             return
         output = prepare_output(file, resume=resume)
 

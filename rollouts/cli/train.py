@@ -54,16 +54,21 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
 
     if (section := file.config.train) is None:
         raise file.error(("train",), "the table is missing; add [train] with steps and groups")
-    check_output(file, resume=resume, trains=True)
-    parts = checked_parts(file, limit=None, resume=resume, dry_run=dry_run, trains=True)
+    output = check_output(file, resume=resume, trains=True)
+    parts = checked_parts(file, limit=None, dry_run=dry_run)
     held_out = _tasks(file, "evaluation", file.config.evaluation.tasks)
     conversations = _conversations(file)
     if dry_run:
-        from rollouts.cli.run.dry_run import print_training_sizes
+        from rollouts.cli.run.dry_run import print_first_prompt
 
-        print_training_sizes(parts, section, Console())
+        request = print_first_prompt(parts, Console())
+        with defer_interrupts():
+            from rollouts.train.plan import print_plan
+
+        if request is not None:
+            print_plan(parts, section, output, request, held_out, conversations, Console())
         return
-    output = prepare_output(file, resume=resume, trains=True)
+    prepare_output(file, resume=resume, trains=True)
     output.checkpoints.mkdir(exist_ok=True)  # what says that it is the directory of a training run
     # Threads of torch that spin between two calls would slow down the rest of the process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -102,7 +107,9 @@ def _conversations(file: ConfigFile) -> Sequence[Task] | None:
     found = list(tasks) if isinstance(tasks, Iterable) else []
     for task in found:
         messages = task.data.get("messages") if isinstance(task.data, dict) else None
-        if not isinstance(messages, list) or not any(one.get("role") == "assistant" for one in messages):
+        if not isinstance(messages, list) or not any(
+            isinstance(one, dict) and one.get("role") == "assistant" for one in messages
+        ):
             reason = f'task {task.task_id:.80} has no "messages" with one of the assistant'
             raise file.error(("supervised", "tasks"), f"{reason}; write the conversation that is learned")
     if not found:

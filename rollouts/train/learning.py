@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from renderers import build_training_samples
+from renderers import TemplateRenderer, build_training_samples
+from renderers.errors import RendererError
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.observability import TrainingLog
 from rollouts.run_config.config_file import ConfigFile
@@ -101,14 +102,7 @@ class Learner:
 
     def warm_start(self, tasks: Sequence[Task], section: SupervisedSection, log: TrainingLog) -> None:
         """Supervised steps on the conversations of the tasks, which each pass shuffles."""
-        samples: list[TrainingSample] = []
-        for task in tasks:
-            messages = task.data["messages"]
-            last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
-            mask = [index == last for index in range(len(messages))] if section.turns == "last" else None
-            tools = task.data.get("tools")
-            built = build_training_samples(self._policy.renderer, messages, tools=tools, message_loss_mask=mask)
-            samples += [sample_from_rendered(each, name=task.task_id) for each in built]
+        samples = supervised_samples(self._policy.renderer, tasks, section, longest=self._trainer.max_length)
         order = np.random.default_rng(self._seed)
         queue: list[int] = []
         for step in range(1, section.steps + 1):
@@ -256,6 +250,29 @@ class Learner:
             f"by {means[worst]:.1e} nats on average, and train.max_mismatch is {limit:g}. The episodes of the step are "
             f"in trajectories.mmr, until --resume begins the step again. {cause}"
         )
+
+
+def supervised_samples(
+    renderer: TemplateRenderer, tasks: Sequence[Task], section: SupervisedSection, *, longest: int | None = None
+) -> list[TrainingSample]:
+    """The rows of conversations, each of at most `longest` tokens. Raises `RolloutsError`, which names the task."""
+    samples: list[TrainingSample] = []
+    for task in tasks:
+        messages = task.data["messages"]
+        last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+        mask = [index == last for index in range(len(messages))] if section.turns == "last" else None
+        try:
+            built = build_training_samples(renderer, messages, tools=task.data.get("tools"), message_loss_mask=mask)
+        except RendererError as error:
+            raise RolloutsError(f"[supervised], task {task.task_id:.80}: {error}") from error
+        for each in built:
+            if longest is not None and len(each) > longest:
+                reason = f"{len(each):,} tokens, and the model reads {longest:,}; shorten or remove it"
+                raise RolloutsError(f"[supervised], task {task.task_id:.80}: {reason}")
+        samples += [sample_from_rendered(each, name=task.task_id) for each in built if any(each.loss_mask[1:])]
+    if not samples:
+        raise RolloutsError("[supervised]: no row has a trained token; write answers of the assistant")
+    return samples
 
 
 def learning_rate(section: TrainSection, step: int) -> float:

@@ -63,8 +63,9 @@ def run(
     check_rerun(rerun_failed, resume=resume, limit=limit)
     with exit_on_problems():
         file = read_config(config, changes_of((SET,), values))
-        parts = checked_parts(file, limit=limit, resume=resume, dry_run=dry_run)
+        parts = checked_parts(file, limit=limit, dry_run=dry_run)
         if dry_run:
+            end_dry_run(parts, resume=resume)
             return
         make_workers = ray_workers_of_run(parts.file) if ray else None
         output = prepare_output(parts.file, resume=resume)
@@ -96,12 +97,8 @@ def exit_on_problems() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def checked_parts(
-    file: ConfigFile, *, limit: int | None, resume: bool, dry_run: bool, trains: bool = False
-) -> RunParts:
+def checked_parts(file: ConfigFile, *, limit: int | None, dry_run: bool) -> RunParts:
     """The parts, after a check of the tasks. Raises `RunConfigError` and `TaskFileError`."""
-    from rollouts.cli.run.dry_run import print_first_prompt
-    from rollouts.run_config.output import check_output
     from rollouts.run_config.run_parts import make_parts
     from rollouts.run_config.tasks import FileTaskSource
 
@@ -109,10 +106,16 @@ def checked_parts(
     if isinstance(parts.tasks, FileTaskSource):
         with Console(stderr=True).status("checking the tasks"):
             parts.tasks.check(limit)
-    if dry_run:
-        check_output(file, resume=resume, trains=trains)
-        print_first_prompt(parts, Console())
     return parts
+
+
+def end_dry_run(parts: RunParts, *, resume: bool) -> None:
+    """Check the output directory, and print the first prompt."""
+    from rollouts.cli.run.dry_run import print_first_prompt
+    from rollouts.run_config.output import check_output
+
+    check_output(parts.file, resume=resume)
+    print_first_prompt(parts, Console())
 
 
 def resume_command() -> str:

@@ -15,7 +15,7 @@ from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import RolloutsError
 from rollouts.run_config.engines import media_policy
 from rollouts.run_config.run_parts import RunParts
-from rollouts.run_config.sections import EndpointEngineSection, TrainSection
+from rollouts.run_config.sections import EndpointEngineSection
 from rollouts.run_config.tasks import first_tasks
 from rollouts.runner.group import Group
 from rollouts.runner.retries import RetryPolicy
@@ -24,14 +24,17 @@ from rollouts.terminal.text import counted, printable
 from rollouts.workers.worker_pool import WorkerPool
 
 
-def print_first_prompt(parts: RunParts, console: Console) -> None:
-    """Print the prompt of the first task's first request. Raises `RolloutsError` if there is none."""
+def print_first_prompt(parts: RunParts, console: Console) -> GenerateRequest | None:
+    """Print the prompt of the first task's first request. Raises `RolloutsError` if there is none.
+
+    Returns the request; None for a chat endpoint.
+    """
     section = parts.file.config.engine
     if isinstance(section, EndpointEngineSection):
         endpoint = _NoEndpoint(media_policy(parts.file, section.media))
         group = _first_group(parts, endpoint, None, lambda: endpoint.messages)
         _print_messages(group, endpoint.messages, console)
-        return
+        return None
     assert parts.renderer is not None  # every other kind of engine has one
     engine = _NoEngine()
     with _RecordingPool(parts.renderer) as pool:
@@ -41,6 +44,7 @@ def print_first_prompt(parts: RunParts, console: Console) -> None:
     prompt_ids = list(engine.request.prompt_ids)
     rendered, tools = next(one for one in pool.rendered if one[0].token_ids == prompt_ids)
     _print(parts.renderer, group, rendered, tools, console)
+    return engine.request
 
 
 class _NoEngine(Engine):
@@ -162,15 +166,3 @@ def _counts(rendered: RenderedTokens, tools: int) -> str:
             tokens = f" of {counted(sum(lengths), 'token')}" if lengths else ""
             counts.append(f"{counted(len(lengths), plural.removesuffix('s'))}{tokens}")
     return ", ".join(counts)
-
-
-def print_training_sizes(parts: RunParts, section: TrainSection, console: Console) -> None:
-    """Print what a step of training samples at most, and the memory of its model, from the files of the model."""
-    config = parts.file.config
-    episodes = section.groups * config.group_size
-    turns = "" if config.limits.max_turns is None else f" of at most {config.limits.max_turns} turns"
-    line = f"a step: {episodes:,} episodes{turns}, {config.sampling.max_tokens:,} tokens each turn"
-    assert config.renderer is not None
-    directory = parts.file.resolve(getattr(config.engine, "directory", config.renderer.model))
-    held = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    console.print(f"{line}; weights of {held / 1e9:.2f} GB in files", soft_wrap=True, highlight=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,13 @@ class LoadingVLLM(EngineVLLM):
 
 
 JSONL = '{ kind = "jsonl", path = "tasks.jsonl" }'
+SUPERVISED = """
+[supervised]
+tasks = {{ kind = "jsonl", path = "conversations.jsonl" }}
+steps = 2
+batch = {}
+"""
+CONVERSATION = '{"messages": [{"role": "user", "content": "Sing."}, {"role": "assistant", "content": "aeiou"}]}\n'
 GENERATOR = '{ kind = "import", source = "vowels_env:held_out" }'
 
 
@@ -50,6 +58,8 @@ def test_a_run_trains_adapter_or_model_and_leaves_weights_that_an_engine_loads(
     result = train(project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT, lora_rank=str(rank)))
     assert result.exit_code == 0, result.output
     assert "step 3/3: 0:00 left  reward" in result.output
+    last = result.output.strip().splitlines()[-1]
+    assert re.match(r"in .*/out: best \(step [0-3], held-out reward 0\.\d+\), evaluations, last, checkpoints", last)
     assert len(mismatches(tmp_path)) == 3
     assert max(mismatches(tmp_path)) < 1e-5
     out = tmp_path / "out"
@@ -199,14 +209,52 @@ def test_a_wrong_value_is_named_before_anything_is_sampled(
     assert not (tmp_path / "out" / "trajectories.mmr").exists()
 
 
-def test_a_dry_run_prints_the_prompt_and_the_episodes_of_a_step_and_writes_nothing(
-    tmp_path: Path, tiny_model_dir: Path
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_dry_run_says_what_the_run_will_do_and_need_and_writes_nothing(
+    tmp_path: Path, tiny_model_dir: Path, rank: int
 ) -> None:
-    result = train(project(tmp_path, tiny_model_dir), "--dry-run", "--set", "train.groups=7")
+    path = project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT + SUPERVISED.format(2), lora_rank=str(rank))
+    (tmp_path / "conversations.jsonl").write_text(3 * CONVERSATION)
+    result = train(path, "--dry-run", "--set", "train.groups=7", "--set", "evaluation.every=2")
     assert result.exit_code == 0, result.output
     assert "first prompt: task" in result.output
     assert "a step: 28 episodes of at most 1 turns, 8 tokens each turn" in result.output
+    assert "supervised: 2 steps of 2 of 3 rows (18 tokens)" in result.output
+    assert "evaluation: 3 times 5 tasks, 2 episodes of each" in result.output  # at steps 0, 2 and 3
+    parts = dict(re.findall(r"(weights|AdamW|copy|adapter|a pass) ([0-9.e-]+)", result.output))
+    size = (tiny_model_dir / "model.safetensors").stat().st_size / 1e9
+    assert float(parts["weights"]) == pytest.approx(size, rel=0.05)
+    if rank == 0:
+        assert float(parts["AdamW"]) == pytest.approx(3 * size, rel=0.05)
+        assert float(parts["copy"]) == pytest.approx(size, rel=0.05)
+    else:
+        assert 0 < float(parts["adapter"]) < size
+    assert float(parts["a pass"]) > 0
+    assert re.search(r"first step, estimated from a few rows: about .* s of sampling, .* s of training", result.output)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "reason"),
+    [
+        ([CONVERSATION], 7, ""),
+        ([CONVERSATION], 1, ""),
+        ([], 1, "supervised.tasks: there is no task in"),
+        (['{"messages": ["x"]}\n'], 1, 'task 0 has no "messages" with one of the assistant'),
+        ([CONVERSATION.replace('"Sing."', "3")], 1, "task 0: message 0: content is text"),
+        ([CONVERSATION, CONVERSATION.replace("Sing.", "Sing. " * 4000)], 1, "task 1: 24,0"),
+    ],
+)
+def test_a_warm_start_takes_few_rows_and_names_the_one_that_it_cannot_learn_from(
+    tmp_path: Path, tiny_model_dir: Path, rows: list[str], batch: int, reason: str
+) -> None:
+    path = project(tmp_path, tiny_model_dir, CONFIG + SUPERVISED.format(batch), lora_rank="2")
+    (tmp_path / "conversations.jsonl").write_text("".join(rows))
+    result = train(path, "--set", "train.steps=1")
+    assert result.exit_code == (2 if reason else 0), result.output
+    assert reason in " ".join(result.output.split())
+    if not reason:
+        assert [step for step, row in figures(tmp_path) if "supervised_loss" in row] == [-1, 0]
 
 
 def test_a_second_pass_over_the_tasks_has_another_order_and_a_new_process_goes_on_where_the_last_was() -> None:
