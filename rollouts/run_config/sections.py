@@ -485,8 +485,8 @@ class SupervisedSection(Section):
     """Supervised steps before the first step of `rollouts train`, on the conversations of the `tasks`.
 
     The data of a task is `{"messages": [...]}`, with tools also `"tools"`. A step takes `batch`
-    conversations; its loss is the mean over the tokens of the assistant's messages, or with `turns = "last"`
-    of the last one.
+    conversations, all where there are fewer; its loss is the mean over the tokens of the assistant's
+    messages, or with `turns = "last"` of the last one.
     """
 
     tasks: TasksSection
@@ -503,16 +503,18 @@ class TrainSection(Section):
     - `lora_rank`, `lora_alpha`: those of the adapter (`LoraOptions`); a rank of 0 trains all parameters, in
       float32. `dtype` is that of the base model in the trainer.
     - `loss`, `loss_options`, `correction`: name and options as `Trainer.forward_backward` takes them; the sum
-      is divided by the trained tokens or by the episodes (`mean_over`), without what the correction rejects.
+      of a minibatch is divided by its trained tokens or its episodes (`mean_over`), with those whose advantage
+      is 0 and without what the correction rejects.
     - `baseline`, `scale`: of `group_advantages`. `kl`: the advantage of a token has less `kl` times the log
       of the ratio of its probabilities under sampler and base model (the adapter off).
-    - `learning_rate` rises over `warmup_steps` and then follows `schedule`, down to the share `final_rate`
-      of it at the last step. `adam` are the other fields of `AdamParams`.
+    - `learning_rate` rises over `warmup_steps` and follows `schedule`, which would reach the share
+      `final_rate` of it with one step more. `adam` are the other fields of `AdamParams`.
     - Each step goes `epochs` times over its groups, in `minibatches` random parts with an optimizer step each.
       `tokens_per_pass` bounds the memory (`Trainer`).
     - `max_row_tokens`: rows are cut to so many tokens (`truncate_sample`).
-    - `max_mismatch`, in nats: the run stops before a step in which the mean |difference| of an episode that
-      the current weights have sampled is larger; by default 1e-3 in float32 and 0.05 in bfloat16.
+    - `max_mismatch`, in nats: the run stops before a step in which the mean |difference| of what the current
+      weights have sampled in a row, an episode or a branch of one, is larger; by default 1e-3 in float32 and
+      0.05 in bfloat16.
     - `shuffle`: whether each pass over the tasks has an order of its own. `revisit_degenerate`: the share of
       the tasks whose last group had equal rewards that a pass takes.
     - A checkpoint is written after every `checkpoint_every` steps; the last `keep` are kept, and the best.

@@ -81,7 +81,7 @@ class Learner:
             first = [index for index in minibatches[0] if self._has_gradient(samples[index])]
             results.append(self._forward_backward(samples, minibatches[0], logprobs))
             _put(logprobs, first, results[0])
-        rest = [index for index in range(len(samples)) if index not in set(first)]
+        rest = sorted({*range(len(samples))}.difference(first))
         if rest:
             data = [datum_from_sample(samples[index], self._section.loss) for index in rest]
             _put(logprobs, rest, self._trainer.forward(NAME, data, self._section.loss, self._options))

@@ -209,6 +209,20 @@ def test_a_wrong_value_is_named_before_anything_is_sampled(
     assert not (tmp_path / "out" / "trajectories.mmr").exists()
 
 
+def test_the_files_of_the_documentation_are_a_whole_run(tmp_path: Path, tiny_model_dir: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "train.md").read_text("utf-8")
+    blocks = re.findall(r'^```\w+ title="([\w.]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in blocks] == ["vowels.py", "train.toml"]
+    for name, content in blocks:
+        (tmp_path / name).write_text(content)
+    (tmp_path / "model").symlink_to(tiny_model_dir)
+    changes = ["train.steps=2", "train.groups=4", "output.report=false"]
+    result = train(tmp_path / "train.toml", *(part for each in changes for part in ("--set", each)))
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out/evaluations/2/results.json").read_text())["episodes"] == 50
+    assert max(mismatches(tmp_path)) < 1e-5
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_dry_run_says_what_the_run_will_do_and_need_and_writes_nothing(
     tmp_path: Path, tiny_model_dir: Path, rank: int
