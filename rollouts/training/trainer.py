@@ -186,6 +186,10 @@ class Trainer:
         """The models that are trained: by id the options of the adapter, None where all parameters are trained."""
         return {model_id: trained.lora for model_id, trained in self._trained.items()}
 
+    def num_parameters(self, model_id: str) -> int:
+        """How many numbers of a model are trained."""
+        return sum(parameter.numel() for parameter in self._find(model_id).parameters.values())
+
     def create_model(self, model_id: str, *, lora: LoraOptions | None) -> None:
         """Begin a model: an adapter with `lora`, which changes nothing yet; None: all parameters of the base model.
 
