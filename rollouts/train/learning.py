@@ -65,9 +65,10 @@ class Learner:
                 self._trainer.create_model(_START, lora=LoraOptions(rank=1, seed=0))
 
     def learn(self, groups: Sequence[Group], step: int, log: TrainingLog, figures: dict[str, float]) -> float:
-        """Take a step on the episodes of `groups`; write its figures, with `figures`. Returns the largest mismatch.
+        """Take a step on the episodes of `groups`; write its figures, with `figures`.
 
-        Raises `RolloutsError`, before the optimizer's step, where the mismatch is too large.
+        Returns the largest mismatch of the tokens that the current weights have sampled, NaN without any. Raises
+        `RolloutsError`, before the optimizer's step, where the mismatch is too large.
         """
         samples = self._samples(groups, step)
         if self._section.kl:
@@ -87,7 +88,7 @@ class Learner:
             _put(logprobs, rest, self._trainer.forward(NAME, data, self._section.loss, self._options))
         version = self._policy.version(step - 1)
         report = _report(samples, logprobs, version)
-        self._check(samples, report, step, log, figures)
+        mismatch = self._check(samples, report, step, log, figures)
         rate = learning_rate(self._section, step)
         norms = []
         for number, indices in enumerate(minibatches):
@@ -98,7 +99,7 @@ class Learner:
         figures |= {"grad_norm": float(np.mean(norms)) if norms else 0.0, "learning_rate": rate}
         figures["entropy"] = -float(np.mean(report.compared.sampler))
         log.write(step, figures, mismatch=report)
-        return report.max_abs
+        return mismatch
 
     def warm_start(self, tasks: Sequence[Task], section: SupervisedSection, log: TrainingLog) -> None:
         """Supervised steps on the conversations of the tasks, which each pass shuffles."""
@@ -230,15 +231,18 @@ class Learner:
         step: int,
         log: TrainingLog,
         figures: dict[str, float],
-    ) -> None:
-        """Raise `RolloutsError`, after an entry in the log, for an episode of the current weights beyond the limit."""
+    ) -> float:
+        """Raise `RolloutsError`, after an entry in the log, for a row of the current weights beyond the limit.
+
+        Returns their largest mismatch.
+        """
         section = self._section
         limit = section.max_mismatch or _DEFAULT_MISMATCH[section.dtype]
         means, lags = _by_sample(report, step - 1)
         figures["staleness"] = float(np.mean(lags)) if len(lags) else 0.0
         worst = int(np.argmax(means))
         if means[worst] <= limit:
-            return
+            return max(np.abs(report.compared.difference[lags == 0]).tolist(), default=math.nan)
         log.write(step, figures, mismatch=report)
         examined = [samples[index] for index in np.argsort(-means, kind="stable")[:_EXAMINED]]
         with self._policy.applied() as model:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -219,7 +220,7 @@ class Training:
         left = round(seconds / (step - first) * (self.section.steps - step))
         self.console.print(
             f"step {step}/{self.section.steps}: {left // 60}:{left % 60:02} left  reward {reward:.3f}  "
-            f"mismatch {mismatch:.0e}  {of_step:.1f} s/step",
+            f"mismatch {'-' if math.isnan(mismatch) else f'{mismatch:.0e}'}  {of_step:.1f} s/step",
             soft_wrap=True,
             highlight=False,
         )

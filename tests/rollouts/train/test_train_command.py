@@ -177,6 +177,10 @@ def test_episodes_of_earlier_weights_are_trained_on_within_the_bound(
     lags = [row["staleness"] for _, row in figures(tmp_path) if "staleness" in row]
     assert len(lags) == 5
     assert 0 < max(lags) <= 2
+    # Only what the current weights have sampled shows whether sampler and trainer agree.
+    printed = re.findall(r"mismatch (\S+)", result.output)
+    assert len(printed) == 5
+    assert all(each == "-" or float(each) < 1e-5 for each in printed)
 
 
 def test_a_server_gets_the_weights_of_each_step_from_a_directory(tmp_path: Path, tiny_model_dir: Path) -> None:
