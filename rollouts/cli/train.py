@@ -54,6 +54,8 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
 
     if (section := file.config.train) is None:
         raise file.error(("train",), "the table is missing; add [train] with steps and groups")
+    if file.config.engine.kind not in ("local", "vllm", "sglang", "fleet"):
+        raise file.error(("engine", "kind"), "it takes no weights; train with local, vllm, sglang or fleet")
     output = check_output(file, resume=resume, trains=True)
     parts = checked_parts(file, limit=None, dry_run=dry_run)
     held_out = _tasks(file, "evaluation", file.config.evaluation.tasks)
@@ -62,19 +64,19 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
         from rollouts.cli.run.dry_run import print_first_prompt
 
         request = print_first_prompt(parts, Console())
+        assert request is not None  # of the kinds of engines above
         with defer_interrupts():
             from rollouts.train.plan import print_plan
 
-        if request is not None:
-            print_plan(parts, section, output, request, held_out, conversations, Console())
+        print_plan(parts, section, output, request, held_out, conversations, Console())
         return
-    prepare_output(file, resume=resume, trains=True)
-    output.checkpoints.mkdir(exist_ok=True)  # what says that it is the directory of a training run
     # Threads of torch that spin between two calls would slow down the rest of the process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with defer_interrupts():
         from rollouts.train.loop import Training
 
+    prepare_output(file, resume=resume, trains=True)
+    output.checkpoints.mkdir(exist_ok=True)  # what says that it is the directory of a training run
     training = Training(parts, section, output, Console(), held_out, conversations, to_resume)
     reported(training, lambda _: None)
     state, kept = training.state, ["last", "checkpoints", "trajectories.mmr", "training.jsonl"]

@@ -16,13 +16,7 @@ from rollouts.models.lora_modules import LoraOptions, inserted
 from rollouts.run_config.engines import connect, local_directory, server_kind
 from rollouts.run_config.group_files import write_errors_name
 from rollouts.run_config.run_parts import RunParts
-from rollouts.run_config.sections import (
-    FleetEngineSection,
-    LocalEngineSection,
-    SGLangEngineSection,
-    TrainSection,
-    VLLMEngineSection,
-)
+from rollouts.run_config.sections import LocalEngineSection, TrainSection
 from rollouts.training.trainer import Trainer
 
 #: The id of the trained model in its `Trainer`, and the name of its adapter at a server.
@@ -40,14 +34,12 @@ class Policy:
 
     def __init__(self, parts: RunParts, section: TrainSection, directory: Path) -> None:
         file, engine = parts.file, parts.file.config.engine
-        assert file.config.renderer is not None  # the kinds of engines below have one
+        assert file.config.renderer is not None  # engines that take weights have one
         self._parts = parts
         self._directory = directory
         self._kept: list[Path] = []
         self._is_adapter = section.lora_rank > 0
         self._is_local = isinstance(engine, LocalEngineSection)
-        if not isinstance(engine, LocalEngineSection | VLLMEngineSection | SGLangEngineSection | FleetEngineSection):
-            raise file.error(("engine", "kind"), "it takes no weights; train with local, vllm, sglang or fleet")
         if isinstance(engine, LocalEngineSection):
             model = local_directory(file, engine)
         else:

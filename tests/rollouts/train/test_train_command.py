@@ -195,6 +195,23 @@ def test_a_server_gets_the_weights_of_each_step_from_a_directory(tmp_path: Path,
     assert max(mismatches(tmp_path)) < 1e-5
 
 
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        '{ kind = "scripted", completions = ["a"] }',
+        '{ kind = "openai", base_url = "http://127.0.0.1:9/v1", model = "m" }',
+    ],
+)
+def test_an_engine_that_takes_no_weights_is_refused(
+    tmp_path: Path, tiny_model_dir: Path, engine: str, dry: list[str]
+) -> None:
+    config = CONFIG.replace('renderer = { model = "MODEL" }', "") if "openai" in engine else CONFIG
+    result = train(project(tmp_path, tiny_model_dir, config, engine=engine), *dry)
+    assert result.exit_code == 2
+    assert "engine.kind: it takes no weights; train with local" in result.output
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
