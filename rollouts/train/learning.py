@@ -162,17 +162,19 @@ class Learner:
         by_group: dict[str, list[int]] = {}
         for number, sample in enumerate(samples):
             by_group.setdefault(sample.name.rsplit("/", 2)[0], []).append(number)
-        groups: tuple[list[list[int]], list[list[int]]] = ([], [])  # without a gradient, and with one
+        taught: list[list[int]] = []
+        others: list[list[int]] = []
         for numbers in by_group.values():
-            groups[any(self._has_gradient(samples[number]) for number in numbers)].append(numbers)
-        count = min(self._section.minibatches, len(groups[True]))
+            has_gradient = any(self._has_gradient(samples[number]) for number in numbers)
+            (taught if has_gradient else others).append(numbers)
+        count = min(self._section.minibatches, len(taught))
         found: list[list[int]] = []
         for epoch in range(self._section.epochs if count else 0):
             drawn = np.random.default_rng([self._seed, step, epoch])
-            parts = [np.array_split(drawn.permutation(len(each)), count) for each in reversed(groups)]
-            for part in zip(*parts, strict=True):
-                chosen = zip(reversed(groups), part, strict=True)
-                found.append([number for each, order in chosen for index in sorted(order) for number in each[index]])
+            parts = [np.array_split(drawn.permutation(len(groups)), count) for groups in (taught, others)]
+            for of_taught, of_others in zip(*parts, strict=True):
+                chosen = [taught[index] for index in sorted(of_taught)] + [others[index] for index in sorted(of_others)]
+                found.append([number for numbers in chosen for number in numbers])
         return found
 
     def _forward_backward(
