@@ -155,9 +155,9 @@ class Training:
         config = self.parts.file.config
         values = self.parts.journal_configuration() | {"seed": config.seed, "group_size": config.group_size}
         values["evaluation"] = config.evaluation.model_dump(mode="json", exclude={"every"})
-        for table, tasks in ((values, self.parts.tasks), (values["evaluation"], self.held_out)):
+        for table, tasks in (("tasks", self.parts.tasks), ("evaluation", self.held_out)):
             if isinstance(tasks, FileTaskSource):
-                table["tasks"]["content_of_the_file"] = tasks.digest()
+                values[table]["content_of_the_file"] = tasks.digest()
         return values
 
     async def _write_best(self, policy: Policy, state: TrainingState) -> None:

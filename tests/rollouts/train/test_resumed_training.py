@@ -126,9 +126,9 @@ def test_a_run_with_other_values_is_another_run(tmp_path: Path, tiny_model_dir: 
     assert longer.exit_code == 0, longer.output
 
 
-@pytest.mark.parametrize("name", ["tasks.jsonl", "held_out.jsonl"])
+@pytest.mark.parametrize(("table", "name"), [("tasks", "tasks.jsonl"), ("evaluation", "held_out.jsonl")])
 def test_a_run_whose_files_of_tasks_have_changed_is_another_run(
-    tmp_path: Path, tiny_model_dir: Path, name: str
+    tmp_path: Path, tiny_model_dir: Path, table: str, name: str
 ) -> None:
     config = CONFIG.replace('"tasks.jsonl"', '"tasks.jsonl", id_key = "name"')
     path = project(tmp_path, tiny_model_dir, config + HELD_OUT.replace("tasks.jsonl", "held_out.jsonl"), steps="1")
@@ -139,7 +139,7 @@ def test_a_run_whose_files_of_tasks_have_changed_is_another_run(
     (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
     refused = train(path, "--resume", "--set", "train.steps=2")
     assert refused.exit_code == 2
-    assert "it has changed since the run began" in refused.output
+    assert f"{table}.content_of_the_file: it has changed since the run began" in refused.output
 
 
 def test_a_second_process_in_the_same_directory_ends_at_once(tmp_path: Path, tiny_model_dir: Path) -> None:
