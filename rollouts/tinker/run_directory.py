@@ -31,7 +31,7 @@ from rollouts.files import replaced_file
 from rollouts.serve.errors import RequestError
 from rollouts.values import check_integer
 from transport.errors import FileLockedError
-from transport.records.file_lock import open_locked, unlock
+from transport.records.file_lock import locked
 
 log = logging.getLogger("rollouts.tinker")
 
@@ -113,13 +113,10 @@ class RunDirectory:
         it.
         """
         try:
-            file = open_locked(os.fspath(self.directory / "server.lock"), "a+")
+            self._owned.enter_context(locked(self.directory / "server.lock", make=True))
         except FileLockedError as error:
             rule = "another server keeps its checkpoints there; end that one, or pass another directory"
             raise ArgumentError("--run", str(self.directory), rule) from error
-        # Callbacks run from the last to the first: the lock is released before the file is closed.
-        self._owned.callback(file.close)
-        self._owned.callback(unlock, file)
         for run in self.training_runs():
             self._remove_unlisted(run)
 

@@ -18,8 +18,6 @@ from rollouts.run_config.group_files import write_errors_name
 from rollouts.run_config.output import OutputDirectory
 from rollouts.train.policy import NAME
 from rollouts.training.trainer import Trainer
-from transport.errors import FileLockedError
-from transport.records.file_lock import open_locked, unlock
 
 _STATE: Final = "state.json"
 #: Keys of [train] that may change while a run continues.
@@ -47,7 +45,6 @@ class Checkpoints:
 
     A checkpoint appears whole. What the run has appended to its files after the newest one is cut off when
     it continues, because the steps behind it are taken again. `configuration` must not change meanwhile.
-    All methods are called within `locked`.
     """
 
     def __init__(self, output: OutputDirectory, file: ConfigFile, configuration: Mapping[str, Any], keep: int) -> None:
@@ -56,20 +53,6 @@ class Checkpoints:
         trained = {name: value for name, value in configuration["train"].items() if name not in _CHANGEABLE}
         self._configuration = {**configuration, "train": trained}
         self._keep = keep
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes out. Raises `RunConfigError` where one trains in this directory."""
-        try:
-            file = open_locked(os.fspath(self._output.checkpoints / "lock"), "a+")
-        except FileLockedError as error:
-            reason = f"another process trains in {self._output.path}; end it, or name another directory"
-            raise self._file.error(("output", "directory"), reason) from error
-        try:
-            yield
-        finally:
-            unlock(file)
-            file.close()
 
     def save(self, trainer: Trainer, state: TrainingState) -> TrainingState:
         """Write a checkpoint, and remove those that are neither among the last nor the best one."""

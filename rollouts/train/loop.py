@@ -38,6 +38,8 @@ from rollouts.train.learning import Learner
 from rollouts.train.policy import Policy
 from rollouts.train.task_order import TaskOrder
 from rollouts.workers.worker_pool import WorkerPool
+from transport.errors import FileLockedError
+from transport.records.file_lock import locked
 
 #: Where episodes run (`RunParts.place`).
 Place: TypeAlias = Engine | ChatEngine | WorkerPool
@@ -73,8 +75,12 @@ class Training:
         if section.threads is not None:
             torch.set_num_threads(section.threads)
         async with AsyncExitStack() as opened:
+            try:
+                opened.enter_context(locked(output.checkpoints / "lock", make=True))
+            except FileLockedError as error:
+                reason = f"another process trains in {output.path}; end it, or name another directory"
+                raise file.error(("output", "directory"), reason) from error
             checkpoints = Checkpoints(output, file, self._configuration(), section.keep)
-            opened.enter_context(checkpoints.locked())
             policy = Policy(parts, section, output.weights)
             restored = checkpoints.restore(policy.trainer)
             state = restored or TrainingState()

@@ -44,11 +44,14 @@ def unlock(file: io.FileIO) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[io.FileIO]:
-    """Lock the existing file at `path`, so that no writer can open it. Raises as `open_locked`."""
+def locked(path: str | os.PathLike[str], *, make: bool = False) -> Iterator[io.FileIO]:
+    """Lock the existing file at `path`, so that no writer can open it; with `make`, it is made where it is missing.
+
+    Raises as `open_locked`.
+    """
     name = os.fspath(path)
     try:
-        file = open_locked(name, "r+")
+        file = open_locked(name, "a+" if make else "r+")
     except PermissionError:  # a file that can only be read can be locked, too
         file = open_locked(name, "r")
     try:
