@@ -68,7 +68,8 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
         with defer_interrupts():
             from rollouts.train.plan import print_plan
 
-        print_plan(parts, section, output, request, held_out, conversations, Console())
+        with Console(stderr=True).status("loading the model, and measuring a few rows"):
+            print_plan(parts, section, output, request, held_out, conversations, Console())
         return
     # Threads of torch that spin between two calls would slow down the rest of the process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
