@@ -22,8 +22,8 @@ def main() -> int:
     environment = Environment("verifiers-0.4.0", "ours")
     if not environment.python.is_file():
         environment.prepare()
-    # Imported by tests/conftest.py.
-    environment.install("hypothesis>=6.120")
+    # Imported by tests/conftest.py; the statistics of an evaluation.
+    environment.install("hypothesis>=6.120", "scipy>=1.15")
     pytest = [environment.python, "-m", "pytest", "-n", "0", *(sys.argv[1:] or ["tests/environments"])]
     return subprocess.run(pytest, cwd=_PROJECT, check=False).returncode
 

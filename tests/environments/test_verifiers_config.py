@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,21 @@ def test_actors_of_ray_are_refused(directory):
     assert result.exit_code == 2
     named = "environment.kind: environments of verifiers run in the process of the run; leave out --ray"
     assert named in " ".join(result.output.split())
+
+
+def test_the_example_trains_on_a_taskset_and_is_evaluated_on_tasks_that_it_does_not_reach(directory, monkeypatch):
+    for path in (Path(__file__).parents[2] / "examples" / "train").glob("hues*.*"):
+        shutil.copy(path, directory)
+    (directory / "model").rename(directory / "hues-model")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    changes = ["train.steps=2", "train.groups=4", "supervised.steps=2", "output.report=false"]
+    arguments = [part for change in changes for part in ("--set", change)]
+    result = CliRunner().invoke(app, ["train", str(directory / "hues.toml"), *arguments])
+    assert result.exit_code == 0, result.output
+    output = directory / "hues-out"
+    rows = [json.loads(line)["metrics"] for line in (output / "training.jsonl").read_text().splitlines()]
+    assert [row["mismatch_max"] < 1e-5 for row in rows if "mismatch_max" in row] == [True, True]
+    trained = {json.loads(line)["task_data"]["index"] for line in (output / "metrics.jsonl").read_text().splitlines()}
+    held_out = json.loads((output / "evaluations" / "2" / "results.json").read_text())
+    assert trained == set(range(8))
+    assert held_out["episodes"] == 300
