@@ -26,7 +26,7 @@ class Template(StrEnum):
 _ABOUT = {
     Template.IMAGES: "The model names the colour of a square in an image, in up to three turns.",
     Template.SCORING: "The model counts the squares in an image; functions score its one answer.",
-    Template.TOOLS: "The model calls a tool that returns an enlarged part of an image.",
+    Template.TOOLS: "The model calls a tool that enlarges a dot in an image, and names its colour.",
 }
 
 _NEXT = """\
@@ -37,10 +37,11 @@ rollouts run run.toml            # writes trajectories and metrics to `out`
 rollouts train run.toml --set output.directory=trained  # a minute or two"""
 
 #: Completions of the tiny model are random and never end by themselves.
-_MAX_TOKENS = {Template.IMAGES: 8, Template.SCORING: 8, Template.TOOLS: 96}
+_MAX_TOKENS = {Template.IMAGES: 8, Template.SCORING: 8, Template.TOOLS: 48}
 
 #: Steps on right answers after which it is right sometimes.
 _SUPERVISED = {Template.IMAGES: 30, Template.SCORING: 30, Template.TOOLS: 120}
+_GROUPS = {Template.IMAGES: 6, Template.SCORING: 6, Template.TOOLS: 16}
 
 
 def project_files(name: str, template: Template) -> dict[str, str]:
@@ -55,6 +56,7 @@ def project_files(name: str, template: Template) -> dict[str, str]:
         install=install_command("torch"),
         max_tokens=_MAX_TOKENS[template],
         supervised=_SUPERVISED[template],
+        groups=_GROUPS[template],
     )
     commands = _NEXT.replace("\n", "\n    ")
     files["README.md"] = files["README.md"].format(name=name, about=_ABOUT[template], commands=commands)
