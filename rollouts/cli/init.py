@@ -36,12 +36,13 @@ rollouts run run.toml --dry-run  # checks everything and prints the first prompt
 rollouts run run.toml            # writes trajectories and metrics to `out`
 rollouts train run.toml --set output.directory=trained  # a minute or two"""
 
-#: Completions of the tiny model are random and never end by themselves.
-_MAX_TOKENS = {Template.IMAGES: 8, Template.SCORING: 8, Template.TOOLS: 48}
-
-#: Steps on right answers after which it is right sometimes.
-_SUPERVISED = {Template.IMAGES: 30, Template.SCORING: 30, Template.TOOLS: 120}
-_GROUPS = {Template.IMAGES: 6, Template.SCORING: 6, Template.TOOLS: 16}
+#: Values of run.toml. Completions of the tiny model are random and never end by themselves; after `supervised` steps
+#: it is right sometimes.
+_VALUES = {
+    Template.IMAGES: {"max_tokens": 8, "supervised": 30, "groups": 6},
+    Template.SCORING: {"max_tokens": 8, "supervised": 30, "groups": 6},
+    Template.TOOLS: {"max_tokens": 48, "supervised": 120, "groups": 16},
+}
 
 
 def project_files(name: str, template: Template) -> dict[str, str]:
@@ -52,11 +53,7 @@ def project_files(name: str, template: Template) -> dict[str, str]:
         for path in sorted((_TEMPLATES / folder).iterdir())
     }
     files["run.toml"] = files["run.toml"].format(
-        environment=files.pop("environment.toml"),
-        install=install_command("torch"),
-        max_tokens=_MAX_TOKENS[template],
-        supervised=_SUPERVISED[template],
-        groups=_GROUPS[template],
+        environment=files.pop("environment.toml"), install=install_command("torch"), **_VALUES[template]
     )
     commands = _NEXT.replace("\n", "\n    ")
     files["README.md"] = files["README.md"].format(name=name, about=_ABOUT[template], commands=commands)
