@@ -51,6 +51,8 @@ def test_the_test_of_a_new_project_passes_and_its_run_runs(
     trained = rollouts("train", project / "run.toml", *(part for one in options for part in ("--set", one)))
     assert trained.exit_code == 0, trained.output
     assert (project / "trained/last/model.safetensors").exists()
+    step = [json.loads(line)["metrics"] for line in (project / "trained/training.jsonl").read_text().splitlines()]
+    assert max(metrics.get("mismatch_max", 0) for metrics in step) < 1e-5
 
 
 @pytest.mark.parametrize("existing", ["run.toml", "README.md", ".gitignore"])
