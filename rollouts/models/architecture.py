@@ -185,12 +185,17 @@ def placeholder_ids(config: Any) -> frozenset[int]:
 
 def forward_parameters(module: Any) -> frozenset[str]:
     """The keyword arguments that `module.forward` names."""
-    return _parameters(getattr(module.forward, "__func__", module.forward))
+    return parameters_of(module.forward)
 
 
 def cache_argument(function: Any) -> str:
     """The name under which `function` of transformers takes its key-value cache; releases have one or the other."""
-    return "cache" if "cache" in _parameters(getattr(function, "__func__", function)) else "past_key_values"
+    return "cache" if "cache" in parameters_of(function) else "past_key_values"
+
+
+def parameters_of(function: Any) -> frozenset[str]:
+    """The names of the parameters of a function or a bound method."""
+    return _parameters(getattr(function, "__func__", function))
 
 
 @functools.lru_cache(maxsize=256)  # sampling asks for each token

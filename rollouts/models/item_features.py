@@ -14,6 +14,7 @@ import torch
 
 from renderers import MediaItem
 from renderers.process.caches import ByteLRU
+from rollouts.models.architecture import parameters_of
 from rollouts.models.placed_rows import PlacedRows, RowItem
 
 _METHODS = {"image": "get_image_features", "video": "get_video_features", "audio": "get_audio_features"}
@@ -150,7 +151,7 @@ def _counts(item: MediaItem) -> dict[str, int]:
 def _encodes_items(base: Any, method: str) -> bool:
     """Whether a tower reads nothing but the tensors of items: that of MusicFlamingo reads their places."""
     function = getattr(base, method, None)
-    return function is not None and "input_ids" not in inspect.signature(function).parameters
+    return function is not None and "input_ids" not in parameters_of(function)
 
 
 def _divided(output: Any, counts: Sequence[int]) -> list[Any]:

@@ -1,6 +1,5 @@
 """Placeholders by range in models whose own code looks for them by token id."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from renderers import MediaItem
 from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.models.architecture import EXTEND, MERGE, SEARCHES, Architecture, shallow_copy
+from rollouts.models.architecture import EXTEND, MERGE, SEARCHES, Architecture, parameters_of, shallow_copy
 from rollouts.models.placed_rows import PlacedRows
 from rollouts.models.sounds_by_range import extending, merging
 
@@ -154,7 +153,7 @@ def _searching(
     replaced = {name: search}
     features = getattr(architecture.base, "get_audio_features", None)
     # MusicFlamingo searches the ids for the times of its frames, too.
-    if features is not None and "input_ids" in inspect.signature(features).parameters:
+    if features is not None and "input_ids" in parameters_of(features):
         ids = torch.where(kinds == TOKEN_TYPE_IDS["audio"], token_ids, architecture.neutral_id)
         replaced["get_audio_features"] = lambda *args, **kwargs: features(*args, **{**kwargs, "input_ids": ids})
     return replaced

@@ -1,8 +1,7 @@
 """Position ids of rows, which for models with M-RoPE depend on their media."""
 
-import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from renderers import MediaItem, PlaceholderRange
 from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
 from rollouts.errors import SampleError, UnsupportedModelError
-from rollouts.models.architecture import Architecture
+from rollouts.models.architecture import Architecture, parameters_of
 from rollouts.models.placed_rows import PlacedRows, TokenRow
 
 # What processors of Omni models call `second_per_grids`, and the mask of the frames of a sound.
@@ -38,7 +37,7 @@ def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndar
         if media := path.sequence.media:
             # What follows the last item, and the end token of a video with its sound, is text: it counts on.
             begin = path.sequence.part(0, media[-1][1].end + 1)
-            key = begin.token_ids.tobytes(), *((item.mm_hash, placeholder) for item, placeholder in media)
+            key = begin.token_ids.tobytes(), *((_key(architecture, item), placeholder) for item, placeholder in media)
             if key not in of_begins:
                 of_begins[key] = media_positions(architecture, begin)
             own, behind = of_begins[key]
@@ -56,6 +55,16 @@ def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndar
             reason = "the positions of tokens depend on media behind them, so that no prefix can be shared"
             raise UnsupportedModelError(architecture.model_type, reason)
     return (np.concatenate([rows.position_ids[None], positions]) if rows.packed else positions), following
+
+
+def _key(architecture: Architecture, item: MediaItem) -> Hashable:
+    """What positions depend on: of an item without a sound the tensors that `get_rope_index` takes, equal for
+    images of one size.
+    """
+    if item.has_sound:
+        return item.mm_hash
+    takes = parameters_of(architecture.base.get_rope_index) | {_SECONDS}
+    return item.modality, *((name, item[name].tobytes()) for name in item if name in takes)
 
 
 def media_positions(architecture: Architecture, sequence: TokenRow) -> tuple[np.ndarray, float]:
@@ -121,7 +130,7 @@ def _positions(architecture: Architecture, sequence: TokenRow) -> tuple[np.ndarr
     instead, and want a start token before each image and video: here it is inserted. The tokens of a sound
     have the positions of text.
     """
-    by_ids = "mm_token_type_ids" not in inspect.signature(architecture.base.get_rope_index).parameters
+    by_ids = "mm_token_type_ids" not in parameters_of(architecture.base.get_rope_index)
     runs = [
         (start, end, item.modality)
         for item, placeholder in sequence.media
@@ -157,7 +166,7 @@ def _positions(architecture: Architecture, sequence: TokenRow) -> tuple[np.ndarr
 
 def _grids(architecture: Architecture, items: Sequence[MediaItem]) -> Mapping[str, Any]:
     """The tensors of the media that `get_rope_index` takes: grids, and for some models seconds per frame."""
-    takes = inspect.signature(architecture.base.get_rope_index).parameters
+    takes = parameters_of(architecture.base.get_rope_index)
     names = {name: name for item in items for name in item if name in takes}
     if "second_per_grids" in takes and any(_SECONDS in item for item in items):
         names["second_per_grids"] = _SECONDS

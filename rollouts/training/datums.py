@@ -127,9 +127,9 @@ def check_data(
         if datum.target_ids.size > count * vocabulary:
             reason = f"it has {datum.target_ids.shape[1]} targets for each token, and the model {vocabulary} ids"
             raise SampleError(datum.name, f"{reason}; pass at most as many")
-        wrong = np.argwhere((datum.target_ids < 0) | (datum.target_ids >= vocabulary))
-        if len(wrong):
-            place = tuple(wrong[0].tolist())
+        wrong = (datum.target_ids < 0) | (datum.target_ids >= vocabulary)
+        if wrong.any():
+            place = tuple(np.argwhere(wrong)[0].tolist())
             target = f"target {', '.join(map(str, place))} is {datum.target_ids[place]}"
             raise SampleError(datum.name, f"{target}; the ids of the model are from 0 to {vocabulary - 1}")
         _check_inputs(datum.name, datum.inputs, loss, datum.target_ids.shape)
@@ -149,9 +149,9 @@ def check_data(
                 reason = "it has no experts; let the server report them, or leave out routed_experts=True"
                 raise SampleError(datum.name, reason)
             check_column(datum.name, "experts", datum.experts, "iu", (count, "layers", "experts a token"))
-        rows = placed_rows([datum], pad_id=architecture.neutral_id)
-        check_placeholders(architecture, rows)
-        check_token_ids(architecture, rows)
+    rows = placed_rows(named, pad_id=architecture.neutral_id, layout="packed")
+    check_placeholders(architecture, rows)
+    check_token_ids(architecture, rows)
     return named
 
 
@@ -165,13 +165,13 @@ def _check_inputs(name: str, inputs: Mapping[str, np.ndarray], loss: NamedLoss, 
         raise SampleError(name, f"the loss needs the input {missing[0]!r}, one number for each target")
     for key, values in inputs.items():
         check_column(name, key, values, "fiub", (*targets, "k") if key in _WIDE else targets)
-        if len(wrong := np.argwhere(~np.isfinite(float32_array(values)))):
-            place = tuple(wrong[0].tolist())
+        if not (finite := np.isfinite(float32_array(values))).all():
+            place = tuple(np.argwhere(~finite)[0].tolist())
             raise SampleError(name, f"{key}[{', '.join(map(str, place))}] is {values[place]}; pass finite numbers")
     if "sequence_ratio_mask" in inputs:
-        outside = np.flatnonzero((inputs["sequence_ratio_mask"] == 0) & (inputs["advantages"] != 0))
-        if len(outside):
-            reason = f"token {outside[0]} has an advantage, and sequence_ratio_mask is 0 there"
+        outside = (inputs["sequence_ratio_mask"] == 0) & (inputs["advantages"] != 0)
+        if outside.any():
+            reason = f"token {int(outside.argmax())} has an advantage, and sequence_ratio_mask is 0 there"
             raise SampleError(name, f"{reason}; pass an advantage of 0 outside of the sampled tokens")
 
 

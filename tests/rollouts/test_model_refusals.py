@@ -23,8 +23,8 @@ from transformers import (
 from renderers import PlaceholderRange
 from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
-from rollouts.models.placed_rows import TokenRow
-from rollouts.models.positions import media_positions, mrope_positions
+from rollouts.models.placed_rows import TokenRow, placed_rows
+from rollouts.models.positions import media_positions, mrope_positions, row_positions
 from rollouts.training import TrainingBatch, TrainingSample, diagnose_mismatch, model_inputs, token_logprobs
 
 
@@ -255,3 +255,12 @@ def test_positions_of_adjacent_images_are_those_of_separate_images(qwen, blocks,
     expected, after = mrope_positions(length, placed, 2)
     assert positions.tolist() == expected.tolist()
     assert following == after
+
+
+def test_images_with_as_many_tokens_and_other_sides_have_positions_of_their_own(qwen):
+    sides = [(2, 8), (4, 4), (2, 8)]
+    rows = [TokenRow(np.full(5, 9), [(Block(*each), PlaceholderRange(0, 4))]) for each in sides]
+    positions, following = row_positions(architecture(qwen.model), placed_rows(rows, pad_id=0))
+    expected = [mrope_positions(5, row.media, 2) for row in rows]
+    assert positions.tolist() == np.stack([each for each, _ in expected], axis=1).tolist()
+    assert following.tolist() == [after for _, after in expected]

@@ -67,6 +67,7 @@ class Block:
     """As much of an image as positions need: a grid of patches, and a token for each four of them."""
 
     modality = "image"
+    has_sound = False
 
     def __init__(self, height, width):
         self.grid = np.array([1, height, width])
