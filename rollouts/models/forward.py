@@ -50,7 +50,7 @@ def forward_inputs(
         tensors["attention_mask"] = torch.from_numpy(rows.attention_mask).long()
     if "position_ids" in takes:
         tensors["position_ids"] = torch.from_numpy(positions)
-    placed = rows.items()
+    placed = rows.items
     if (name := token_type_argument(architecture, module, with_media=bool(placed))) is not None:
         tensors[name] = types
     media = media_inputs(

@@ -50,7 +50,7 @@ class FeatureCache(NamedTuple):
 class Towers(NamedTuple):
     """`items` are those whose tensors the forward gets, `methods` those that replace methods of the base model."""
 
-    items: list[RowItem]
+    items: Sequence[RowItem]
     methods: dict[str, Callable[..., Any]]
 
 
@@ -63,7 +63,7 @@ def towers(base: Any, rows: PlacedRows, known: FeatureCache | None = None, *, di
     towers let padding change the features of a shorter sound. `methods` raise `NotImplementedError`
     for features that are not those of one item after another.
     """
-    placed = rows.items()
+    placed = rows.items
     methods = {method for each in placed for method in _counts(each.item)}
     if divides and all(_encodes_items(base, method) for method in methods):
         return _encoding_once(base, placed, methods, known)

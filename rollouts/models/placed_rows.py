@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -83,7 +84,7 @@ class Path(NamedTuple):
     shared: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PlacedRows:
     """N sequences in B rows and T columns.
 
@@ -104,7 +105,7 @@ class PlacedRows:
     packed: bool
     tree: tuple[Path, ...] | None = None
 
-    @property
+    @cached_property
     def paths(self) -> tuple[Path, ...]:
         """The whole sequences."""
         return self.tree or tuple(
@@ -118,11 +119,12 @@ class PlacedRows:
         mask: np.ndarray = self.sequence_ids >= 0
         return mask
 
-    def items(self) -> list[RowItem]:
+    @cached_property
+    def items(self) -> Sequence[RowItem]:
         """The media of all sequences, by row and column."""
         placed = [
-            RowItem(item, index, int(row), placeholder.shifted(int(column)))
-            for index, (sequence, (row, column)) in enumerate(zip(self.sequences, self.starts, strict=True))
+            RowItem(item, index, row, placeholder.shifted(column))
+            for index, (sequence, (row, column)) in enumerate(zip(self.sequences, self.starts.tolist(), strict=True))
             for item, placeholder in sequence.media
         ]
         return sorted(placed, key=lambda each: (each.row, each.placeholder.offset))
@@ -147,7 +149,7 @@ class PlacedRows:
     def token_types(self) -> np.ndarray:
         """int64 (B, T): 1 on feature tokens of images, 2 of videos, 3 of sounds, by range; 0 elsewhere."""
         types = np.zeros(self.input_ids.shape, dtype=np.int64)
-        for each in self.items():
+        for each in self.items:
             for modality, start, end in each.placeholder.runs_of(each.item):
                 types[each.row, start:end] = TOKEN_TYPE_IDS[modality]
         return types

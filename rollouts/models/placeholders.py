@@ -84,7 +84,7 @@ def base_for(architecture: Architecture, rows: PlacedRows, methods: Mapping[str,
 
 def _search_by_range(architecture: Architecture, base: Any, rows: PlacedRows) -> Mapping[str, Any]:
     """What replaces attributes of `base`; empty where its own search finds the ranges of `rows`."""
-    items = [each.item for each in rows.items()]
+    items = [each.item for each in rows.items]
     separate = {"pixel_values", "pixel_values_videos"} <= {name for item in items for name in item}
     types = rows.token_types()
     # Padding counts: the padding id may be a placeholder's.
@@ -107,7 +107,7 @@ def _search_by_range(architecture: Architecture, base: Any, rows: PlacedRows) ->
         )
         return {}
     kinds = torch.zeros(rows.input_ids.shape, dtype=torch.int64)
-    for each in rows.items():
+    for each in rows.items:
         for start, end in each.placeholder.runs:
             kinds[each.row, start:end] = _kind(each.item)
     return _searching(architecture, architecture.search, ids, kinds.to(ids.device))

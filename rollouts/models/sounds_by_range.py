@@ -47,7 +47,7 @@ def extending(base: Any, neutral_id: int, rows: PlacedRows, tokens: torch.Tensor
     The model has one for sounds, and one for sounds beside images; its code takes the second for all sounds
     of a batch with an image. `tokens` are the ids (B, T).
     """
-    placed = rows.items()
+    placed = rows.items
     seeing = {each.sequence for each in placed if each.item.modality == "image"}
     inner = getattr(base, EXTEND)
 
@@ -93,7 +93,7 @@ def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained:
     """Raise `SampleError` for sounds of which the model's own forward makes other features in this batch than
     alone, or than those that tokens in `trained`, bool (B, T), were sampled with.
     """
-    placed = rows.items()
+    placed = rows.items
     sounds = [each for each in placed if each.item.has_sound]
     seeing = {each.sequence for each in placed if each.item.modality == "image"}
     # Model types whose towers let the padding of a batch change the features of a shorter sound.

@@ -178,7 +178,7 @@ def test_rows_are_divided_into_passes_within_both_budgets(monkeypatch):
     hidden_states = ForwardPass.hidden_states
 
     def recorded(self, rows):
-        grids = [each.item["image_grid_thw"] for each in rows.items()]
+        grids = [each.item["image_grid_thw"] for each in rows.items]
         sizes.append((rows.input_ids.size, sum(int(np.prod(grid)) for grid in grids), len(rows.sequences)))
         return hidden_states(self, rows)
 
