@@ -25,6 +25,7 @@ from transport.errors import quoted
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 1 << 24
 MAX_BITS: Final = 1 << 13  # Python refuses to print an integer of more than about 14,000 bits
+_WITHOUT_PARTS: Final = (str, int, float, bytes, type(None))
 
 
 def limit_violation(value: Any, sizes: dict[int, tuple[int, int] | None]) -> str | None:
@@ -33,13 +34,13 @@ def limit_violation(value: Any, sizes: dict[int, tuple[int, int] | None]) -> str
     A part counts as often as it is found, and is looked at once: `sizes` has the number of parts and the
     depth of what was looked at, by id, None while those are not known.
     """
-    waiting = [(value, False)]
+    waiting: list[tuple[Any, Collection[Any] | None]] = [(value, None)]
     while waiting:
-        part, counted = waiting.pop()
-        if counted:
-            inside = [sizes.get(id(one), (1, 0)) for one in _parts(part)]
-            known = [one for one in inside if one is not None]
-            if len(known) < len(inside):
+        part, inside = waiting.pop()
+        if inside is not None:
+            of_parts = [sizes.get(id(one), (1, 0)) for one in inside]
+            known = [one for one in of_parts if one is not None]
+            if len(known) < len(of_parts):
                 return "values that contain themselves"
             size, depth = 1 + sum(one[0] for one in known), 1 + max(one[1] for one in known)
             if depth > MAX_DEPTH:
@@ -49,14 +50,16 @@ def limit_violation(value: Any, sizes: dict[int, tuple[int, int] | None]) -> str
             sizes[id(part)] = size, depth
         elif type(part) is int and part.bit_length() > MAX_BITS:
             return f"an integer of {part.bit_length()} bits"
+        elif isinstance(part, _WITHOUT_PARTS):
+            continue
         elif isinstance(part, np.ndarray) and not part.nbytes:
             if (rows := math.prod(max(one, 1) for one in part.shape)) > MAX_VALUES:
                 return f"{rows:,} rows of nothing"
             sizes[id(part)] = rows, 1
-        elif id(part) not in sizes and (inside_it := _parts(part)):
+        elif id(part) not in sizes and (parts := _parts(part)):
             sizes[id(part)] = None
-            waiting.append((part, True))
-            waiting += [(one, False) for one in inside_it]
+            waiting.append((part, parts))
+            waiting += [(one, None) for one in parts]
     return None
 
 

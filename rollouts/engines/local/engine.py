@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from renderers.errors import MissingExtraError
 from renderers.placement import item_placement_error
 from renderers.process.caches import ByteLRU
@@ -332,10 +330,10 @@ class LocalEngine(Engine):
         ids = check_prompt(request, self._max_length, self._vocab_size)
         if (error := item_placement_error(request.media, len(ids))) is not None:
             raise InvalidRequestError(name, error)
-        placeholders = sorted(self._forward.architecture.placeholder_ids)
+        placeholders = self._forward.architecture.placeholder_ids
         for item, item_range in request.media:
             for start, end in item_range.runs:
-                if not np.all(np.isin(ids[start:end], placeholders)):
+                if not placeholders.issuperset(ids[start:end].tolist()):
                     raise InvalidRequestError(name, f"tokens {start}:{end} are not all the {item.modality} placeholder")
 
     # On the worker thread.
