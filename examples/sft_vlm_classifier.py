@@ -3,7 +3,7 @@
     python examples/sft_vlm_classifier.py [--quick] [--out DIR]
 
 Each sample is a conversation: an image, the question, and the digit as the answer. Only the answer is trained. Prints
-the negative log-likelihood of training and held-out answers and the accuracy of greedy answers, and plots them.
+the negative log-likelihood of training and held-out answers and the accuracy of greedy answers; report.html draws them.
 """
 
 import argparse
@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from transformers import AutoModelForImageTextToText
 
 from renderers import build_training_sample, load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
 from rollouts.demo.digits import digits
+from rollouts.observability import TrainingLog
+from rollouts.report import write_report
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
 
@@ -61,15 +62,14 @@ def accuracy(engine, renderer, count):
     return np.mean([trajectory.reward for trajectory in asyncio.run(run)])
 
 
-def train(model, engine, renderer, *, steps, batch_size, held_out_size, every):
+def train(model, engine, renderer, log, *, steps, batch_size, held_out_size, every):
     training = labelled_samples(renderer, *digits(False))
     held_out = labelled_samples(renderer, *(column[:held_out_size] for column in digits(True)))
     pad_id = model.config.text_config.pad_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps)
     order = np.random.default_rng(0)
-    curves = {"step": [], "training": [], "held-out": [], "accuracy": []}
-    recent = []
+    recent, curves = [], []
     for step in range(1, steps + 1):
         rows = order.choice(len(training), batch_size, replace=False)
         batch = TrainingBatch.from_samples([training[row] for row in rows], pad_id=pad_id)
@@ -82,45 +82,30 @@ def train(model, engine, renderer, *, steps, batch_size, held_out_size, every):
         recent.append(loss.item())
         if step % every == 0:
             asyncio.run(engine.update_weights(model.state_dict(), str(step)))
-            figures = (step, np.mean(recent), held_out_nll(model, held_out, pad_id))
-            figures = (*figures, accuracy(engine, renderer, held_out_size))
-            for values, figure in zip(curves.values(), figures, strict=True):
-                values.append(float(figure))
-            print("step {:4d}  NLL training {:.3f}  held-out {:.3f}  accuracy {:.3f}".format(*figures))
+            figures = {"training_nll": float(np.mean(recent)), "held_out_nll": held_out_nll(model, held_out, pad_id)}
+            figures["accuracy"] = float(accuracy(engine, renderer, held_out_size))
+            log.write(step, figures)
+            curves.append(figures)
+            print(f"step {step:4d}", *(f"{name} {value:.3f}" for name, value in figures.items()))
             recent.clear()
     return curves
-
-
-def plot(curves, path):
-    figure = Figure(figsize=(10, 4))
-    losses, shares = figure.subplots(1, 2)
-    for name in ("training", "held-out"):
-        losses.plot(curves["step"], curves[name], label=name)
-    losses.set(xlabel="step", ylabel="negative log-likelihood a token (nats)")
-    losses.legend()
-    shares.plot(curves["step"], curves["accuracy"])
-    shares.set(xlabel="step", ylabel="accuracy on held-out digits", ylim=(0, 1))
-    figure.tight_layout()
-    figure.savefig(path)
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="30 steps on small batches")
-    parser.add_argument("--out", type=Path, default=Path("sft-digits"), help="directory for curves.png")
+    parser.add_argument("--out", type=Path, default=Path("sft-digits"), help="directory of the report")
     options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, TrainingLog(options.out) as log:
         tiny_qwen3_vl(directory)
         model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
         engine = LocalEngine.from_pretrained(directory)
         renderer = load_renderer(directory)
         size = {"steps": 30, "batch_size": 24, "held_out_size": 40, "every": 15}
         full = {"steps": 300, "batch_size": 64, "held_out_size": 350, "every": 30}
-        curves = train(model, engine, renderer, **(size if options.quick else full))
+        curves = train(model, engine, renderer, log, **(size if options.quick else full))
         asyncio.run(engine.close())
-    plot(curves, options.out / "curves.png")
-    print(f"curves: {options.out / 'curves.png'}")
+    print(f"curves: {write_report(options.out).path}")
     return curves
 
 

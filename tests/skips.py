@@ -26,7 +26,6 @@ EXTRA_OF_PACKAGE = {
     "langchain_openai": "dev",
     "markdown": "docs",
     "material": "docs",
-    "matplotlib": "demo",
     "mcp": "mcp",
     "mkdocs": "docs",
     "mkdocs_material": "docs",
