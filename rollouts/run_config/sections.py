@@ -515,8 +515,8 @@ class TrainSection(Section):
     - `max_mismatch`, in nats: the run stops before a step in which the mean |difference| of what the current
       weights have sampled in a row, an episode or a branch of one, is larger; by default 1e-3 in float32 and
       0.05 in bfloat16.
-    - `shuffle`: whether each pass over the tasks has an order of its own. `revisit_degenerate`: the share of
-      the tasks whose last group had equal rewards that a pass takes.
+    - `shuffle`: whether each pass over the tasks has an order of its own. `revisit_solved`: the share that a
+      pass takes of the tasks of whose last group every episode succeeded (`evaluation.threshold`).
     - A checkpoint is written after every `checkpoint_every` steps; the last `keep` are kept, and the best.
     - `threads` of torch.
     """
@@ -544,7 +544,7 @@ class TrainSection(Section):
     max_row_tokens: Count | None = None
     max_mismatch: Annotated[float | None, Field(gt=0)] = None
     shuffle: bool = True
-    revisit_degenerate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    revisit_solved: Annotated[float, Field(gt=0, le=1)] = 1.0
     checkpoint_every: Count = 1
     keep: Count = 2
     threads: Count | None = None

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -89,7 +88,7 @@ class Training:
                 parts.tasks,
                 seed=file.config.seed,
                 shuffle=section.shuffle,
-                revisit=section.revisit_degenerate,
+                revisit=section.revisit_solved,
                 **state.tasks,
             )
             sinks = metric_sinks(file, output)
@@ -123,7 +122,7 @@ class Training:
                 state = await self._evaluated(engine, place, log, replace(state, tasks=order.state()))
                 state = await asyncio.to_thread(checkpoints.save, policy.trainer, state)
             await self._write_best(policy, state)
-            first, began = state.step, time.monotonic()
+            first, began, success = state.step, time.monotonic(), file.config.evaluation.threshold
             for step in range(first + 1, section.steps + 1):
                 started = time.monotonic()
                 groups = await runner.collect(section.groups)
@@ -140,7 +139,7 @@ class Training:
                     await writing
                 await runner.update_weights(await asyncio.to_thread(policy.weights, step), policy.version(step))
                 for group in groups:
-                    order.end(group.task.task_id, is_degenerate=bool(np.ptp(group.rewards) == 0))
+                    order.end(group.task.task_id, is_solved=bool(group.rewards.min() >= success))
                 ended = time.monotonic()
                 log.write(step, {"seconds_sampling": sampled - started, "seconds_training": ended - sampled})
                 state = replace(state, step=step, tasks=order.state())

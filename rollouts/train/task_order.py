@@ -17,8 +17,8 @@ class TaskOrder(AsyncIterable[Task]):
 
     From the second pass on, the ids of tasks end with "#" and the number of the pass, those that end so by
     themselves in the first one too: a runner takes an id once. A source without a length, which may have no
-    end, is not shuffled. Of the tasks whose last group was degenerate, a pass takes the share `revisit`.
-    `first`, `done` and `degenerate` are those of `state`, of an earlier process.
+    end, is not shuffled. Of the tasks whose last group solved them, a pass takes the share `revisit`.
+    `first`, `done` and `solved` are those of `state`, of an earlier process.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class TaskOrder(AsyncIterable[Task]):
         revisit: float = 1.0,
         first: int = 0,
         done: Iterable[int] = (),
-        degenerate: Iterable[str] = (),
+        solved: Iterable[str] = (),
     ) -> None:
         self._tasks = tasks
         self._seed = seed
@@ -38,7 +38,7 @@ class TaskOrder(AsyncIterable[Task]):
         self._first = first
         self._done = set(done)
         self._revisit = revisit
-        self._degenerate = set(degenerate)
+        self._solved = set(solved)
         self._taken: dict[str, tuple[int, str]] = {}  # positions and ids in the source, by id
 
     async def __aiter__(self) -> AsyncIterator[Task]:
@@ -62,21 +62,21 @@ class TaskOrder(AsyncIterable[Task]):
         """The position of a task that was taken and is not done."""
         return self._taken[task_id][0]
 
-    def end(self, task_id: str, *, is_degenerate: bool = False) -> None:
+    def end(self, task_id: str, *, is_solved: bool = False) -> None:
         """Count a task as done: trained on, or left out."""
         position, own = self._taken.pop(task_id)
         self._finish(position)
-        if is_degenerate:
-            self._degenerate.add(own)
+        if is_solved:
+            self._solved.add(own)
         else:
-            self._degenerate.discard(own)
+            self._solved.discard(own)
 
     def state(self) -> dict[str, Any]:
-        """What is done: `first`, the first position that is not, positions behind it, ids of degenerate tasks."""
-        return {"first": self._first, "done": sorted(self._done), "degenerate": sorted(self._degenerate)}
+        """What is done: `first`, the first position that is not, positions behind it, ids of solved tasks."""
+        return {"first": self._first, "done": sorted(self._done), "solved": sorted(self._solved)}
 
     def _is_left_out(self, task: Task, number: int, position: int) -> bool:
-        if task.task_id not in self._degenerate:
+        if task.task_id not in self._solved:
             return False
         return float(np.random.default_rng([self._seed, number, position]).random()) >= self._revisit
 

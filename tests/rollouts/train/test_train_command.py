@@ -310,7 +310,7 @@ def test_a_second_pass_over_the_tasks_has_another_order_and_a_new_process_goes_o
     assert [name[0] for name in first[5:]] != first[:5]
     for place in (0, 1, 3, 6):
         order.end(first[place])
-    assert order.state() == {"first": 2, "done": [3, 6], "degenerate": []}
+    assert order.state() == {"first": 2, "done": [3, 6], "solved": []}
     again = TaskOrder(tasks, seed=1, shuffle=True, **order.state())
     left = [name for place, name in enumerate(first) if place not in (0, 1, 3, 6)]
     assert asyncio.run(take(again, len(left))) == left
@@ -330,7 +330,22 @@ def test_no_two_tasks_of_all_passes_have_one_id() -> None:
     assert {"a", "b#c"} < set(names)
 
 
-def test_tasks_whose_groups_teach_nothing_are_taken_again_less_often() -> None:
+def test_a_task_that_every_episode_fails_is_taken_again_and_one_that_every_episode_solves_is_not(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    path = project(tmp_path, tiny_model_dir, f"{CONFIG}revisit_solved = 1e-9\n", groups="5")
+    environment = tmp_path / "vowels_env.py"
+    reward = "float(self.square[0, 0, 0] > 200)"
+    environment.write_text(environment.read_text().replace("reward=sum(letter", f"reward={reward} + 0 * sum(letter"))
+    assert train(path, "--set", "train.steps=2").exit_code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    solved = [row["task_id"].partition("#")[0] for row in rows if min(row["total_rewards"]) == 1]
+    failed = [row["task_id"].partition("#")[0] for row in rows if max(row["total_rewards"]) == 0]
+    assert len(solved) == 1
+    assert len(failed) == 9 > len(set(failed)) == 4
+
+
+def test_solved_tasks_are_taken_again_less_often() -> None:
     async def shares() -> tuple[float, float]:
         order = TaskOrder([Task(str(number)) for number in range(400)], seed=0, shuffle=True, revisit=0.25)
         taken, passes = order.__aiter__(), 21
@@ -342,7 +357,7 @@ def test_tasks_whose_groups_teach_nothing_are_taken_again_less_often() -> None:
             if number:
                 solved += int(own) < 200
                 ordinary += int(own) >= 200
-            order.end(task.task_id, is_degenerate=int(own) < 200)
+            order.end(task.task_id, is_solved=int(own) < 200)
         return solved / 200 / (passes - 1), ordinary / 200 / (passes - 1)
 
     solved, ordinary = asyncio.run(shares())
