@@ -53,8 +53,7 @@ class Reading:
 class TurnRequest:
     """A checked request. `place` tells where a message of its history stands in the body.
 
-    `body` has the fields, `stop` are stop strings, `ignored_tools` the types of tools that were left out. `is_whole` is
-    False where the history is still to be put after that of an earlier request.
+    `body` has the fields, `stop` are stop strings, `ignored_tools` the types of tools that were left out.
     """
 
     body: Any
@@ -64,7 +63,6 @@ class TurnRequest:
     sampling: SamplingParams
     stop: Sequence[str] = ()
     ignored_tools: Sequence[str] = ()
-    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,31 +16,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rollouts.serve.gateway.session import RecordedTurn
 
+_SIZE: Final = 16  # bytes of a digest
+
 
 class History:
-    """The checked messages, and `digests[k]` of the tools and the first k messages.
+    """The checked messages, the digest of each one, and `digests[k]` of the tools and the first k messages.
 
-    `digests` may be passed for a beginning of the conversation. `turn` is the turn that the client names as the one
-    that it continues.
+    `identities` may be passed where they are known. `turn` is the turn that the client names as the one that it
+    continues.
     """
 
     def __init__(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None,
-        digests: Sequence[bytes] = (),
+        identities: Sequence[bytes] | None = None,
         turn: RecordedTurn | None = None,
     ) -> None:
         self.messages = messages
-        self.digests = list(digests) or [_digest(json.dumps(tools or None, sort_keys=True).encode())]
-        for message in messages[len(self.digests) - 1 :]:
-            self.digests.append(extended_digest(self.digests[-1], message))
+        self.identities = list(map(identity, messages)) if identities is None else identities
+        self._hash = blake2b(json.dumps(tools or None, sort_keys=True).encode(), digest_size=_SIZE)
+        self.digests = [self._hash.digest()]
+        for each in self.identities:
+            self._hash.update(each)
+            self.digests.append(self._hash.digest())
         self.turn = turn
+
+    def extended_digest(self, message: Mapping[str, Any]) -> bytes:
+        """The digest of the conversation with one more message."""
+        extended = self._hash.copy()
+        extended.update(identity(message))
+        return extended.digest()
 
     @cached_property
     def turn_ends(self) -> list[int]:
@@ -56,26 +67,21 @@ class History:
                     yield call["id"]
 
 
-def extended_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
-    """The digest of a conversation with one more message."""
-    return _digest(digest + _identity(message))
-
-
 def reasoning_of(message: Mapping[str, Any]) -> str | None:
     """The reasoning of a message without white space around it; None where it has none."""
     return (message.get("reasoning_content") or "").strip() or None
 
 
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16).digest()
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
 
 
-def _identity(message: Mapping[str, Any]) -> bytes:
-    """What must be equal for two messages to be the same."""
+def identity(message: Mapping[str, Any]) -> bytes:
+    """The digest of what must be equal for two messages to be the same."""
     role, content = message["role"], message.get("content")
     parts: Any = content if isinstance(content, str) else _joined_parts(content or ())
     if role != "assistant":
-        return repr((role, parts, message.get("name"), message.get("tool_call_id"))).encode("utf-8", "surrogatepass")
+        return _digest(repr((role, parts, message.get("name"), message.get("tool_call_id"))))
     # Some clients remove white space around what the model wrote, and some add the name of the agent.
     if isinstance(parts, str):
         parts = parts.strip()
@@ -83,7 +89,7 @@ def _identity(message: Mapping[str, Any]) -> bytes:
         (call["function"]["name"], _argument_identity(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
     ]
-    return repr((role, parts, calls)).encode("utf-8", "surrogatepass")
+    return _digest(repr((role, parts, calls)))
 
 
 def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:
@@ -93,7 +99,7 @@ def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:
         if is_text:
             joined.append("".join(part["text"] for part in parts))
         else:
-            joined += [(part["type"], _digest(part[part["type"]].encode("utf-8", "surrogatepass"))) for part in parts]
+            joined += [(part["type"], _digest(part[part["type"]])) for part in parts]
     if not joined:
         return ""
     return joined[0] if len(joined) == 1 and isinstance(joined[0], str) else joined

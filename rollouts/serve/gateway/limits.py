@@ -1,7 +1,6 @@
 """The upper bounds of a gateway, and the memory of values that count for them."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollouts.values import Bounded, number_field, whole_field
@@ -44,8 +43,9 @@ def kept_bytes(*values: object) -> int:
     while remaining:
         value = remaining.pop()
         total += sys.getsizeof(value)
-        if isinstance(value, Mapping):
-            remaining += [*value.keys(), *value.values()]
+        if isinstance(value, dict):
+            remaining += value.keys()
+            remaining += value.values()
         elif isinstance(value, list | tuple):
             remaining += value
     return total

@@ -122,8 +122,6 @@ def read_turn(body: bytes, dialect: Dialect, reading: Reading) -> TurnRequest:
     if ignored:
         fields["tools"] = kept
     turn = dialect.read(validated(dialect.body, fields), fields, reading)
-    if turn.is_whole:
-        check_tool_results(turn)
     return replace(turn, ignored_tools=tuple(dict.fromkeys(ignored)))
 
 

@@ -26,7 +26,6 @@ from rollouts.serve.gateway.request_checks import (
     as_list,
     assistant_message,
     check_count,
-    check_tool_results,
     checked_tools,
     content_of,
     function_tool,
@@ -171,13 +170,14 @@ class ResponsesRequest(TurnRequest):
     namespaces: Mapping[str, tuple[str, str]]
     echoed: dict[str, Any]
 
-    def after(self, chain: Sequence[StoredResponse], max_parts: int) -> ResponsesRequest:
-        """The request with the conversation of stored responses after its own instructions. Raises `RequestError`."""
-        first, own, stored = self.num_instructions, self.history, chain[-1]
-        before = [message for each in chain for message in each.messages]
-        digests = [digest for each in chain for digest in each.digests]
-        num_before = len(before) - stored.first
-        messages = [*own.messages[:first], *before[stored.first :], *own.messages[first:]]
+    def after(
+        self, stored: StoredResponse, messages: Sequence[Any], identities: Sequence[bytes], max_parts: int
+    ) -> ResponsesRequest:
+        """The request with the conversation of a stored response after its own instructions. Raises `RequestError`."""
+        first, own = self.num_instructions, self.history
+        num_before = len(messages) - stored.first
+        messages = [*own.messages[:first], *messages[stored.first :], *own.messages[first:]]
+        identities = [*own.identities[:first], *identities[stored.first :], *own.identities[first:]]
         check_count({"input": messages, "tools": self.tools}, max_parts)
 
         def place(index: int) -> Place:
@@ -185,11 +185,7 @@ class ResponsesRequest(TurnRequest):
                 return Place("previous_response_id", "previous_response_id")
             return self.place(index if index < first else index - num_before)
 
-        same = own.digests[first] == digests[stored.first]  # of the tools and the instructions
-        history = History(messages, self.tools, digests if same else (), stored.turn)
-        request = replace(self, history=history, place=place)
-        check_tool_results(request)
-        return request
+        return replace(self, history=History(messages, self.tools, identities, stored.turn), place=place)
 
 
 def _read(read: _ResponsesBody, fields: dict[str, Any], reading: Reading) -> ResponsesRequest:
@@ -229,7 +225,6 @@ def _read(read: _ResponsesBody, fields: dict[str, Any], reading: Reading) -> Res
         place=place,
         tools=tools or None,
         sampling=used,
-        is_whole=read.previous_response_id is None,
         num_instructions=len(first),
         namespaces=namespaces,
         echoed={**unnamed, "temperature": used.temperature, "top_p": used.top_p, **echoed},

@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
-from rollouts.calls import parse_body
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.episode import check_on_end, check_settings
 from rollouts.episodes.limits import EpisodeLimits
@@ -24,12 +23,12 @@ from rollouts.serve.bodies import read_body, read_object, streamed_response, unl
 from rollouts.serve.errors import Handler, RequestError, answering_errors, invalid_field
 from rollouts.serve.gateway.chat import CHAT
 from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, decoder, prompt_of, token_texts_of
-from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest
+from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest, Writer
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.messages import MESSAGES
-from rollouts.serve.gateway.request_checks import OWN_TOOLS, read_turn
-from rollouts.serve.gateway.responses import RESPONSES, ResponsesRequest, ResponsesWriter
-from rollouts.serve.gateway.session import Session
+from rollouts.serve.gateway.request_checks import OWN_TOOLS, check_tool_results, read_turn
+from rollouts.serve.gateway.responses import RESPONSES, ResponsesRequest
+from rollouts.serve.gateway.session import Session, StoredResponse
 from rollouts.serve.gateway.session_store import (
     OnSessionEnd,
     SessionStore,
@@ -176,14 +175,17 @@ class Gateway:
         headers = {_SESSION_HEADER: session.id}
         head = Head(uuid.uuid4().hex, int(time.time()), model, session.id)
         writer = dialect.writer(turn, head, self._token_texts)
-        complete = partial(self._complete, session, turn, head, adapter)
+        complete = partial(self._complete, session, turn, adapter)
+        keep = partial(self._keep_answer, session, turn, writer)
         if turn.body.stream:
             parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
             is_live = parses and self._engine.streams  # the text is sent while it is sampled
-            stream = TurnStream(complete, turn, writer, session.recorder.renderer.renderer if is_live else None)
+            stream = TurnStream(complete, keep, turn, writer, self._pool.renderer if is_live else None)
             return await streamed_response(request, stream.events(), headers)
         completion = await unless_disconnected(request, complete(None))
-        return JSONResponse(writer.whole(completion), headers=headers)
+        answer = writer.whole(completion)
+        keep(completion)
+        return JSONResponse(answer, headers=headers)
 
     async def _count_tokens(self, request: Request) -> Response:
         """The tokens of the prompt that a request would have now. Begins no session."""
@@ -211,21 +213,20 @@ class Gateway:
             if session_id not in (None, session.id):
                 reason = f"previous_response_id is of the session {session.id!r}, not of {session_id!r}"
                 raise invalid_field(reason, "previous_response_id")
-            chain = session.chain(stored.turn)
-            nbytes = sum(each.nbytes for each in chain) + len(await request.body())
-            session_id, turn = session.id, await parse_body(nbytes, turn.after, chain, self._limits.max_parts)
+            turn = turn.after(stored, *session.conversation(stored.turn), self._limits.max_parts)
+            session_id = session.id
+        check_tool_results(turn)
         return session_id, turn
 
     async def _complete(
         self,
         session: Session,
         turn: TurnRequest,
-        head: Head,
         adapter: str | None,
         make_listener: ListenerFactory | None,
     ) -> TurnCompletion:
         with self._sessions.request(session):
-            completion = await complete_turn(
+            return await complete_turn(
                 session,
                 turn,
                 self._sessions,
@@ -233,10 +234,11 @@ class Gateway:
                 request_seconds=self._limits.request_seconds,
                 make_listener=make_listener,
             )
-            if isinstance(turn, ResponsesRequest) and turn.body.store:
-                response = ResponsesWriter(turn, head, None).whole(completion)
-                self._sessions.keep_response(session, response, completion.choices[0], turn)
-        return completion
+
+    def _keep_answer(self, session: Session, turn: TurnRequest, writer: Writer, completion: TurnCompletion) -> None:
+        if isinstance(turn, ResponsesRequest) and turn.body.store:
+            kept = StoredResponse(writer.answer, completion.choices[0].turn, turn.num_instructions)
+            self._sessions.keep_response(session, kept)
 
     async def _checked_model(self, name: str | None) -> tuple[str, str | None]:
         """The name of the model that the client receives, and the adapter to sample with."""

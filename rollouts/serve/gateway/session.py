@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from renderers import RenderedTokens
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder
-from rollouts.serve.gateway.history import History, extended_digest, reasoning_of
+from rollouts.serve.gateway.history import History, identity, reasoning_of
 from rollouts.serve.gateway.limits import kept_bytes
 
 _log = logging.getLogger("rollouts")
@@ -22,8 +22,8 @@ _KEPT_PROMPTS: Final = 8
 _TOKEN_BYTES: Final = 40
 #: Of a place in the list of ids of a kept prompt.
 _PLACE_BYTES: Final = 8
-#: Of a digest of a conversation, with its place in a set.
-_DIGEST_BYTES: Final = 100
+#: Of the digest of a conversation and that of its last message, with their places.
+_DIGEST_BYTES: Final = 160
 #: Of a session without turns, and of a turn without tokens and messages.
 _SESSION_BYTES: Final = 3000
 _TURN_BYTES: Final = 2500
@@ -33,14 +33,15 @@ _TURN_BYTES: Final = 2500
 class RecordedTurn:
     """A turn of the trajectory, as a client knows it.
 
-    `parent` is the turn that its request continued. `reasoning` and `call_ids` are by position in the
-    conversation, of the messages that the parent does not have; `call_ids` are the ids that the client
+    `parent` is the turn that its request continued. `identities`, `reasoning` and `call_ids` are of the messages that
+    the parent does not have, the latter two by position in the conversation; `call_ids` are the ids that the client
     received. `order` is larger for a later request, and for a smaller index among its choices. `sampled` are
     the sampled ranges of a prompt that was rendered in full, None for one that was bridged.
     """
 
     index: int
     parent: RecordedTurn | None
+    identities: Sequence[bytes]
     reasoning: Mapping[int, str | None]
     call_ids: Mapping[int, Sequence[str]]
     order: tuple[int, int]
@@ -65,22 +66,12 @@ class Match(NamedTuple):
     num_messages: int
 
 
-@dataclass(slots=True, eq=False)
-class StoredResponse:
-    """A response of the Responses API, and its conversation, the message of its turn the last.
-
-    `messages` and `digests` are what the conversation adds to those of earlier responses, `nbytes` their size; `first`
-    of all messages are instructions. `uses` counts the responses that continue this one, and this one unless it is
-    deleted.
-    """
+class StoredResponse(NamedTuple):
+    """A response of the Responses API, and its turn. `first` messages of its conversation are instructions."""
 
     response: dict[str, Any]
     turn: RecordedTurn
     first: int
-    messages: Sequence[Mapping[str, Any]]
-    digests: Sequence[bytes]
-    nbytes: int
-    uses: int = 0
 
 
 class Session:
@@ -102,7 +93,6 @@ class Session:
         self.on_count = on_count
         self.turns: dict[bytes, list[RecordedTurn]] = {}  # by the digest of the conversation that ends with the turn
         self.responses: dict[str, StoredResponse] = {}
-        self._stored: dict[int, StoredResponse] = {}  # those in use, by the index of their turn
         self._internal_ids: dict[str, str] = {}  # of tool calls: from the id that clients have to the model's
         self._prompts: OrderedDict[int, SampledTurn] = OrderedDict()
         self.fork_reasons: Counter[str] = Counter()
@@ -187,6 +177,7 @@ class Session:
         recorded = RecordedTurn(
             index=turn.index,
             parent=None if match is None else match.turn,
+            identities=[*history.identities[start:], identity(message)],
             reasoning={at: reasoning_of(one) for at, one in new if one["role"] == "assistant"},
             call_ids={
                 at: [call.get("id", "") for call in one["tool_calls"]] for at, one in new if one.get("tool_calls")
@@ -202,7 +193,7 @@ class Session:
             self.fork_reasons[self._fork_reason(history, match, is_bridged, choice)] += 1
         for sent, own in zip(message.get("tool_calls") or (), turn.message.get("tool_calls") or (), strict=False):
             self._internal_ids[sent["id"]] = own["id"]
-        digests = list(dict.fromkeys(extended_digest(history.digests[-1], one) for one in (message, *variants)))
+        digests = list(dict.fromkeys(history.extended_digest(one) for one in (message, *variants)))
         for digest in digests:
             self.turns.setdefault(digest, []).append(recorded)
         if choice == 0:  # the choices of a request share its messages and its tools
@@ -234,34 +225,27 @@ class Session:
             return "a repeated request"
         return "the bridge was refused" if match is not None else f"another {role} message"
 
-    def keep_response(
-        self, response: dict[str, Any], turn: RecordedTurn, history: History, message: Mapping[str, Any], first: int
-    ) -> None:
-        """Keep a response and its conversation, what it shares with those that are kept once."""
-        earlier = self.chain(turn)
-        begun = sum(len(each.messages) for each in earlier)
-        messages = [*history.messages[begun:], message]
-        digests = [*history.digests[begun + bool(begun) :], extended_digest(history.digests[-1], message)]
-        stored = StoredResponse(response, turn, first, messages, digests, kept_bytes(messages, digests))
-        self.count(stored.nbytes + kept_bytes(response))
-        self._stored[turn.index] = self.responses[response["id"]] = stored
-        for each in (*earlier, stored):
-            each.uses += 1
+    def keep_response(self, kept: StoredResponse) -> None:
+        self.count(kept_bytes(kept.response))
+        self.responses[kept.response["id"]] = kept
 
     def forget_response(self, response_id: str) -> None:
-        """Forget a response, and its messages once no other one continues them."""
-        forgotten = self.responses.pop(response_id)
-        self.count(-kept_bytes(forgotten.response))
-        forgotten.response = {}
-        for each in self.chain(forgotten.turn):
-            each.uses -= 1
-            if not each.uses:
-                del self._stored[each.turn.index]
-                self.count(-each.nbytes)
+        self.count(-kept_bytes(self.responses.pop(response_id).response))
 
-    def chain(self, turn: RecordedTurn) -> list[StoredResponse]:
-        """The responses whose messages, one after another, are the conversation of a turn."""
-        return [self._stored[each.index] for each in turn.lineage() if each.index in self._stored][::-1]
+    def conversation(self, turn: RecordedTurn) -> tuple[list[Any], list[bytes]]:
+        """The messages of a turn with the ids of calls that the client has, its own the last, and their identities."""
+        lineage = list(turn.lineage())[::-1]
+        call_ids = {at: ids for each in lineage for at, ids in each.call_ids.items()}
+        known: dict[str, str] = {}
+        messages: list[Any] = []
+        for at, message in enumerate(self.trajectory.to_messages(self.trajectory.turns[turn.index].node)):
+            if at in call_ids:
+                calls = message.get("tool_calls") or ()
+                known.update(zip((call.get("id") for call in calls), call_ids[at], strict=False))
+                calls = [{**call, "id": own} if own else call for call, own in zip(calls, call_ids[at], strict=True)]
+                message = {**message, "tool_calls": calls}
+            messages.append(_with_ids(message, known) if "tool_call_id" in message else message)
+        return messages, [one for each in lineage for one in each.identities]
 
     def leave_out(self, tools: Sequence[str]) -> None:
         """Count a request that had tools of these types, which are left out of it."""

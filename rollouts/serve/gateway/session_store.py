@@ -21,10 +21,8 @@ from rollouts.serve.errors import (
     invalid_field,
     session_gone,
 )
-from rollouts.serve.gateway.dialect import Choice
 from rollouts.serve.gateway.history import History
 from rollouts.serve.gateway.limits import GatewayLimits
-from rollouts.serve.gateway.responses import ResponsesRequest
 from rollouts.serve.gateway.session import Session, StoredResponse
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
@@ -221,13 +219,11 @@ class SessionStore:
                 recorded[session.id] = session
             self._anonymous_calls.update(dict.fromkeys(call_ids, session.id))
 
-    def keep_response(
-        self, session: Session, response: dict[str, Any], choice: Choice, request: ResponsesRequest
-    ) -> None:
+    def keep_response(self, session: Session, kept: StoredResponse) -> None:
         """Keep a response, which is found until it is deleted, or its session is gone."""
         if session.id in self._sessions:
-            session.keep_response(response, choice.turn, request.history, choice.message, request.num_instructions)
-            self._responses[response["id"]] = session
+            session.keep_response(kept)
+            self._responses[kept.response["id"]] = session
 
     def response(self, response_id: str, param: str | None = None) -> tuple[Session, StoredResponse]:
         """A response and its session. Raises `RequestError`; `param` is the field of a request that names it."""

@@ -20,18 +20,20 @@ _KEYS = {ReasoningDelta: "reasoning_content", ContentDelta: "content"}
 class TurnStream:
     """The events of one request. Reasoning and content are sent as they are sampled, tool calls when they are complete.
 
-    `complete` samples and records the completion, with a listener for its tokens. Without a `renderer`, which
-    parses them, all is sent when the completion is finished.
+    `complete` samples and records the completion, with a listener for its tokens. `keep` is called with it before the
+    last events. Without a `renderer`, which parses tokens, all is sent when the completion is finished.
     """
 
     def __init__(
         self,
         complete: Callable[[ListenerFactory | None], Coroutine[Any, Any, TurnCompletion]],
+        keep: Callable[[TurnCompletion], None],
         request: TurnRequest,
         writer: Writer,
         renderer: Any,
     ) -> None:
         self._complete = complete
+        self._keep = keep
         self._request = request
         self._writer = writer
         self._renderer = renderer
@@ -51,6 +53,7 @@ class TurnStream:
             completion = await completing
             self._begin(completion.prompt_ids)
             self._put(self._writer.rest(completion))
+            self._keep(completion)
             while not self._events.empty():
                 if (last := self._events.get_nowait()) is not None:
                     yield self._writer.encoded(last)

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_server import user
+from gateway_server import IMAGE, image_part, plain_tree, user
 from starlette.applications import Starlette
 
 from rollouts.errors import ArgumentError
@@ -70,6 +70,29 @@ def user_items(*texts: str) -> list[Any]:
     return [user(text) for text in texts]
 
 
+async def test_other_instructions_after_a_response_are_a_branch_as_of_a_client_that_sends_all_items(renderer):
+    call = '\n<tool_call>\n{"name": "look", "arguments": {"row": 1}}\n</tool_call>'
+    image = {"type": "input_image", "image_url": image_part(IMAGE)["image_url"]["url"]}
+    asked = {"role": "user", "content": [{"type": "input_text", "text": "Which?"}, image]}
+    trees = []
+    for by_id in (True, False):
+        async with client_of(renderer, [f"<think>\nhm\n</think>\n\nI look.{call}{call}", "Red.", "Blue."]) as client:
+            first = await client.ask([asked], instructions="Look.")
+            calls = [item for item in first["output"] if item["type"] == "function_call"]
+            results = [
+                {"type": "function_call_output", "call_id": item["call_id"], "output": f"result {number}"}
+                for number, item in enumerate(calls)
+            ]
+            items = [asked, *first["output"], *results]
+            sent = (results, first) if by_id else (items,)
+            second = await client.ask(*sent, instructions="Look twice.")
+            await client.ask([*items, *second["output"], user("And now?")], instructions="Look twice.")
+            assert (await client.figures())["fork_reasons"] == {"another system message": 1}
+            nodes, turns, forks = plain_tree(client.gateway.trajectory("s"))
+            trees.append(([node[:-1] for node in nodes], turns, forks))  # arguments of messages are text or objects
+    assert trees[0] == trees[1]
+
+
 async def test_completions_in_a_row_are_two_messages_where_the_ids_of_their_items_say_so(renderer):
     script = ["<think>\nhm\n</think>\n\nRed.", "<think>\nso\n</think>\n\nBlue.", "Green.", "Grey."]
     async with client_of(renderer, script) as client:
@@ -94,7 +117,7 @@ async def test_reasoning_without_a_text_is_no_message(renderer):
 async def test_a_continuation_reads_what_is_new_alone(renderer, monkeypatch):
     counted: list[int] = []
     digest = history._digest
-    monkeypatch.setattr(history, "_digest", lambda data: counted.append(len(data)) or digest(data))
+    monkeypatch.setattr(history, "_digest", lambda text: counted.append(len(text)) or digest(text))
     async with client_of(renderer) as client:
         response, counts = None, []
         for _ in range(6):
@@ -113,9 +136,8 @@ async def test_all_messages_of_a_chain_of_responses_count_for_the_limit_of_parts
         assert (refused["param"], "at most 8" in refused["message"]) == ("input", True)
 
 
-@pytest.mark.parametrize("deleted", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 @pytest.mark.parametrize("by_id", [False, True])
-async def test_responses_keep_what_they_share_once_and_deleted_ones_keep_nothing(renderer, by_id, deleted):
+async def test_responses_share_their_conversation_with_the_trajectory_and_deleted_ones_keep_nothing(renderer, by_id):
     sizes = {}
     for store in (True, False):
         async with client_of(renderer) as client:
@@ -126,16 +148,12 @@ async def test_responses_keep_what_they_share_once_and_deleted_ones_keep_nothing
                 named = (talk[-1:], responses[-1]) if by_id and store else (talk,)
                 responses.append(await client.ask(*named, store=store))
             sizes[store] = [(await client.figures())["estimated_bytes"]]
-            for number in deleted if store else ():
-                await client.delete(responses[number])
+            for response in responses if store else ():
+                await client.delete(response)
                 sizes[store].append((await client.figures())["estimated_bytes"])
             statuses = [(await client.http.get(f"/v1/responses/{one['id']}")).status_code for one in responses]
             assert statuses == [404] * 3
-    # The long text is kept once for the responses, though three requests had it.
-    assert 100_000 < sizes[True][0] - sizes[False][0] < 130_000
-    last = deleted.index(2)
-    assert all(size - sizes[False][0] > 100_000 for size in sizes[True][1 : last + 1])
-    assert abs(sizes[True][-1] - sizes[False][0]) < 1000
+    assert sizes[False][0] == sizes[True][-1] < sizes[True][0] < sizes[False][0] + 30_000
 
 
 async def test_functions_of_a_namespace_are_tools_and_tools_that_the_server_ignores_are_counted(renderer, caplog):
