@@ -30,6 +30,7 @@ from rollouts.serve.gateway.request_checks import (
     SAMPLES_FREELY,
     Name,
     OpenAIBody,
+    PlainMessages,
     Sampled,
     StopString,
     Text,
@@ -39,7 +40,6 @@ from rollouts.serve.gateway.request_checks import (
     checked_tools,
     content_of,
     media_part,
-    plain_message,
 )
 
 #: Sampling options that are passed to the engine, with the value that means nothing. Engines refuse those
@@ -236,9 +236,12 @@ def _sampling(fields: Mapping[str, Any], reading: Reading) -> SamplingParams:
     return sampling
 
 
+_PLAIN: Final = PlainMessages(ROLES, {"role", "content"}, ("text",), {"type", "text"})
+
+
 def _message_of(raw: Any, index: int, allow_urls: bool) -> dict[str, Any]:
     """Message `index` for a renderer. Raises `RequestError`."""
-    if (plain := plain_message(raw, roles=ROLES)) is not None:
+    if (plain := _PLAIN.read(raw)) is not None:
         return plain
     place = f"messages[{index}]"
     read = validated(_Message, raw, place)

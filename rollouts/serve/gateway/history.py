@@ -72,8 +72,8 @@ def reasoning_of(message: Mapping[str, Any]) -> str | None:
     return (message.get("reasoning_content") or "").strip() or None
 
 
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
+def _digest(value: Any) -> bytes:
+    return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
 
 
 def identity(message: Mapping[str, Any]) -> bytes:
@@ -81,7 +81,7 @@ def identity(message: Mapping[str, Any]) -> bytes:
     role, content = message["role"], message.get("content")
     parts: Any = content if isinstance(content, str) else _joined_parts(content or ())
     if role != "assistant":
-        return _digest(repr((role, parts, message.get("name"), message.get("tool_call_id"))))
+        return _digest((role, parts, message.get("name"), message.get("tool_call_id")))
     # Some clients remove white space around what the model wrote, and some add the name of the agent.
     if isinstance(parts, str):
         parts = parts.strip()
@@ -89,7 +89,7 @@ def identity(message: Mapping[str, Any]) -> bytes:
         (call["function"]["name"], _argument_identity(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
     ]
-    return _digest(repr((role, parts, calls)))
+    return _digest((role, parts, calls))
 
 
 def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:

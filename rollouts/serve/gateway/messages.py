@@ -16,6 +16,7 @@ from rollouts.serve.gateway.request_checks import (
     OWN_MESSAGE,
     SAMPLES_FREELY,
     Name,
+    PlainMessages,
     RequestBody,
     Sampled,
     StopString,
@@ -27,7 +28,6 @@ from rollouts.serve.gateway.request_checks import (
     content_of,
     function_tool,
     media_part,
-    plain_message,
 )
 
 
@@ -159,13 +159,16 @@ def _read(read: _MessagesBody, fields: dict[str, Any], reading: Reading) -> Turn
     )
 
 
+_PLAIN: Final = PlainMessages(("user", "assistant"), {"role", "content"}, ("text",), {"type", "text"})
+
+
 def _conversation(body: _MessagesBody, allow_urls: bool) -> Iterator[tuple[dict[str, Any], Callable[[], Place]]]:
     """The messages of a renderer, each with what says its place in the body."""
     if body.system:
         content = content_of(body.system, "system", allow_urls=allow_urls)
         yield {"role": "system", "content": content}, partial(Place, "system", "system")
     for index, raw in enumerate(body.messages):
-        if (plain := plain_message(raw)) is not None:
+        if (plain := _PLAIN.read(raw)) is not None:
             yield plain, partial(_place, index)
             continue
         place = f"messages[{index}]"

@@ -1,8 +1,8 @@
 """Checks of what all dialects have in their requests: fields, tools, messages, media."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -70,32 +70,37 @@ class OpenAIBody(RequestBody):
     }
 
 
-_TEXT_TYPES: Final = ("text", "input_text", "output_text")
-_TEXT_KEYS: Final = ("type", "text")
-_PLAIN_KEYS: Final = frozenset({"role", "content"})
+class PlainMessages(NamedTuple):
+    """The messages of a dialect that have one text alone, which need no other check, as most do.
 
+    `keys` are those of such a message, `part_keys` and `part_types` those of a part with its text.
+    """
 
-def plain_message(
-    message: Any, keys: Collection[str] = _PLAIN_KEYS, roles: Collection[str] = ("user", "assistant")
-) -> dict[str, Any] | None:
-    """A message that has only `keys` and one text, which needs no other check, as most do; None for others."""
-    if type(message) is not dict or message.get("role") not in roles or message.get("type", "message") != "message":
-        return None
-    text = message.get("content")
-    if type(text) is list and len(text) == 1 and type(text[0]) is dict:
-        part = text[0]
-        if part.get("type") not in _TEXT_TYPES:
+    roles: Collection[str]
+    keys: Set[str]
+    part_types: Collection[str]
+    part_keys: Set[str]
+
+    def read(self, message: Any) -> dict[str, Any] | None:
+        """The message for a renderer; None for one that needs a check."""
+        if type(message) is not dict or message.get("role") not in self.roles or _has_others(message, self.keys):
             return None
-        for key, value in part.items():
-            if value and key not in _TEXT_KEYS:
+        if message.get("type", "message") != "message":  # an item of Responses
+            return None
+        text = message.get("content")
+        if type(text) is list and len(text) == 1 and type(text[0]) is dict:
+            part = text[0]
+            if part.get("type") not in self.part_types or _has_others(part, self.part_keys):
                 return None
-        text = part.get("text")
-    if type(text) is not str or not text or not is_unicode(text):
-        return None
-    for key, value in message.items():
-        if value and key not in keys:
+            text = part.get("text")
+        if type(text) is not str or not text or not is_unicode(text):
             return None
-    return {"role": message["role"], "content": text}
+        return {"role": message["role"], "content": text}
+
+
+def _has_others(fields: dict[str, Any], known: Set[str]) -> bool:
+    """Whether there are other fields than the known ones; clients write them null."""
+    return not fields.keys() <= known and any(value and key not in known for key, value in fields.items())
 
 
 #: Types of tools that clients run, each in APIs of its own.

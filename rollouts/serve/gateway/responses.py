@@ -19,6 +19,7 @@ from rollouts.serve.gateway.request_checks import (
     SAMPLES_FREELY,
     Name,
     OpenAIBody,
+    PlainMessages,
     Sampled,
     Text,
     TextFormat,
@@ -30,7 +31,6 @@ from rollouts.serve.gateway.request_checks import (
     content_of,
     function_tool,
     media_part,
-    plain_message,
 )
 from rollouts.serve.gateway.session import StoredResponse
 
@@ -241,6 +241,14 @@ def _full_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
+_PLAIN: Final = PlainMessages(
+    ("user", "assistant", "system", "developer"),
+    {"type", "id", "status", "role", "content"},
+    ("input_text", "output_text"),
+    {"type", "text", "annotations", "logprobs"},
+)
+
+
 def _conversation(items: Sequence[Any], allow_urls: bool) -> list[tuple[dict[str, Any], list[int]]]:
     """The messages, each with the indices of its items.
 
@@ -250,7 +258,7 @@ def _conversation(items: Sequence[Any], allow_urls: bool) -> list[tuple[dict[str
     completion: str | None = None  # that of the last message
     was_own = False
     for index, raw in enumerate(items):
-        message = plain_message(raw, _PLAIN_KEYS, _ROLES) or _message(raw, index, allow_urls)
+        message = _PLAIN.read(raw) or _message(raw, index, allow_urls)
         if message is None:
             continue
         is_own = message["role"] == "assistant"
@@ -278,10 +286,6 @@ def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     thoughts = [message.get("reasoning_content", "") for message in messages]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     return assistant_message([message["content"] for message in messages], thoughts, calls)
-
-
-_PLAIN_KEYS: Final = frozenset({"type", "id", "status", "role", "content"})
-_ROLES: Final = ("user", "assistant", "system", "developer")
 
 
 def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
