@@ -65,7 +65,16 @@ async def complete_turn(
     seconds = time.perf_counter() - began
     choices = []
     for index, (completion, stop) in enumerate(completions):
-        choices.append(await _record(session, request, store, prompt, match, completion, stop, index, seconds))
+        turn = await recorder.record(prompt, completion, agent="", engine_seconds=seconds)
+        message = _client_message(turn, calls_tools=request.body.calls_tools)
+        variants: Sequence[dict[str, Any]] = ()
+        if stop is not None:
+            # Some agents write the stop string back, which was sampled.
+            variants = (message, {**message, "content": text_before(message["content"], stop) + stop})
+            message = _without_stop(message, stop)
+        recorded, digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
+        store.recorded(session, digests, [call["id"] for call in message.get("tool_calls") or ()])
+        choices.append(Choice(index, recorded, message, completion, stop))
     return TurnCompletion(prompt.rendered.token_ids, choices)
 
 
@@ -117,37 +126,6 @@ def _placed(request: TurnRequest, error: MediaError | MessageError, start: int) 
     place = request.place(start + error.message_index)
     where = place.message if error.part_index is None else place.field(f"content[{error.part_index}]")
     return invalid_message(f"{where}: {error.reason}", where)
-
-
-async def _record(
-    session: Session,
-    request: TurnRequest,
-    store: SessionStore,
-    prompt: Prompt,
-    match: Match | None,
-    completion: Completion,
-    stop: str | None,
-    index: int,
-    seconds: float,
-) -> Choice:
-    """Add a completion to the trajectory, and make the message that the client receives."""
-    turn = await session.recorder.record(prompt, completion, agent="", engine_seconds=seconds)
-    message = _client_message(turn, calls_tools=request.body.calls_tools)
-    variants: Sequence[dict[str, Any]] = ()
-    if stop is not None:
-        # Some agents write the stop string back, which was sampled.
-        variants = (message, {**message, "content": text_before(message["content"], stop) + stop})
-        message = _without_stop(message, stop)
-    recorded, digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
-    call_ids = [call["id"] for call in message.get("tool_calls") or ()]
-    store.recorded(session, digests, call_ids)
-    return Choice(
-        index=index,
-        turn=recorded,
-        message=message,
-        completion=completion,
-        stop=stop,
-    )
 
 
 def decoder(renderer: Any) -> Decode:

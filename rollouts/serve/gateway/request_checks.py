@@ -100,7 +100,7 @@ class PlainMessages(NamedTuple):
 
 def _has_others(fields: dict[str, Any], known: Set[str]) -> bool:
     """Whether there are other fields than the known ones; clients write them null."""
-    return not fields.keys() <= known and any(value and key not in known for key, value in fields.items())
+    return not fields.keys() <= known and any(map(fields.get, fields.keys() - known))
 
 
 #: Types of tools that clients run, each in APIs of its own.

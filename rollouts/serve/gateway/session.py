@@ -6,7 +6,7 @@ import logging
 import time
 from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from renderers import RenderedTokens
@@ -203,7 +203,7 @@ class Session:
         known = len(self._known)
         self._known.update(history.digests, digests)
         self.count(_DIGEST_BYTES * (len(self._known) - known))
-        self._keep(turn)
+        self._put(turn)
         return recorded, digests
 
     def _fork_reason(self, history: History, match: Match | None, is_bridged: bool, choice: int) -> str:
@@ -302,16 +302,6 @@ class Session:
         self._counted_prompts = counted
 
     # Prompts of earlier turns.
-
-    def _keep(self, turn: SampledTurn) -> None:
-        prompt = turn.prompt
-        media = prompt.rendered.multi_modal_data
-        if media is not None and not media.is_empty():
-            # The trajectory has the sources of the media; the messages of the request have them in base64.
-            parent = self.trajectory.nodes[self.trajectory.turns[turn.index].node].parent
-            conversation = self.trajectory.to_messages(parent)
-            turn = replace(turn, prompt=prompt._replace(messages=(), conversation=conversation))
-        self._put(turn)
 
     def _put(self, turn: SampledTurn) -> None:
         self._prompts[turn.index] = turn
