@@ -102,6 +102,7 @@ class TrajectoryFinishedError(TrajectoryError):
     """
 
     def __init__(self, episode_id: str, field: str) -> None:
+        self.episode_id = episode_id
         super().__init__(f"episode {episode_id} is finished; {field} cannot change any more. Copy what you need")
 
 

@@ -4,7 +4,9 @@ Which reason holds is decided in `bridging.bridge` and `bridging.continuation`.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -36,6 +38,20 @@ class BridgeRefusal(StrEnum):
     NO_TURN_END = "the template closes this assistant turn with no token at which the model stops"
 
 
+_noted: ContextVar[list[BridgeRefusal]] = ContextVar("noted_refusals")
+
+
+@contextmanager
+def noting_refusals() -> Iterator[list[BridgeRefusal]]:
+    """The reasons of bridges that are refused in the block, also on the threads of a `RendererPool`."""
+    reasons: list[BridgeRefusal] = []
+    before = _noted.set(reasons)
+    try:
+        yield reasons
+    finally:
+        _noted.reset(before)
+
+
 @dataclass(slots=True)
 class BridgeStats:
     """How often bridging succeeded, and how often it was refused for which reason.
@@ -51,6 +67,8 @@ class BridgeStats:
     _lock: ProcessLock = field(default_factory=ProcessLock, repr=False, compare=False)
 
     def count(self, outcome: RenderedTokens | BridgeRefusal) -> None:
+        if isinstance(outcome, BridgeRefusal):
+            _noted.get([]).append(outcome)
         with self._lock:
             if isinstance(outcome, BridgeRefusal):
                 self.refused[outcome] += 1

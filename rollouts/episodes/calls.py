@@ -13,6 +13,7 @@ from renderers import (
     RendererPool,
     TemplateRenderer,
 )
+from renderers.bridging.refusals import noting_refusals
 from renderers.tokens.length_bound import at_most_tokens
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.errors import RolloutsError
@@ -60,14 +61,14 @@ class RendererCalls:
         new_messages: Sequence[Message],
         tools: Any,
         previous_messages: Sequence[Message],
-    ) -> RenderedTokens | None:
-        """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
+    ) -> tuple[RenderedTokens | None, str]:
+        """The prompt after prompt + completion + new messages; None with the reason where the renderer refuses."""
         # Another package's renderer for text alone has no parameter for media, and its prompts have none.
         media = prompt.multi_modal_data
         passes_media = media is not None and (self._is_template_renderer or not media.is_empty())
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
-        with at_most_tokens(self.longest), self._naming("bridge_to_next_turn"):
-            return await self._pool.bridge_to_next_turn_async(
+        with at_most_tokens(self.longest), noting_refusals() as reasons, self._naming("bridge_to_next_turn"):
+            bridged = await self._pool.bridge_to_next_turn_async(
                 prompt.token_ids,
                 completion_ids,
                 new_messages,
@@ -75,6 +76,7 @@ class RendererCalls:
                 previous_messages=previous_messages,
                 **media_argument,
             )
+        return bridged, "".join(reasons)
 
     async def parse(
         self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens

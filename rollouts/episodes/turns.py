@@ -52,6 +52,7 @@ class Prompt(NamedTuple):
 
     `sampled` are the half-open ranges of the prompt that earlier completions sampled, `seconds` is how long the
     renderer took. `previous_turn` is the index of the turn that it continues, None for the first of a conversation.
+    `refusal` is why the renderer did not bridge from that turn, if it says so.
     """
 
     rendered: RenderedTokens
@@ -61,6 +62,7 @@ class Prompt(NamedTuple):
     sampled: Sequence[tuple[int, int]]
     seconds: float
     previous_turn: int | None = None
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ class TurnRecorder(EpisodeRecorder):
     async def _next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str, began: float) -> Prompt:
         previous = turn.prompt
         try:
-            bridged = await self._calls.bridge(
+            bridged, refusal = await self._calls.bridge(
                 previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
             )
         except (MediaError, MessageError) as error:
@@ -235,7 +237,7 @@ class TurnRecorder(EpisodeRecorder):
             raise_naming_origin(error, f"the conversation after {origin} of turn {turn.index}", conversation)
         keep_media(messages, rendered)
         seconds, sampled = time.perf_counter() - began, _sampled_ranges(rendered)
-        return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index)
+        return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index, refusal)
 
     async def _context_length(self) -> int | None:
         """The most tokens of a prompt, for which a server is asked; None if the engine never knows."""

@@ -106,7 +106,6 @@ _ROWS: Final[tuple[tuple[tuple[type[Exception], ...], int, str | None], ...]] = 
     ((InvalidRequestError, CapabilityError), 400, None),
     ((MissingExtraError,), 501, "missing_extra"),
     ((MessageError, MediaError, TemplateError), 400, "invalid_message"),
-    ((TrajectoryFinishedError,), 409, "session_ended"),
     ((TrajectoryError,), 400, None),
     ((ServerTimeoutError,), 504, "timeout"),
     (
@@ -131,6 +130,9 @@ def request_error(error: Exception) -> RequestError:
         case UnknownAdapterError():
             message = f"The model `{error.adapter[:200]}` does not exist. {error.reason}"
             return RequestError(404, message, "model", code="model_not_found")
+        case TrajectoryFinishedError():
+            message = f"the session {error.episode_id!r} has ended; nothing is added to it. Begin one with another id"
+            return RequestError(409, message, code="session_ended")
     message = error.reason if isinstance(error, EngineError) else str(error)
     row = next((row for row in _ROWS if isinstance(error, row[0])), None)
     return RequestError(500, _INTERNAL_ERROR) if row is None else RequestError(row[1], message, code=row[2])

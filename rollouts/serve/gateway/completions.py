@@ -19,7 +19,7 @@ from rollouts.engines.protocol import (
 )
 from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
 from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
-from rollouts.episodes.turns import Prompt, SampledTurn
+from rollouts.episodes.turns import Prompt, SampledTurn, derived_seed
 from rollouts.serve.errors import RequestError, invalid_message, unsupported_field
 from rollouts.serve.gateway.dialect import Choice, TokenTexts, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.request_checks import check_arguments, check_is_printed
@@ -51,11 +51,15 @@ async def complete_turn(
         sampling = replace(
             sampling, stop_token_ids=tuple(dict.fromkeys((*recorder.stop_token_ids, *sampling.stop_token_ids)))
         )
+    session.num_requests += 1
+    seed = sampling.seed
+    if session.seed is not None and getattr(request.body, "seed", None) is None:
+        seed = derived_seed(session.seed, session.num_requests)
     request_id = f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}"
     try:
         async with asyncio.timeout(request_seconds):
             prompt, match = await prompt_of(session, request)
-            generate = replace(recorder.request(prompt, sampling, sampling.seed, request_id), adapter=adapter)
+            generate = replace(recorder.request(prompt, sampling, seed, request_id), adapter=adapter)
             began = time.perf_counter()
             listen = None if make_listener is None else make_listener(prompt)
             completions = await _sampled(session, request.stop, generate, listen)
@@ -74,7 +78,9 @@ async def complete_turn(
             message = _without_stop(message, stop)
         recorded, digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
         store.recorded(session, digests, [call["id"] for call in message.get("tool_calls") or ()])
-        choices.append(Choice(index, recorded, message, completion, stop))
+        choice = Choice(index, recorded, message, completion, stop, sampling.max_tokens)
+        session.num_at_context += choice.is_at_context
+        choices.append(choice)
     return TurnCompletion(prompt.rendered.token_ids, choices)
 
 

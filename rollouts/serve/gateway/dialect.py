@@ -67,17 +67,23 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A completion for the client. `stop` is the stop string that ended it."""
+    """A completion for the client, of at most `max_tokens` tokens. `stop` is the stop string that ended it."""
 
     index: int
     turn: RecordedTurn
     message: dict[str, Any]
     completion: Completion
     stop: str | None
+    max_tokens: int
 
     @property
     def is_cut(self) -> bool:
         return self.completion.finish_reason is FinishReason.LENGTH
+
+    @property
+    def is_at_context(self) -> bool:
+        """Whether it has fewer tokens than asked for, because the context of the model has no more."""
+        return self.is_cut and len(self.completion.token_ids) < self.max_tokens
 
 
 class TurnCompletion(NamedTuple):

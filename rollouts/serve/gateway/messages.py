@@ -273,7 +273,8 @@ class MessagesWriter(Writer):
         yield from self._end_block()
         calls = choice.message.get("tool_calls")
         stopped = "stop_sequence" if choice.stop else "tool_use" if calls else "end_turn"
-        self.answer["stop_reason"] = "max_tokens" if choice.is_cut else stopped
+        cut = "model_context_window_exceeded" if choice.is_at_context else "max_tokens"
+        self.answer["stop_reason"] = cut if choice.is_cut else stopped
         self.answer["stop_sequence"] = choice.stop
 
     def end(self, completion: TurnCompletion) -> Iterator[Event]:

@@ -3,10 +3,11 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import Field, FiniteFloat
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,16 +18,24 @@ from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.episode import check_on_end, check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
-from rollouts.errors import ArgumentError, EngineError, is_unicode
+from rollouts.errors import ArgumentError, EngineError
 from rollouts.serve.access import BodyLimitMiddleware
-from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected, without_nulls
+from rollouts.serve.bodies import (
+    Body,
+    Strict,
+    read_body,
+    read_object,
+    streamed_response,
+    unless_disconnected,
+    validated,
+)
 from rollouts.serve.errors import Handler, RequestError, answering_errors, invalid_field
 from rollouts.serve.gateway.chat import CHAT
 from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, decoder, prompt_of, token_texts_of
 from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest, Writer
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.messages import MESSAGES
-from rollouts.serve.gateway.request_checks import OWN_TOOLS, check_tool_results, read_turn
+from rollouts.serve.gateway.request_checks import OWN_TOOLS, Text, check_tool_results, read_turn
 from rollouts.serve.gateway.responses import RESPONSES, ResponsesRequest
 from rollouts.serve.gateway.session import Session, StoredResponse
 from rollouts.serve.gateway.session_store import (
@@ -39,11 +48,29 @@ from rollouts.serve.gateway.session_store import (
 from rollouts.serve.gateway.turn_stream import TurnStream
 from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import real_number
 
 _SESSION_HEADER: Final = "X-Session-ID"
 _DIALECTS: Final = (CHAT, MESSAGES, RESPONSES)
 _FORMATS: Final = ("records", "json")
+
+
+class _SessionBody(Strict):
+    session_id: Text | None = None
+    group_id: Text = ""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+
+
+class _RewardBody(Strict):
+    reward: FiniteFloat
+    turn: int | None = None
+    info: dict[str, Any] = Field({})
+
+
+class _EndBody(Strict):
+    done: bool | None = None
+    truncated: bool = False
+    error: Text = ""
+    metrics: dict[Text, FiniteFloat] = Field({})
 
 
 class Gateway:
@@ -166,15 +193,17 @@ class Gateway:
     # Completions.
 
     async def _turn(self, request: Request, dialect: Dialect) -> Response:
-        session_id, turn = await self._read(request, dialect)
-        if turn.stop:
-            decoder(self._pool.renderer)
-        model, adapter = await self._checked_model(turn.body.model)
-        session = self._sessions.for_request(session_id, turn.history)
+        session_id = _session_id(request)
+        with self._sessions.counting_refusals(session_id):
+            session_id, turn = await self._read(request, dialect, session_id)
+            if turn.stop:
+                decoder(self._pool.renderer)
+            model, adapter = await self._checked_model(turn.body.model)
+            session = self._sessions.for_request(session_id, turn.history)
+            head = Head(uuid.uuid4().hex, int(time.time()), model, session.id)
+            writer = dialect.writer(turn, head, self._token_texts)
         session.leave_out(turn.ignored_tools)
         headers = {_SESSION_HEADER: session.id}
-        head = Head(uuid.uuid4().hex, int(time.time()), model, session.id)
-        writer = dialect.writer(turn, head, self._token_texts)
         complete = partial(self._complete, session, turn, adapter)
         keep = partial(self._keep_answer, session, turn, writer)
         if turn.body.stream:
@@ -189,7 +218,9 @@ class Gateway:
 
     async def _count_tokens(self, request: Request) -> Response:
         """The tokens of the prompt that a request would have now. Begins no session."""
-        session_id, turn = await self._read(request, MESSAGES)
+        session_id = _session_id(request)
+        with self._sessions.counting_refusals(session_id):
+            session_id, turn = await self._read(request, MESSAGES, session_id)
         session = self._sessions.find(session_id, turn.history) or self._sessions.begin(None)
         with self._sessions.request(session):
             prompt, _ = await prompt_of(session, turn)
@@ -204,9 +235,8 @@ class Gateway:
         self._sessions.delete_response(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
-    async def _read(self, request: Request, dialect: Dialect) -> tuple[str | None, TurnRequest]:
-        """The session that a request names, and the request. Raises `RequestError`."""
-        session_id = _session_id(request)
+    async def _read(self, request: Request, dialect: Dialect, session_id: str | None) -> tuple[str | None, TurnRequest]:
+        """The request, and its session: that which it names, or that of the response which it names."""
         turn = await read_body(request, partial(read_turn, dialect=dialect, reading=self._reading))
         if isinstance(turn, ResponsesRequest) and turn.body.previous_response_id is not None:
             session, stored = self._sessions.response(turn.body.previous_response_id, "previous_response_id")
@@ -277,10 +307,8 @@ class Gateway:
         return JSONResponse({"sessions": [session_object(session, now) for session in self._sessions]})
 
     async def _begin_session(self, request: Request) -> Response:
-        fields = await self._fields(request, {"session_id": str, "group_id": str, "seed": int})
-        session = self._sessions.begin(
-            fields.get("session_id"), group_id=fields.get("group_id", ""), seed=fields.get("seed", 0)
-        )
+        read = await self._read_fields(request, _SessionBody)
+        session = self._sessions.begin(read.session_id, group_id=read.group_id, seed=read.seed)
         return self._session_response(session, 201)
 
     async def _get_session(self, request: Request) -> Response:
@@ -292,25 +320,18 @@ class Gateway:
 
     async def _end_session(self, request: Request) -> Response:
         session = self._session(request)
-        fields = await self._fields(request, {"done": bool, "truncated": bool, "metrics": dict, "error": str})
-        metrics = fields.get("metrics", {})
-        for name, value in metrics.items():
-            if not is_unicode(name) or real_number(value) is None:
-                raise invalid_field(f"metrics[{name[:80]!r}] is not a finite number with a name in Unicode", "metrics")
+        read = await self._read_fields(request, _EndBody)
         if not session.trajectory.finished:
-            truncated, error = fields.get("truncated", False), fields.get("error", "")
-            session.end(done=fields.get("done"), truncated=truncated, error=error, metrics=metrics)
+            session.end(done=read.done, truncated=read.truncated, error=read.error, metrics=read.metrics)
         await self._sessions.end(session)
         return self._session_response(session)
 
     async def _reward(self, request: Request) -> Response:
         session = self._session(request)
-        fields = await self._fields(request, {"reward": (int, float), "turn": int, "info": dict})
-        if "reward" not in fields:
-            raise invalid_field("reward is missing; send a number", "reward")
-        if fields.get("info"):
+        read = await self._read_fields(request, _RewardBody)
+        if read.info:
             self._sessions.check_room()
-        session.record_reward(fields["reward"], fields.get("info", {}), fields.get("turn"))
+        session.record_reward(read.reward, read.info, read.turn)
         return self._session_response(session)
 
     async def _trajectory(self, request: Request) -> Response:
@@ -330,23 +351,19 @@ class Gateway:
     def _session_response(self, session: Session, status: int = 200) -> Response:
         return JSONResponse(session_object(session, time.monotonic()), status, {_SESSION_HEADER: session.id})
 
-    async def _fields(self, request: Request, types: Mapping[str, Any]) -> dict[str, Any]:
+    async def _read_fields(self, request: Request, kind: type[Body]) -> Body:
         """The fields of a request about a session. A body may be left out. Raises `RequestError`."""
-        if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
-            return {}
-        fields = without_nulls(await read_object(request))
-        for name, value in fields.items():
-            if name not in types:
-                raise invalid_field(f"unknown field {name[:80]!r}; it is one of {', '.join(types)}", name[:80])
-            if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
-                raise invalid_field(f"{name} has a value of another type: {value!r:.80}", name)
-            if name != "session_id" and kept_bytes(value) > self._limits.max_field_bytes:
+        fields: dict[str, Any] = {}
+        if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+            fields = await read_object(request)
+        for name in kind.model_fields.keys() & fields.keys() - {"session_id"}:
+            if (nbytes := kept_bytes(fields[name])) > self._limits.max_field_bytes:
                 raise invalid_field(
-                    f"{name} takes {kept_bytes(value)} bytes in memory; this server keeps at most max_field_bytes="
+                    f"{name} takes {nbytes} bytes in memory; this server keeps at most max_field_bytes="
                     f"{self._limits.max_field_bytes}. Keep what is longer elsewhere, under a short name",
                     name,
                 )
-        return fields
+        return validated(kind, fields)
 
 
 def _session_id(request: Request) -> str | None:

@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from renderers import RenderedTokens
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder
+from rollouts.errors import short_repr
+from rollouts.serve.errors import invalid_field
 from rollouts.serve.gateway.history import History, identity, reasoning_of
 from rollouts.serve.gateway.limits import kept_bytes
 
@@ -77,12 +79,16 @@ class StoredResponse(NamedTuple):
 class Session:
     """Made on the event loop that serves it. `is_anonymous`: its client named no session.
 
+    The seeds of requests without one derive from `seed`, if there is one.
     Its trajectory is finished when it ends; `is_delivered` says that it was handed over, too. `nbytes` are
     the estimated bytes of all that it keeps; `on_count` is called with each change of them.
     """
 
-    def __init__(self, recorder: TurnRecorder, *, is_anonymous: bool, on_count: Callable[[int], object]) -> None:
+    def __init__(
+        self, recorder: TurnRecorder, *, seed: int | None, is_anonymous: bool, on_count: Callable[[int], object]
+    ) -> None:
         self.recorder = recorder
+        self.seed = seed
         self.trajectory = recorder.trajectory
         self.is_anonymous = is_anonymous
         self.last_used = self.began = time.monotonic()
@@ -97,6 +103,8 @@ class Session:
         self._prompts: OrderedDict[int, SampledTurn] = OrderedDict()
         self.fork_reasons: Counter[str] = Counter()
         self.ignored_tools: Counter[str] = Counter()  # how many requests had tools of a type that was left out
+        self.refused_requests: Counter[str] = Counter()  # by the status and the code of the error
+        self.num_at_context = 0  # completions that the context ended before their `max_tokens`
         self._known: set[bytes] = set()  # the digests of all conversations that requests had, and of their beginnings
         self._counted_nodes = 0
         self._counted_sources: set[str] = set()
@@ -190,7 +198,7 @@ class Session:
             placeholder_token_ids=prompt.rendered.placeholder_token_ids,
         )
         if self.trajectory.forks > self.fork_reasons.total():
-            self.fork_reasons[self._fork_reason(history, match, is_bridged, choice)] += 1
+            self.fork_reasons[self._fork_reason(history, match, prompt, is_bridged, choice)] += 1
         for sent, own in zip(message.get("tool_calls") or (), turn.message.get("tool_calls") or (), strict=False):
             self._internal_ids[sent["id"]] = own["id"]
         digests = list(dict.fromkeys(history.extended_digest(one) for one in (message, *variants)))
@@ -206,7 +214,7 @@ class Session:
         self._put(turn)
         return recorded, digests
 
-    def _fork_reason(self, history: History, match: Match | None, is_bridged: bool, choice: int) -> str:
+    def _fork_reason(self, history: History, match: Match | None, prompt: Prompt, is_bridged: bool, choice: int) -> str:
         """Why the turn of a request does not extend the turn before it; `match` and `is_bridged` as in `add`."""
         if choice > 0:
             return "another choice"
@@ -223,7 +231,9 @@ class Session:
             return "other reasoning or ids of calls"
         if role is None:
             return "a repeated request"
-        return "the bridge was refused" if match is not None else f"another {role} message"
+        if match is None:
+            return f"another {role} message"
+        return f"the bridge was refused: {prompt.refusal or 'the renderer does not say why'}"
 
     def keep_response(self, kept: StoredResponse) -> None:
         self.count(kept_bytes(kept.response))
@@ -255,10 +265,13 @@ class Session:
             self.ignored_tools[name] += 1
 
     def record_reward(self, reward: float, info: Mapping[str, Any], turn: int | None) -> None:
-        """Set the reward and the info of a turn, None for the last. Raises as `Trajectory.record_reward`."""
+        """Set the reward and the info of a turn, None for the last. Raises `RequestError`, `TrajectoryError`."""
         turns = self.trajectory.turns
         index = len(turns) - 1 if turn is None else turn
-        before = kept_bytes(turns[index].info) if 0 <= index < len(turns) else 0
+        if not 0 <= index < len(turns):
+            reason = f"has {len(turns)} turns, and no turn {short_repr(index)}: it gets one with each completion"
+            raise invalid_field(f"the session {self.id!r} {reason}", "turn")
+        before = kept_bytes(turns[index].info)
         self.trajectory.record_reward(reward, info, turn=turn)
         self.count(kept_bytes(turns[index].info) - before)
 

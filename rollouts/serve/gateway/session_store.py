@@ -12,13 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
+
 from rollouts.episodes.activity import EpisodeActivity
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.errors import short_repr
 from rollouts.serve.errors import (
+    ANSWERED,
     RequestError,
     SessionNotDeliveredError,
     invalid_field,
+    request_error,
     session_gone,
 )
 from rollouts.serve.gateway.history import History
@@ -55,6 +59,8 @@ def session_object(session: Session, now: float) -> dict[str, Any]:
         "forks": trajectory.forks,
         "fork_reasons": dict(session.fork_reasons),
         "ignored_tools": dict(session.ignored_tools),
+        "refused_requests": dict(session.refused_requests),
+        "completions_ended_by_context": session.num_at_context,
         "reward": trajectory.reward,
         "ended": trajectory.finished,
         "delivered": session.is_delivered,
@@ -150,7 +156,7 @@ class SessionStore:
                 code="gateway_full",
             )
 
-    def begin(self, session_id: str | None, *, group_id: str = "", seed: int = 0) -> Session:
+    def begin(self, session_id: str | None, *, group_id: str = "", seed: int | None = None) -> Session:
         """A new session, anonymous without an id. Raises `RequestError`, `TrajectoryError`."""
         if session_id is not None:
             if not _SESSION_ID.fullmatch(session_id):
@@ -162,11 +168,11 @@ class SessionStore:
             self._check_is_not_gone(session_id)
         self._evict_idle()
         self.check_room(for_another=True)
-        trajectory = Trajectory(session_id or uuid.uuid4().hex, seed=seed, group_id=group_id)
+        trajectory = Trajectory(session_id or uuid.uuid4().hex, seed=seed or 0, group_id=group_id)
         trajectory.started_at = time.time()
         trajectory.provenance = self._provenance
         recorder = TurnRecorder(trajectory, self._settings, EpisodeActivity())
-        session = Session(recorder, is_anonymous=session_id is None, on_count=self._count)
+        session = Session(recorder, seed=seed, is_anonymous=session_id is None, on_count=self._count)
         self._sessions[session.id] = session
         return session
 
@@ -199,16 +205,34 @@ class SessionStore:
         if session.id not in self._sessions:  # deleted since the session was found
             raise session_gone(session.id, self._gone.get(session.id, "it was deleted"))
         session.in_flight += 1
-        session.num_requests += 1
         self._touch(session)
         try:
-            yield
+            with self.counting_refusals(session.id):
+                yield
         finally:
             session.in_flight -= 1
             if session.is_anonymous and not session.in_flight and not session.trajectory.num_turns:
                 self._forget(session)  # nobody knows its id
             elif session.id in self._sessions:
                 self._touch(session)
+
+    @contextmanager
+    def counting_refusals(self, session_id: str | None) -> Iterator[None]:
+        """Log an error that is the response to a request, and count it in the figures of its session, if there is one.
+
+        Errors of engines are logged where they are answered.
+        """
+        try:
+            yield
+        except ANSWERED as error:
+            refusal = request_error(error)
+            if refusal.status < 499:
+                name = "a request" if session_id is None else f"a request of the session {short_repr(session_id)}"
+                _log.warning("%s is refused with HTTP %d: %s", name, refusal.status, refusal.message)
+            if session_id in self._sessions and not isinstance(error, ClientDisconnect):
+                named = " ".join(filter(None, (str(refusal.status), refusal.code)))
+                self._sessions[session_id].refused_requests[named] += 1
+            raise
 
     def recorded(self, session: Session, digests: list[bytes], call_ids: list[str]) -> None:
         """A turn of the session is recorded: the digests that find it, and the ids of its tool calls."""
@@ -229,7 +253,10 @@ class SessionStore:
         """A response and its session. Raises `RequestError`; `param` is the field of a request that names it."""
         session = self._responses.get(response_id)
         if session is None:
-            message = f"there is no response {short_repr(response_id)}: its request had store false, or it is deleted"
+            message = (
+                f"there is no response {short_repr(response_id)}: its request had store false, it or its session is "
+                "deleted, or the gateway was restarted; send the whole conversation as input"
+            )
             code = "response_not_found" if param is None else "previous_response_not_found"
             raise RequestError(404 if param is None else 400, message, param, code=code)
         return session, session.responses[response_id]

@@ -150,10 +150,10 @@ def test_rewards_are_recorded_for_the_last_turn_or_a_given_one(renderer):
         assert trajectory.turns[1].info == {"right": True}
         for body, reason in [
             ({}, "reward is missing"),
-            ({"reward": "1"}, "another type"),
-            ({"reward": True}, "another type"),
-            ({"reward": 1, "turn": 7}, "no turn 7"),
-            ({"reward": 1, "points": 1}, "unknown field 'points'"),
+            ({"reward": "1"}, "reward is '1': Input should be a valid number"),
+            ({"reward": True}, "reward is True: Input should be a valid number"),
+            ({"reward": 1, "turn": 7}, "has 2 turns, and no turn 7"),
+            ({"reward": 1, "points": 1}, "unknown field points"),
         ]:
             response = httpx.post(url, json=body)
             assert response.status_code == 400
@@ -172,7 +172,8 @@ def test_an_ended_session_is_readable_and_takes_no_further_turn(renderer, tmp_pa
         assert httpx.post(f"{server.root}/sessions/s/end").status_code == 200
         with pytest.raises(openai.ConflictError, match="has ended"):
             ask(client, "a")
-        assert httpx.post(f"{server.root}/sessions/s/reward", json={"reward": 1}).status_code == 409
+        refused = httpx.post(f"{server.root}/sessions/s/reward", json={"reward": 1})
+        assert (refused.status_code, "Begin one with another id" in refused.text) == (409, True)
         (tmp_path / "s.mmr").write_bytes(httpx.get(f"{server.root}/sessions/s/trajectory").content)
     (trajectory,) = read_records(tmp_path / "s.mmr")
     assert (trajectory.done, trajectory.truncated, trajectory.metrics) == (True, False, {"steps": 3})
@@ -219,6 +220,50 @@ def test_a_session_may_be_begun_with_its_group(renderer):
         assert httpx.post(f"{server.root}/sessions").json()["session_id"]
         assert httpx.post(f"{server.root}/sessions", json={"seed": 2**70}).status_code == 400
     assert (trajectory.group_id, trajectory.seed, trajectory.num_turns) == ("task-7", 3, 1)
+
+
+async def test_requests_without_a_seed_take_those_that_derive_from_the_seed_of_their_session(renderer):
+    engine = echo(renderer)
+    gateway = Gateway(engine, renderer)
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        for name, seed in (("a", 3), ("b", 3), ("c", 4), ("d", None)):
+            await client.post("/sessions", json={"session_id": name, "seed": seed})
+            for path, own in (("chat/completions", None), ("messages", None), ("chat/completions", 7)):
+                body = {"messages": [user("a")], **({} if own is None else {"seed": own})}
+                await client.post(f"/sessions/{name}/v1/{path}", json=body)
+            await client.post(f"/sessions/{name}/v1/messages/count_tokens", json={"messages": [user("a")]})
+    await gateway.close()
+    seeds = [request.sampling.seed for request in engine.requests]
+    assert seeds[:3] == seeds[3:6]
+    assert len({*seeds[:2], *seeds[6:8], 7}) == 5
+    assert seeds[2::3] == [7] * 4
+    assert seeds[9:11] == [None] * 2
+
+
+async def test_refused_requests_are_logged_and_counted_in_the_figures_of_their_session(renderer, caplog):
+    gateway = Gateway(echo(renderer), renderer, model="policy")
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        await client.post("/sessions", json={"session_id": "s"})
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,!!!"}}
+        for path, body in (
+            ("chat/completions", {"messages": [{"role": "user", "content": 5}]}),
+            ("chat/completions", {"messages": [{"role": "user", "content": [image]}]}),
+            ("messages", {"messages": [user("a")], "model": "other"}),
+            ("messages/count_tokens", {"messages": []}),
+            ("responses", {"input": "a", "previous_response_id": "resp_1"}),
+            ("responses", {"input": "a"}),
+        ):
+            await client.post(f"/sessions/s/v1/{path}", json=body)
+        await client.post("/v1/responses", json={"input": []})
+        figures = (await client.get("/sessions/s")).json()
+    await gateway.close()
+    refused = {"400": 2, "400 invalid_message": 1, "404 model_not_found": 1, "400 previous_response_not_found": 1}
+    assert (figures["refused_requests"], figures["turns"]) == (refused, 1)
+    lines = [record.message for record in caplog.records if "refused with HTTP" in record.message]
+    assert [line.partition(" is refused")[0] for line in lines] == ["a request of the session 's'"] * 5 + ["a request"]
+    assert "the gateway was restarted; send the whole conversation" in lines[4]
 
 
 @pytest.mark.slow
@@ -449,14 +494,14 @@ def test_a_session_that_is_ended_several_times_at_once_is_delivered_once(rendere
     assert calls == ["s"] * (failures + 1)
 
 
-@pytest.mark.parametrize("metrics", ['{"steps": "3"}', '{"\\ud800": 1}'])
+@pytest.mark.parametrize("metrics", ['{"steps": "3"}', '{"\\ud800": 1}', '{"steps": 1e999}'])
 def test_a_metric_that_is_refused_leaves_the_session_as_it_was(renderer, metrics):
     with served(echo(renderer), renderer) as server:
         ask(server.client("s"), "a")
         body = f'{{"error": "wrong", "truncated": true, "metrics": {metrics}}}'
         headers = {"Content-Type": "application/json"}
         refused = httpx.post(f"{server.root}/sessions/s/end", content=body, headers=headers)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "metrics")
+        assert (refused.status_code, refused.json()["error"]["param"].partition(".")[0]) == (400, "metrics")
         trajectory = server.trajectory("s")
         assert (trajectory.finished, trajectory.truncated, trajectory.error) == (False, False, "")
 
