@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from transformers import AutoModelForImageTextToText
 
-from renderers import load_renderer
+from renderers import RendererOptions, load_renderer
 from rollouts import SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.serve.gateway.routes import Gateway
@@ -193,6 +194,53 @@ async def test_an_edit_behind_recorded_turns_is_named_as_one_of_the_first_turn_i
         figures = (await client.get("/sessions/s")).json()
     await gateway.close()
     assert figures["fork_reasons"] == {reason: 1}
+
+
+FORGETFUL = RendererOptions(
+    thinking_retention="template",
+    chat_template="""{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' -}}
+{%- if m.reasoning_content and loop.last -%}{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' -}}
+{%- endif -%}
+{{- m.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}""",
+)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_the_reason_for_which_a_bridge_is_refused_is_that_of_the_fork(tiny_model_dir, dialect):
+    renderer = load_renderer(tiny_model_dir, config=FORGETFUL)
+    figures = await figures_after(
+        renderer, dialect, lambda answer: (SYSTEM, [User(["Which?"]), answer, User(["Now?"])])
+    )
+    ((reason, count),) = figures["fork_reasons"].items()
+    assert (count, reason.startswith("the bridge was refused: the template drops earlier reasoning here")) == (1, True)
+
+
+class SmallContext(ScriptedEngine):
+    """Its context has room for two tokens of a completion."""
+
+    async def generate(self, request, listen=None):
+        most = min(request.sampling.max_tokens, 2)
+        return await super().generate(replace(request, sampling=replace(request.sampling, max_tokens=most)))
+
+
+async def test_completions_that_the_context_ends_are_counted_and_have_the_stop_reason_of_messages(renderer):
+    gateway = Gateway(SmallContext(lambda request: "Red.", renderer=renderer), renderer)
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        body = {"messages": [{"role": "user", "content": "Which?"}]}
+        answers = [
+            (await client.post(f"/sessions/s/v1/{path}", json={**body, "max_tokens": most})).json()
+            for path in ("messages", "chat/completions")
+            for most in (2, 200_000)
+        ]
+        figures = (await client.get("/sessions/s")).json()
+    await gateway.close()
+    assert [answer["stop_reason"] for answer in answers[:2]] == ["max_tokens", "model_context_window_exceeded"]
+    assert [answer["choices"][0]["finish_reason"] for answer in answers[2:]] == ["length"] * 2
+    assert figures["completions_ended_by_context"] == 2
 
 
 async def figures_after(renderer, dialect, second):
