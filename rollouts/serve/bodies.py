@@ -121,7 +121,13 @@ def _invalid_body(error: ValidationError, kind: type[BaseModel], place: str) -> 
     if first["type"] == "extra_forbidden":
         return unknown_field(place)
     value = "missing" if first["type"] == "missing" else short_repr(first["input"])
-    message = "Input should be an object" if first["type"] == "model_type" else first["msg"]
+    message, context = first["msg"], first.get("ctx", {})
+    if first["type"] == "model_type":
+        message = "Input should be an object"
+    elif first["type"] == "union_tag_invalid":
+        message = f"the type {short_repr(context['tag'])} is not supported; it is one of {context['expected_tags']}"
+    elif context.get("max_length") == 0:
+        message = "leave it out"
     field = kind.model_fields.get(str(loc[0])) if loc else None
     reason = f" ({field.description})" if field is not None and field.description else ""
     return invalid_field(f"{place or 'the body'} is {value}: {message}{reason}", place)

@@ -1,6 +1,7 @@
 """Errors of a server and their responses, in the forms of OpenAI's and Anthropic's APIs."""
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -173,7 +174,8 @@ def messages_error_fields(error: RequestError) -> dict[str, Any]:
 def error_response(error: RequestError, path: str) -> JSONResponse:
     """The response of an error, in the form of the API to which the path belongs."""
     headers = {"Retry-After": "1"} if error.status == 503 else None
-    fields = messages_error_fields(error) if "/v1/messages" in path else error_fields(error)
+    is_messages = "/v1/messages" in path or path == "/messages"
+    fields = messages_error_fields(error) if is_messages else error_fields(error)
     return JSONResponse(fields, error.status, headers)
 
 
@@ -207,6 +209,9 @@ def answering_errors(handler: Handler) -> Handler:
 # Responses for requests that no route takes: HTTP 404 for another path, 405 for another method.
 
 
+_SESSION_PATH: Final = re.compile(r"/sessions/[^/]{1,128}(?=/)")
+
+
 async def on_unrouted(request: Request, error: Exception) -> Response:
     """Starlette's handler of its router's errors; the response names the routes or methods there are."""
     assert isinstance(error, HTTPException)  # the only one that it is registered for
@@ -219,8 +224,12 @@ async def on_unrouted(request: Request, error: Exception) -> Response:
         refusal = RequestError(error.status_code, message, code="method_not_supported")
         headers["Allow"] = ", ".join(methods)
     else:
+        root = str(request.base_url)[:200].rstrip("/")
+        if session := _SESSION_PATH.match(request.url.path):
+            root += session[0]
         known = "POST /v1/chat/completions, /v1/responses and /v1/messages, and GET /v1/models"
-        message = f"{requested}: there is no such route. The routes of agents are {known}"
+        cure = f"the base URL is {root}/v1 for OpenAI's SDK, and {root} for Anthropic's, which adds /v1 itself"
+        message = f"{requested}: there is no such route. The routes of agents are {known}: {cure}"
         refusal = RequestError(error.status_code, message, code="unknown_url")
     response = error_response(refusal, request.url.path)
     response.headers.update(headers)

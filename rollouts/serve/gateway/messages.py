@@ -130,7 +130,7 @@ class _MessagesBody(RequestBody):
     max_tokens: Any = None
     top_k: Any = None
     thread: Any = None
-    mcp_servers: list[Any] = Field([], max_length=0)  # the server runs no tools
+    mcp_servers: list[Any] = Field([], max_length=0, description="not supported: the server runs no tools")
     # How much the model thinks, its template decides.
     without_effect = RequestBody.without_effect | {
         *("cache_control", "context_management", "diagnostics", "inference_geo", "speed", "thinking"),

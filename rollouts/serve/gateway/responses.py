@@ -138,6 +138,9 @@ _Included = Literal[
 ]
 
 
+_NOT_SHORTENED: Final = "not supported: the server shortens no conversation"
+
+
 class _ResponsesBody(OpenAIBody):
     typed = ("tools",)
     input: Annotated[list[Any], BeforeValidator(_as_items)]
@@ -148,11 +151,11 @@ class _ResponsesBody(OpenAIBody):
     previous_response_id: Text | None = None
     store: bool = True
     max_output_tokens: Any = None
-    # What this server does not do: it answers at once, and shortens nothing.
-    background: Literal[False] = False
-    context_management: list[Any] = Field([], max_length=0)
-    top_logprobs: Literal[0] = 0
-    truncation: Literal["disabled"] = "disabled"
+    # What this server does not do.
+    background: Literal[False] = Field(False, description="not supported: a request is answered at once")
+    context_management: list[Any] = Field([], max_length=0, description=_NOT_SHORTENED)
+    top_logprobs: Literal[0] = Field(0, description="not supported: chat completions have log-probabilities")
+    truncation: Literal["disabled"] = Field("disabled", description=_NOT_SHORTENED)
     # How much the model thinks, its template decides.
     without_effect = OpenAIBody.without_effect | {
         *("client_metadata", "max_tool_calls", "prompt_cache_options", "reasoning", "stream_options"),

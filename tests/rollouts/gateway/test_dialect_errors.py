@@ -114,6 +114,8 @@ MESSAGES: list[tuple[Any, str, str]] = [
     ),
     ({**HELLO, "output_config": {"format": {"type": "json_schema"}}}, "output_config.format", "unknown field"),
     ({**HELLO, "container": "c"}, "container", "unknown field"),
+    ({**HELLO, "mcp_servers": [{"type": "url"}]}, "mcp_servers", "leave it out (not supported: the server runs no"),
+    (said({"type": "document", "source": {}}), "messages[0].content[0]", "the type 'document' is not supported"),
     ({**HELLO, "mood": 1}, "mood", "unknown field"),
 ]
 
@@ -170,7 +172,7 @@ RESPONSES: list[tuple[Any, str, str]] = [
     ({"input": "a", "parallel_tool_calls": False}, "parallel_tool_calls", "should be True"),
     ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.type", "'json_schema'"),
     ({"input": "a", "include": ["message.output_text.logprobs"]}, "include[0]", "output_text.logprobs"),
-    ({"input": "a", "background": True}, "background", "should be False"),
+    ({"input": "a", "background": True}, "background", "should be False (not supported: a request is answered at"),
     ({"input": "a", "conversation": "c"}, "conversation", "unknown field"),
     ({"input": "a", "truncation": "auto"}, "truncation", "'disabled'"),
     ({"input": "a", "max_output_tokens": 0}, "", "max_tokens"),

@@ -33,6 +33,15 @@ def test_an_unknown_route_of_openais_api_is_told_in_its_form(open_server, method
     assert said in error["message"]
 
 
+@pytest.mark.parametrize("prefix", ["", "/sessions/s"])
+@pytest.mark.parametrize("path", ["/v1/v1/messages", "/v1/messages/v1/messages", "/chat/completions", "/responses"])
+def test_a_wrong_base_url_is_told_with_the_right_one_of_each_sdk(open_server, prefix, path):
+    answer = open_server.post(prefix + path, {})
+    root = open_server.base_url + prefix
+    assert (answer.status, answer.json.get("type")) == (404, "error" if "messages" in path else None)
+    assert f"{root}/v1 for OpenAI's SDK, and {root} for Anthropic's" in answer.json["error"]["message"]
+
+
 def test_all_methods_of_a_path_with_several_routes_are_allowed(open_server):
     request = urllib.request.Request(f"{open_server.base_url}/sessions", method="PUT")
     with pytest.raises(urllib.error.HTTPError) as refused:
