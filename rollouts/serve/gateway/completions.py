@@ -19,11 +19,11 @@ from rollouts.engines.protocol import (
 )
 from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
 from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
-from rollouts.episodes.turns import Prompt, SampledTurn, derived_seed
+from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
 from rollouts.serve.errors import RequestError, invalid_message, unsupported_field
 from rollouts.serve.gateway.dialect import Choice, TokenTexts, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.request_checks import check_arguments, check_is_printed
-from rollouts.serve.gateway.session import Match, Session
+from rollouts.serve.gateway.session import RecordedTurn, Session
 from rollouts.serve.gateway.session_store import SessionStore
 
 #: Makes a listener for the tokens of a prompt.
@@ -34,10 +34,9 @@ async def complete_turn(
     session: Session,
     request: TurnRequest,
     store: SessionStore,
-    *,
     adapter: str | None,
     request_seconds: float,
-    make_listener: ListenerFactory | None,
+    make_listener: ListenerFactory | None = None,
 ) -> TurnCompletion:
     """Sample the completions of a request and record them as turns of the session.
 
@@ -45,84 +44,83 @@ async def complete_turn(
     an engine that streams reports tokens to what it returns. A cancelled call aborts the request of the
     engine, and records nothing. Raises `RequestError`, and what renderer and engine raise.
     """
-    recorder = session.recorder
-    sampling = request.sampling
+    recorder, sampling, stop = session.recorder, request.sampling, request.stop
     if sampling.stop_token_ids:
         sampling = replace(
             sampling, stop_token_ids=tuple(dict.fromkeys((*recorder.stop_token_ids, *sampling.stop_token_ids)))
         )
-    session.num_requests += 1
-    seed = sampling.seed
-    if session.seed is not None and getattr(request.body, "seed", None) is None:
-        seed = derived_seed(session.seed, session.num_requests)
-    request_id = f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}"
-    try:
-        async with asyncio.timeout(request_seconds):
-            prompt, match = await prompt_of(session, request)
-            generate = replace(recorder.request(prompt, sampling, seed, request_id), adapter=adapter)
-            began = time.perf_counter()
-            listen = None if make_listener is None else make_listener(prompt)
-            completions = await _sampled(session, request.stop, generate, listen)
-    except TimeoutError:
-        message = f"no completion within {request_seconds:g} s; nothing of it is recorded. Send a smaller max_tokens"
-        raise RequestError(504, message, code="timeout") from None
-    seconds = time.perf_counter() - began
-    choices = []
-    for index, (completion, stop) in enumerate(completions):
-        turn = await recorder.record(prompt, completion, agent="", engine_seconds=seconds)
-        message = _client_message(turn, calls_tools=request.body.calls_tools)
-        variants: Sequence[dict[str, Any]] = ()
-        if stop is not None:
-            # Some agents write the stop string back, which was sampled.
-            variants = (message, {**message, "content": text_before(message["content"], stop) + stop})
-            message = _without_stop(message, stop)
-        recorded, digests = session.add(turn, request.history, match, choice=index, message=message, variants=variants)
-        store.recorded(session, digests, [call["id"] for call in message.get("tool_calls") or ()])
-        choice = Choice(index, recorded, message, completion, stop, sampling.max_tokens)
-        session.num_at_context += choice.is_at_context
-        choices.append(choice)
-    return TurnCompletion(prompt.rendered.token_ids, choices)
+    with store.request(session):
+        session.num_requests += 1
+        seed = sampling.seed
+        if session.seed is not None and getattr(request.body, "seed", None) is None:
+            seed = derived_seed(session.seed, session.num_requests)
+        request_id = f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}"
+        try:
+            async with asyncio.timeout(request_seconds):
+                prompt, parent = await prompt_of(session, request)
+                generate = replace(recorder.request(prompt, sampling, seed, request_id), adapter=adapter)
+                began = time.perf_counter()
+                listen = None if make_listener is None else make_listener(prompt)
+                if stop:
+                    completions = await _stopped(recorder, generate, stop, listen)
+                else:
+                    sampled = await generate_completions(recorder.engine, generate, recorder.vocab_size, listen)
+                    completions = [(completion, None) for completion in sampled]
+        except TimeoutError:
+            reason = f"no completion within {request_seconds:g} s; nothing of it is recorded. Send a smaller max_tokens"
+            raise RequestError(504, reason, code="timeout") from None
+        seconds = time.perf_counter() - began
+        choices = []
+        for index, (completion, ended) in enumerate(completions):
+            turn = await recorder.record(prompt, completion, agent="", engine_seconds=seconds)
+            message = _client_message(turn, calls_tools=request.body.calls_tools)
+            variants: Sequence[dict[str, Any]] = ()
+            if ended is not None:
+                # Some agents write the stop string back, which was sampled.
+                variants = (message, {**message, "content": text_before(message["content"], ended) + ended})
+                message = _without_stop(message, ended)
+            recorded, digests = session.add(turn, request.history, parent, index, message, variants)
+            store.recorded(session, digests, [call["id"] for call in message.get("tool_calls") or ()])
+            choice = Choice(index, recorded, message, completion, ended, sampling.max_tokens)
+            session.num_at_context += choice.is_at_context
+            choices.append(choice)
+        return TurnCompletion(prompt.rendered.token_ids, choices)
 
 
-async def _sampled(
-    session: Session, stop: Sequence[str], request: GenerateRequest, listen: TokenListener | None
+async def _stopped(
+    recorder: TurnRecorder, request: GenerateRequest, stop: Sequence[str], listen: TokenListener | None
 ) -> list[tuple[Completion, str | None]]:
     """The completions of a request, each with the stop string that ends it."""
-    recorder = session.recorder
-    if not stop:
-        completions = await generate_completions(recorder.engine, request, recorder.vocab_size, listen)
-        return [(completion, None) for completion in completions]
     decode = decoder(recorder.renderer.renderer)
-    engine = recorder.engine
-    early_stop = EarlyStop(engine.abort, request, stop, decode, listen)
-    completions = await generated(engine, request, recorder.vocab_size, early_stop)
+    early_stop = EarlyStop(recorder.engine.abort, request, stop, decode, listen)
+    completions = await generated(recorder.engine, request, recorder.vocab_size, early_stop)
     await early_stop.close()
     cut = [cut_at_stop(completion, stop, decode) for completion in completions]
     check_uninterrupted(request, [completion for completion, _ in cut])
     return cut
 
 
-async def prompt_of(session: Session, request: TurnRequest) -> tuple[Prompt, Match | None]:
+async def prompt_of(session: Session, request: TurnRequest) -> tuple[Prompt, RecordedTurn | None]:
     """The prompt of a request, and the turn that it continues; None where the conversation is rendered in full."""
     history = request.history
-    match = session.find(history)
-    if match is not None and any(message["role"] == "assistant" for message in history.messages[match.num_messages :]):
-        match = None  # a message that the model did not write follows the turn
-    start = 0 if match is None else match.num_messages
-    messages = session.model_messages(history, match, start)
+    turn = session.find(history)
+    if turn is not None and any(message["role"] == "assistant" for message in history.messages[turn.num_messages :]):
+        turn = None  # a message that the model did not write follows it
+    start = 0 if turn is None else turn.num_messages
+    messages = session.model_messages(history, turn)
     try:
-        if match is None:
+        if turn is None:
             format = getattr(session.recorder.renderer.renderer, "format", None)
             if isinstance(format, Format) and format.arguments == "object":  # other renderers read what clients send
                 check_arguments(request)
             prompt = await session.recorder.first_prompt(messages, request.tools, "messages")
         else:
-            prompt = await session.recorder.next_prompt(await session.sampled_turn(match.turn), messages, "messages")
+            prompt = await session.recorder.next_prompt(await session.sampled_turn(turn), messages, "messages")
     except (MediaError, MessageError) as error:
         raise _placed(request, error, start) from error
     first = len(prompt.conversation) - len(prompt.messages)  # 0 for a conversation that was rendered in full
     check_is_printed(request, prompt.messages, prompt.rendered.unprinted, first)
-    return prompt, match
+    return prompt, turn
 
 
 def _placed(request: TurnRequest, error: MediaError | MessageError, start: int) -> RequestError:

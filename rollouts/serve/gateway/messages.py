@@ -63,12 +63,8 @@ class _Image(Strict):
 
 
 class _Thinking(Sampled):
-    type: Literal["thinking"]
-    thinking: Text
-
-
-class _RedactedThinking(Sampled):
-    type: Literal["redacted_thinking"]
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: Text = ""  # nobody but Anthropic can read what is redacted
 
 
 class _ToolUse(Sampled):
@@ -89,7 +85,7 @@ class _ToolResult(Strict):
     without_effect = frozenset({"cache_control", "is_error"})  # the content says what the error is
 
 
-_Block = Annotated[_Text | _Image | _Thinking | _RedactedThinking | _ToolUse | _ToolResult, Field(discriminator="type")]
+_Block = Annotated[_Text | _Image | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]
 
 
 class _Message(Strict):
@@ -191,7 +187,7 @@ def _results_and_parts(
     """A message for each result of a call, and one for the blocks before, between and after them."""
     start, content = 0, f"{place}.content"
     for index, block in enumerate([*message.content, None]):
-        if isinstance(block, _Thinking | _RedactedThinking | _ToolUse):
+        if isinstance(block, _Thinking | _ToolUse):
             raise _misplaced(f"{content}[{index}]", block, "only an assistant message has a")
         if isinstance(block, _Text | _Image):
             continue
@@ -223,8 +219,6 @@ def _assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
                 check_depth(block.input, f"{place}.content[{index}].input")
                 function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
                 calls.append({"type": "function", "id": block.id, "function": function})
-            case _RedactedThinking():
-                pass  # nobody but Anthropic can read it
             case _:
                 raise _misplaced(f"{place}.content[{index}]", block, "an assistant message has no")
     return assistant_message(texts, thoughts, calls)

@@ -40,12 +40,9 @@ class _Text(TextPart):
     without_effect = frozenset({"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"})
 
 
-class _Refusal(Strict):
+class _Refusal(TextPart):
     type: Literal["refusal"]
-    refusal: Text
-
-    def read(self, place: str, *, allow_urls: bool) -> dict[str, Any]:
-        return {"type": "text", "text": self.refusal}
+    text: Text = Field(alias="refusal")
 
 
 class _Image(Strict):
@@ -317,7 +314,15 @@ def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
             return {"role": item.role, "content": content}
 
 
-_TYPES: Final = {"reasoning_content": "reasoning", "content": "message"}
+#: By the key of a text: the prefix of the ids of its items, an item without its part, and the part without its text.
+_TEXTS: Final[Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
+    "reasoning_content": ("rs", {"type": "reasoning", "summary": []}, {"type": "reasoning_text"}),
+    "content": (
+        "msg",
+        {"type": "message", "role": "assistant"},
+        {"type": "output_text", "annotations": [], "logprobs": []},
+    ),
+}
 
 
 class ResponsesWriter(Writer):
@@ -325,10 +330,10 @@ class ResponsesWriter(Writer):
 
     request: ResponsesRequest
     _sequence_number = -1
-    _texts: list[str]  # of the last item, until it ends
+    _key = ""  # of the text that is open
+    _texts: list[str]  # its pieces
 
     def begin(self, prompt_ids: list[int]) -> Iterator[Event]:
-        self._texts = []
         self.answer = {
             "id": f"resp_{self.head.id}",
             "object": "response",
@@ -345,12 +350,11 @@ class ResponsesWriter(Writer):
         yield self._event("response.in_progress", response={**self.answer, "output": []})
 
     def text(self, index: int, key: str, text: str) -> Iterator[Event]:
-        kind = _TYPES[key]
-        if not self._texts or self._item["type"] != kind:
+        if key != self._key:
             yield from self._end_text()
-            yield from self._begin_text(kind)
+            yield from self._begin_text(key)
         self._texts.append(text)
-        yield self._part_event(f"{self._text_type}.delta", delta=text, **self._logprobs())
+        yield self._text_event("delta", delta=text)
 
     def call(self, index: int, number: int, call: Mapping[str, Any]) -> Iterator[Event]:
         yield from self._end_text()
@@ -365,7 +369,7 @@ class ResponsesWriter(Writer):
 
     def end_choice(self, choice: Choice) -> Iterator[Event]:
         if not self.answer["output"]:
-            yield from self._begin_text("message")
+            yield from self._begin_text("content")
         yield from self._end_text("incomplete" if choice.is_cut else "completed")
         self.answer["status"] = "incomplete" if choice.is_cut else "completed"
         self.answer["incomplete_details"] = {"reason": "max_output_tokens"} if choice.is_cut else None
@@ -385,22 +389,13 @@ class ResponsesWriter(Writer):
         reason = {"code": "server_error", "message": error.message}
         return self._event("response.failed", response={**self.answer, "status": "failed", "error": reason})
 
-    @property
-    def _item(self) -> dict[str, Any]:
-        item: dict[str, Any] = self.answer["output"][-1]
-        return item
-
-    @property
-    def _text_type(self) -> str:
-        return "reasoning_text" if self._item["type"] == "reasoning" else "output_text"
-
     def _event(self, name: str, **fields: Any) -> Event:
         self._sequence_number += 1
         return {"type": name, "sequence_number": self._sequence_number, **fields}
 
     def _item_event(self, name: str, **fields: Any) -> Event:
-        position = len(self.answer["output"]) - 1
-        return self._event(f"response.{name}", output_index=position, item_id=self._item["id"], **fields)
+        output = self.answer["output"]
+        return self._event(f"response.{name}", output_index=len(output) - 1, item_id=output[-1]["id"], **fields)
 
     def _part_event(self, name: str, **fields: Any) -> Event:
         return self._item_event(name, content_index=0, **fields)
@@ -415,29 +410,26 @@ class ResponsesWriter(Writer):
         output[-1] = {**output[-1], **item, "status": status}
         return self._event("response.output_item.done", output_index=len(output) - 1, item=output[-1])
 
-    def _begin_text(self, kind: str) -> Iterator[Event]:
-        if kind == "reasoning":
-            item = {"type": "reasoning", "summary": [], "content": []}
-            yield self._begin_item("rs", item)
-        else:
-            yield self._begin_item("msg", {"type": "message", "role": "assistant", "content": []})
-        yield self._part_event("content_part.added", part=self._part(""))
+    def _text_event(self, name: str, **fields: Any) -> Event:
+        part = _TEXTS[self._key][2]
+        logprobs = {"logprobs": []} if "logprobs" in part else {}
+        return self._part_event(f"{part['type']}.{name}", **fields, **logprobs)
 
-    def _part(self, text: str) -> dict[str, Any]:
-        part = {"type": self._text_type, "text": text, **self._logprobs()}
-        return {**part, "annotations": []} if self._text_type == "output_text" else part
-
-    def _logprobs(self) -> dict[str, Any]:
-        return {"logprobs": []} if self._text_type == "output_text" else {}
+    def _begin_text(self, key: str) -> Iterator[Event]:
+        self._key, self._texts = key, []
+        prefix, item, part = _TEXTS[key]
+        yield self._begin_item(prefix, {**item, "content": []})
+        yield self._part_event("content_part.added", part={**part, "text": ""})
 
     def _end_text(self, status: str = "completed") -> Iterator[Event]:
         """End the item of text or reasoning that is open, if there is one."""
-        if not self.answer["output"] or self._item["status"] != "in_progress":
+        if not self._key:
             return
-        text, self._texts = "".join(self._texts), []
-        yield self._part_event(f"{self._text_type}.done", text=text, **self._logprobs())
-        yield self._part_event("content_part.done", part=self._part(text))
-        yield self._end_item({"content": [self._part(text)]}, status)
+        part = {**_TEXTS[self._key][2], "text": "".join(self._texts)}
+        yield self._text_event("done", text=part["text"])
+        yield self._part_event("content_part.done", part=part)
+        yield self._end_item({"content": [part]}, status)
+        self._key = ""
 
 
 RESPONSES: Final = Dialect("responses", ("function", "namespace"), _ResponsesBody, _read, ResponsesWriter)

@@ -31,7 +31,7 @@ from rollouts.serve.bodies import (
 )
 from rollouts.serve.errors import Handler, RequestError, answering_errors, invalid_field
 from rollouts.serve.gateway.chat import CHAT
-from rollouts.serve.gateway.completions import ListenerFactory, complete_turn, decoder, prompt_of, token_texts_of
+from rollouts.serve.gateway.completions import complete_turn, decoder, prompt_of, token_texts_of
 from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest, Writer
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.messages import MESSAGES
@@ -204,14 +204,14 @@ class Gateway:
             writer = dialect.writer(turn, head, self._token_texts)
         session.leave_out(turn.ignored_tools)
         headers = {_SESSION_HEADER: session.id}
-        complete = partial(self._complete, session, turn, adapter)
+        complete = partial(complete_turn, session, turn, self._sessions, adapter, self._limits.request_seconds)
         keep = partial(self._keep_answer, session, turn, writer)
         if turn.body.stream:
             parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
             is_live = parses and self._engine.streams  # the text is sent while it is sampled
             stream = TurnStream(complete, keep, turn, writer, self._pool.renderer if is_live else None)
             return await streamed_response(request, stream.events(), headers)
-        completion = await unless_disconnected(request, complete(None))
+        completion = await unless_disconnected(request, complete())
         answer = writer.whole(completion)
         keep(completion)
         return JSONResponse(answer, headers=headers)
@@ -247,23 +247,6 @@ class Gateway:
             session_id = session.id
         check_tool_results(turn)
         return session_id, turn
-
-    async def _complete(
-        self,
-        session: Session,
-        turn: TurnRequest,
-        adapter: str | None,
-        make_listener: ListenerFactory | None,
-    ) -> TurnCompletion:
-        with self._sessions.request(session):
-            return await complete_turn(
-                session,
-                turn,
-                self._sessions,
-                adapter=adapter,
-                request_seconds=self._limits.request_seconds,
-                make_listener=make_listener,
-            )
 
     def _keep_answer(self, session: Session, turn: TurnRequest, writer: Writer, completion: TurnCompletion) -> None:
         if isinstance(turn, ResponsesRequest) and turn.body.store:

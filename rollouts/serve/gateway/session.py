@@ -35,14 +35,16 @@ _TURN_BYTES: Final = 2500
 class RecordedTurn:
     """A turn of the trajectory, as a client knows it.
 
-    `parent` is the turn that its request continued. `identities`, `reasoning` and `call_ids` are of the messages that
-    the parent does not have, the latter two by position in the conversation; `call_ids` are the ids that the client
-    received. `order` is larger for a later request, and for a smaller index among its choices. `sampled` are
-    the sampled ranges of a prompt that was rendered in full, None for one that was bridged.
+    `parent` is the turn that its request continued. `num_messages` counts those of its conversation, its own
+    included. `identities`, `reasoning` and `call_ids` are of the messages that the parent does not have, the latter
+    two by position in the conversation; `call_ids` are the ids that the client received. `order` is larger for a
+    later request, and for a smaller index among its choices. `sampled` are the sampled ranges of a prompt that was
+    rendered in full, None for one that was bridged.
     """
 
     index: int
     parent: RecordedTurn | None
+    num_messages: int
     identities: Sequence[bytes]
     reasoning: Mapping[int, str | None]
     call_ids: Mapping[int, Sequence[str]]
@@ -59,13 +61,6 @@ class RecordedTurn:
         while turn is not None:
             yield turn
             turn = turn.parent
-
-
-class Match(NamedTuple):
-    """The turn that a request continues, and how many of its messages the turn has, its own included."""
-
-    turn: RecordedTurn
-    num_messages: int
 
 
 class StoredResponse(NamedTuple):
@@ -122,13 +117,13 @@ class Session:
 
     # Which turn a request continues.
 
-    def find(self, history: History) -> Match | None:
+    def find(self, history: History) -> RecordedTurn | None:
         """The turn with the longest conversation that the request begins with; of equal ones, that which it names."""
         for end in history.turn_ends:
             turns = [turn for turn in self.turns.get(history.digests[end], ()) if self._agrees(turn, history)]
             if turns:
                 named = [turn for turn in turns if history.turn in turn.lineage()] if history.turn else []
-                return Match(max(named or turns, key=lambda turn: turn.order), end)
+                return max(named or turns, key=lambda turn: turn.order)
         return None
 
     def _agrees(self, turn: RecordedTurn, history: History) -> bool:
@@ -150,13 +145,13 @@ class Session:
 
     # Ids of tool calls.
 
-    def model_messages(self, history: History, match: Match | None, start: int) -> Sequence[Any]:
-        """The messages from `start` on with the ids of tool calls that the model wrote."""
+    def model_messages(self, history: History, turn: RecordedTurn | None) -> Sequence[Any]:
+        """The messages after a turn, None for all, with the ids of tool calls that the model wrote."""
         ids: ChainMap[str, str] = ChainMap({}, self._internal_ids)
-        if match is not None:
-            last = match.num_messages - 1
-            calls = history.messages[last].get("tool_calls") or ()
-            for call, known in zip(calls, match.turn.call_ids.get(last, ()), strict=False):
+        start = 0 if turn is None else turn.num_messages
+        if turn is not None:
+            calls = history.messages[start - 1].get("tool_calls") or ()
+            for call, known in zip(calls, turn.call_ids.get(start - 1, ()), strict=False):
                 if "id" in call:
                     ids.setdefault(call["id"], self._internal_ids[known])
         return [_with_ids(message, ids) for message in history.messages[start:]] if ids else history.messages[start:]
@@ -167,8 +162,7 @@ class Session:
         self,
         turn: SampledTurn,
         history: History,
-        match: Match | None,
-        *,
+        parent: RecordedTurn | None,
         choice: int,
         message: Mapping[str, Any],
         variants: Sequence[Mapping[str, Any]],
@@ -178,13 +172,14 @@ class Session:
         `message` is what the client receives, `variants` what else it may send back for it.
         """
         position = len(history.messages)
-        start = 0 if match is None else match.num_messages
+        start = 0 if parent is None else parent.num_messages
         new = [*enumerate(history.messages[start:], start), (position, message)]
         prompt = turn.prompt
-        is_bridged = match is not None and prompt.messages is not prompt.conversation
+        is_bridged = parent is not None and prompt.messages is not prompt.conversation
         recorded = RecordedTurn(
             index=turn.index,
-            parent=None if match is None else match.turn,
+            parent=parent,
+            num_messages=position + 1,
             identities=[*history.identities[start:], identity(message)],
             reasoning={at: reasoning_of(one) for at, one in new if one["role"] == "assistant"},
             call_ids={
@@ -198,7 +193,7 @@ class Session:
             placeholder_token_ids=prompt.rendered.placeholder_token_ids,
         )
         if self.trajectory.forks > self.fork_reasons.total():
-            self.fork_reasons[self._fork_reason(history, match, prompt, is_bridged, choice)] += 1
+            self.fork_reasons[self._fork_reason(history, parent, prompt, is_bridged, choice)] += 1
         for sent, own in zip(message.get("tool_calls") or (), turn.message.get("tool_calls") or (), strict=False):
             self._internal_ids[sent["id"]] = own["id"]
         digests = list(dict.fromkeys(history.extended_digest(one) for one in (message, *variants)))
@@ -214,8 +209,10 @@ class Session:
         self._put(turn)
         return recorded, digests
 
-    def _fork_reason(self, history: History, match: Match | None, prompt: Prompt, is_bridged: bool, choice: int) -> str:
-        """Why the turn of a request does not extend the turn before it; `match` and `is_bridged` as in `add`."""
+    def _fork_reason(
+        self, history: History, parent: RecordedTurn | None, prompt: Prompt, is_bridged: bool, choice: int
+    ) -> str:
+        """Why the turn of a request does not extend the turn before it; `parent` and `is_bridged` as in `add`."""
         if choice > 0:
             return "another choice"
         pairs = zip(history.digests[1:], history.messages, strict=True)
@@ -224,23 +221,16 @@ class Session:
             return "a repeated request" if role is None else "an earlier turn is continued"
         if history.digests[0] not in self._known:
             return "other tools"
-        # The turn before a message of the model that it did not write is no `match`.
+        # The turn before a message of the model that it did not write is no `parent`.
         found = self.find(history)
         continued = 0 if found is None else found.num_messages
         if any(history.digests[end] in self.turns for end in history.turn_ends if end > continued):
             return "other reasoning or ids of calls"
         if role is None:
             return "a repeated request"
-        if match is None:
+        if parent is None:
             return f"another {role} message"
         return f"the bridge was refused: {prompt.refusal or 'the renderer does not say why'}"
-
-    def keep_response(self, kept: StoredResponse) -> None:
-        self.count(kept_bytes(kept.response))
-        self.responses[kept.response["id"]] = kept
-
-    def forget_response(self, response_id: str) -> None:
-        self.count(-kept_bytes(self.responses.pop(response_id).response))
 
     def conversation(self, turn: RecordedTurn) -> tuple[list[Any], list[bytes]]:
         """The messages of a turn with the ids of calls that the client has, its own the last, and their identities."""

@@ -26,7 +26,7 @@ from rollouts.serve.errors import (
     session_gone,
 )
 from rollouts.serve.gateway.history import History
-from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.session import Session, StoredResponse
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
@@ -114,12 +114,9 @@ class SessionStore:
 
     def _find(self, session_id: str) -> Session | None:
         self._evict_idle()
-        self._check_is_not_gone(session_id)
-        return self._sessions.get(session_id)
-
-    def _check_is_not_gone(self, session_id: str) -> None:
         if session_id in self._gone:
             raise session_gone(session_id, self._gone[session_id])
+        return self._sessions.get(session_id)
 
     def find(self, session_id: str | None, history: History) -> Session | None:
         """The session with the id; without one, that which recorded the conversation that the history continues."""
@@ -162,10 +159,9 @@ class SessionStore:
             if not _SESSION_ID.fullmatch(session_id):
                 reason = "is not 1 to 128 of A-Z a-z 0-9 . _ : @ -, or is . or .."
                 raise invalid_field(f"the session id {short_repr(session_id)} {reason}", "session_id")
-            if session_id in self._sessions:
+            if self._find(session_id) is not None:
                 message = f"there is a session {session_id!r} already; use another id"
                 raise RequestError(409, message, code="session_exists")
-            self._check_is_not_gone(session_id)
         self._evict_idle()
         self.check_room(for_another=True)
         trajectory = Trajectory(session_id or uuid.uuid4().hex, seed=seed or 0, group_id=group_id)
@@ -246,7 +242,8 @@ class SessionStore:
     def keep_response(self, session: Session, kept: StoredResponse) -> None:
         """Keep a response, which is found until it is deleted, or its session is gone."""
         if session.id in self._sessions:
-            session.keep_response(kept)
+            session.count(kept_bytes(kept.response))
+            session.responses[kept.response["id"]] = kept
             self._responses[kept.response["id"]] = session
 
     def response(self, response_id: str, param: str | None = None) -> tuple[Session, StoredResponse]:
@@ -264,7 +261,7 @@ class SessionStore:
     def delete_response(self, response_id: str) -> None:
         """Raises `RequestError`."""
         session, _ = self.response(response_id)
-        session.forget_response(response_id)
+        session.count(-kept_bytes(session.responses.pop(response_id).response))
         del self._responses[response_id]
 
     def _touch(self, session: Session) -> None:
