@@ -13,13 +13,11 @@ from renderers.parsing.format import Format
 from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts.engines.protocol import (
-    Completion,
-    GenerateRequest,
     TokenListener,
 )
 from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
-from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
-from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
+from rollouts.episodes.engine_calls import check_uninterrupted, generated
+from rollouts.episodes.turns import Prompt, SampledTurn, derived_seed
 from rollouts.serve.errors import RequestError, invalid_message, unsupported_field
 from rollouts.serve.gateway.dialect import Choice, TokenTexts, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.request_checks import check_arguments, check_is_printed
@@ -45,6 +43,7 @@ async def complete_turn(
     engine, and records nothing. Raises `RequestError`, and what renderer and engine raise.
     """
     recorder, sampling, stop = session.recorder, request.sampling, request.stop
+    decode = decoder(recorder.renderer.renderer) if stop else str
     if sampling.stop_token_ids:
         sampling = replace(
             sampling, stop_token_ids=tuple(dict.fromkeys((*recorder.stop_token_ids, *sampling.stop_token_ids)))
@@ -61,15 +60,16 @@ async def complete_turn(
                 generate = replace(recorder.request(prompt, sampling, seed, request_id), adapter=adapter)
                 began = time.perf_counter()
                 listen = None if make_listener is None else make_listener(prompt)
-                if stop:
-                    completions = await _stopped(recorder, generate, stop, listen)
-                else:
-                    sampled = await generate_completions(recorder.engine, generate, recorder.vocab_size, listen)
-                    completions = [(completion, None) for completion in sampled]
+                early_stop = EarlyStop(recorder.engine.abort, generate, stop, decode, listen) if stop else None
+                sampled = await generated(recorder.engine, generate, recorder.vocab_size, early_stop or listen)
+                if early_stop is not None:
+                    await early_stop.close()
         except TimeoutError:
             reason = f"no completion within {request_seconds:g} s; nothing of it is recorded. Send a smaller max_tokens"
             raise RequestError(504, reason, code="timeout") from None
         seconds = time.perf_counter() - began
+        completions = [cut_at_stop(completion, stop, decode) for completion in sampled]
+        check_uninterrupted(generate, [completion for completion, _ in completions])
         choices = []
         for index, (completion, ended) in enumerate(completions):
             turn = await recorder.record(prompt, completion, agent="", engine_seconds=seconds)
@@ -85,19 +85,6 @@ async def complete_turn(
             session.num_at_context += choice.is_at_context
             choices.append(choice)
         return TurnCompletion(prompt.rendered.token_ids, choices)
-
-
-async def _stopped(
-    recorder: TurnRecorder, request: GenerateRequest, stop: Sequence[str], listen: TokenListener | None
-) -> list[tuple[Completion, str | None]]:
-    """The completions of a request, each with the stop string that ends it."""
-    decode = decoder(recorder.renderer.renderer)
-    early_stop = EarlyStop(recorder.engine.abort, request, stop, decode, listen)
-    completions = await generated(recorder.engine, request, recorder.vocab_size, early_stop)
-    await early_stop.close()
-    cut = [cut_at_stop(completion, stop, decode) for completion in completions]
-    check_uninterrupted(request, [completion for completion, _ in cut])
-    return cut
 
 
 async def prompt_of(session: Session, request: TurnRequest) -> tuple[Prompt, RecordedTurn | None]:

@@ -215,24 +215,20 @@ def check_tool_results(request: TurnRequest) -> None:
     Templates render those. A result without an id is taken as vLLM takes it, and so is any id after a call
     that has none.
     """
-    known_ids: set[str] = set()
-    has_calls = has_calls_without_id = False
+    known: set[str | None] = set()
     for index, message in enumerate(request.history.messages):
         for call in message.get("tool_calls") or ():
-            has_calls = True
-            has_calls_without_id |= "id" not in call
-            known_ids.add(call.get("id", ""))
-        if message["role"] == "tool":
-            sent = message.get("tool_call_id") or None
-            if not has_calls:
-                place = request.place(index).message
-                reason = "is the result of a call, and no call is before it; send the call before its result"
-                raise invalid_message(f"{place} {reason}", place)
-            if sent is not None and sent not in known_ids and not has_calls_without_id:
-                at = request.place(index)
-                place = f"{at.message}.{at.answered}"
-                reason = "is the id of no call before it; send the id of the call that the result answers"
-                raise invalid_message(f"{place} {short_repr(sent)} {reason}", place)
+            known.add(call.get("id"))
+        sent = message.get("tool_call_id") or None
+        if message["role"] != "tool" or (known and (sent is None or not known.isdisjoint((sent, None)))):
+            continue
+        at = request.place(index)
+        if not known:
+            reason = "is the result of a call, and no call is before it; send the call before its result"
+            raise invalid_message(f"{at.message} {reason}", at.message)
+        place = f"{at.message}.{at.answered}"
+        reason = "is the id of no call before it; send the id of the call that the result answers"
+        raise invalid_message(f"{place} {short_repr(sent)} {reason}", place)
 
 
 def check_arguments(request: TurnRequest) -> None:

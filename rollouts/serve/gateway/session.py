@@ -199,13 +199,10 @@ class Session:
         digests = list(dict.fromkeys(history.extended_digest(one) for one in (message, *variants)))
         for digest in digests:
             self.turns.setdefault(digest, []).append(recorded)
-        if choice == 0:  # the choices of a request share its messages and its tools
-            self.count(kept_bytes(prompt.messages if is_bridged else prompt.conversation[start:]))
-            self.count(0 if is_bridged else kept_bytes(recorded.tools))
-        self._count_turn(turn, recorded)
-        known = len(self._known)
-        self._known.update(history.digests, digests)
-        self.count(_DIGEST_BYTES * (len(self._known) - known))
+        unknown = {*history.digests, *digests} - self._known
+        self._known |= unknown
+        own = (turn.message, recorded.reasoning, recorded.call_ids, None if is_bridged else recorded.tools)
+        self.count(_TURN_BYTES + _DIGEST_BYTES * len(unknown) + kept_bytes(*own) + self._new_in_tree())
         self._put(turn)
         return recorded, digests
 
@@ -279,17 +276,18 @@ class Session:
         self.nbytes += nbytes
         self.on_count(nbytes)
 
-    def _count_turn(self, turn: SampledTurn, recorded: RecordedTurn) -> None:
-        """Count a turn, and what is new in the trajectory but for the messages of the prompt."""
-        nodes, nbytes = self.trajectory.nodes, _TURN_BYTES
-        for node in nodes[self._counted_nodes :]:
+    def _new_in_tree(self) -> int:
+        """The bytes of what is new in the trajectory."""
+        nodes, nbytes = self.trajectory.nodes[self._counted_nodes :], 0
+        self._counted_nodes += len(nodes)
+        for node in nodes:
             nbytes += _TOKEN_BYTES * len(node) + sum(array.nbytes for array in node.extras.values())
+            nbytes += kept_bytes(node.messages)
             for reference in node.media:
                 if reference.source.digest not in self._counted_sources:
                     self._counted_sources.add(reference.source.digest)
                     nbytes += reference.source.nbytes
-        self._counted_nodes = len(nodes)
-        self.count(nbytes + kept_bytes(turn.message, recorded.reasoning, recorded.call_ids))
+        return nbytes
 
     def _count_prompts(self) -> None:
         """Count the kept prompts: their ids, and the pixels, of which prompts share those of equal images."""

@@ -284,9 +284,8 @@ class SessionStore:
         """End and deliver all sessions, then raise `SessionNotDeliveredError` for those that failed."""
         failures: dict[str, BaseException] = {}
         for session in self:
-            await session.recorder.close()
             try:
-                self._deliver(session)
+                await self.end(session)
             except SessionNotDeliveredError as error:
                 _log_undelivered(session, error)
                 failures[session.id] = error.__cause__ or error
