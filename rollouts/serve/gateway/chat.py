@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from renderers.messages import MEDIA_PART_TYPES, ROLES, media_value
 from rollouts.engines.protocol import SamplingParams
@@ -62,10 +62,6 @@ _TEMPLATE: Final = (
 )
 
 
-def _as_texts(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 #: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for
 #: others.
 _WITHOUT_EFFECT: Final = frozenset({"cache_control", "id", "index", "provider_specific_fields", "status"})
@@ -82,11 +78,7 @@ class _Source(Strict):
     without_effect = frozenset({"detail", "format"})
 
 
-def _as_source(value: Any) -> Any:
-    return {"url": value} if isinstance(value, str) else value
-
-
-_Medium = Annotated[_Source | None, BeforeValidator(_as_source)]
+_Medium = Annotated[_Source | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)]
 
 
 class _Media(Strict):
@@ -145,27 +137,23 @@ class _StreamOptions(Strict):
     continuous_usage_stats: Literal[False] = False
 
 
-class _Function(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    name: str = Field(min_length=1)
+class _Function(BaseModel, strict=True, extra="allow"):
+    name: Name
 
 
-class _Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class _Tool(BaseModel, strict=True, extra="allow"):
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _ChatBody(OpenAIBody):
+class _ChatBody(OpenAIBody, extra="allow"):
     """The fields of a body but for the options of the engine."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     messages: list[Any] = Field(min_length=1)
     tools: list[_Tool] = Field([])
-    stop: Annotated[list[StopString], BeforeValidator(_as_texts)] = Field([], max_length=64)
+    stop: Annotated[list[StopString], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = (
+        Field([], max_length=64)
+    )
     stop_token_ids: list[Any] = Field([])
     max_completion_tokens: Any = None
     max_tokens: Any = None

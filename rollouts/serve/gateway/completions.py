@@ -104,19 +104,14 @@ async def prompt_of(session: Session, request: TurnRequest) -> tuple[Prompt, Rec
         else:
             prompt = await session.recorder.next_prompt(await session.sampled_turn(turn), messages, "messages")
     except (MediaError, MessageError) as error:
-        raise _placed(request, error, start) from error
+        if error.message_index is None:
+            raise invalid_message(str(error), "messages") from error
+        place = request.place(start + error.message_index)
+        where = place.message if error.part_index is None else place.field(f"content[{error.part_index}]")
+        raise invalid_message(f"{where}: {error.reason}", where) from error
     first = len(prompt.conversation) - len(prompt.messages)  # 0 for a conversation that was rendered in full
     check_is_printed(request, prompt.messages, prompt.rendered.unprinted, first)
     return prompt, turn
-
-
-def _placed(request: TurnRequest, error: MediaError | MessageError, start: int) -> RequestError:
-    """The error of a message of the request. `error` counts messages from message `start`."""
-    if error.message_index is None:
-        return invalid_message(str(error), "messages")
-    place = request.place(start + error.message_index)
-    where = place.message if error.part_index is None else place.field(f"content[{error.part_index}]")
-    return invalid_message(f"{where}: {error.reason}", where)
 
 
 def decoder(renderer: Any) -> Decode:

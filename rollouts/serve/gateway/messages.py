@@ -187,23 +187,19 @@ def _results_and_parts(
     """A message for each result of a call, and one for the blocks before, between and after them."""
     start, content = 0, f"{place}.content"
     for index, block in enumerate([*message.content, None]):
+        at = f"{content}[{index}]"
         if isinstance(block, _Thinking | _ToolUse):
-            raise _misplaced(f"{content}[{index}]", block, "only an assistant message has a")
+            raise invalid_message(f"{at}: only an assistant message has a block {block.type}", at)
         if isinstance(block, _Text | _Image):
             continue
         if index > start or not message.content:
             parts = content_of(message.content[start:index], content, start, allow_urls=allow_urls)
             yield {"role": message.role, "content": parts}, partial(Place, place, content, start)
         if block is not None:
-            at = f"{content}[{index}]"
             parts = content_of(block.content, f"{at}.content", allow_urls=allow_urls)
             answer = {"role": "tool", "content": parts, "tool_call_id": block.tool_use_id}
             yield answer, partial(Place, at, f"{at}.content", answered="tool_use_id")
         start = index + 1
-
-
-def _misplaced(place: str, block: Any, reason: str) -> RequestError:
-    return invalid_message(f"{place}: {reason} block {block.type}", place)
 
 
 def _assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
@@ -220,7 +216,8 @@ def _assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
                 function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
                 calls.append({"type": "function", "id": block.id, "function": function})
             case _:
-                raise _misplaced(f"{place}.content[{index}]", block, "an assistant message has no")
+                at = f"{place}.content[{index}]"
+                raise invalid_message(f"{at}: an assistant message has no block {block.type}", at)
     return assistant_message(texts, thoughts, calls)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from renderers.parsing.json_text import no_object_reason
 from renderers.rendered import UnprintedField
@@ -29,10 +29,8 @@ class TextPart(Strict):
         return {"type": "text", "text": self.text}
 
 
-class Sampled(Strict):
+class Sampled(Strict, extra="ignore"):
     """What the model wrote, which comes back with fields that clients add."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 #: Why a value of a field is refused: the description of the field, in the text of the error.

@@ -98,10 +98,6 @@ _ITEMS: Final[Mapping[Any, type[BaseModel]]] = {
 }
 
 
-def _as_items(content: Any) -> Any:
-    return [{"role": "user", "content": content}] if isinstance(content, str) else content
-
-
 class _Function(Strict):
     type: Literal["function"]
     name: Name
@@ -123,24 +119,18 @@ class _TextConfig(Strict):
     without_effect = frozenset({"verbosity"})
 
 
-# What OpenAI's own tools return is in no response here, nor is encrypted reasoning: reasoning is sent as text.
-_Included = Literal[
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
-
-
+# What OpenAI's own tools return is in no response here, nor is encrypted reasoning: reasoning is sent as text. Images
+# are in the input, and log-probabilities are refused.
+_Included = Annotated[str, Field(pattern=r"^([a-z_]+_call(_output)?|message\.input_image|reasoning)\.")]
 _NOT_SHORTENED: Final = "not supported: the server shortens no conversation"
 
 
 class _ResponsesBody(OpenAIBody):
     typed = ("tools",)
-    input: Annotated[list[Any], BeforeValidator(_as_items)]
+    input: Annotated[
+        list[Any],
+        BeforeValidator(lambda value: [{"role": "user", "content": value}] if isinstance(value, str) else value),
+    ]
     instructions: Text | None = None
     tools: list[Annotated[_Function | _Namespace, Field(discriminator="type")]] = Field([])
     text: _TextConfig = Field(_TextConfig(), description=SAMPLES_FREELY)
@@ -195,7 +185,7 @@ def _read(read: _ResponsesBody, fields: dict[str, Any], reading: Reading) -> Res
         for function in tool.tools if isinstance(tool, _Namespace) else (tool,):
             name = function.name
             if isinstance(tool, _Namespace):
-                name = _full_name(tool.name, name)
+                name = f"{tool.name}__{name}"
                 namespaces[name] = (tool.name, function.name)
             tools.append(function_tool(name, function.description, function.parameters))
     sampling = {"max_tokens": read.max_output_tokens, "temperature": read.temperature, "top_p": read.top_p}
@@ -234,11 +224,6 @@ def _read(read: _ResponsesBody, fields: dict[str, Any], reading: Reading) -> Res
 _NOT_ECHOED: Final = frozenset({"client_metadata", "include", "input", "stream", "stream_options"})
 #: The id of an item of a response that the gateway made: the items of a completion share the second part.
 _ITEM_ID: Final = re.compile(r"[a-z]{2,3}_([0-9a-f]{32})_\d+")
-
-
-def _full_name(namespace: str | None, name: str) -> str:
-    """The name of a function for the model."""
-    return name if namespace is None else f"{namespace}__{name}"
 
 
 _PLAIN: Final = PlainMessages(
@@ -300,7 +285,8 @@ def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
             thoughts = [part.text for part in parts or ()]
             return assistant_message((), thoughts, []) if any(thoughts) else None
         case _FunctionCall():
-            function = {"name": _full_name(item.namespace, item.name), "arguments": item.arguments.strip() or "{}"}
+            name = item.name if item.namespace is None else f"{item.namespace}__{item.name}"
+            function = {"name": name, "arguments": item.arguments.strip() or "{}"}
             return assistant_message((), (), [{"type": "function", "id": item.call_id, "function": function}])
         case _FunctionCallOutput():
             content = content_of(item.output, f"{place}.output", allow_urls=allow_urls)

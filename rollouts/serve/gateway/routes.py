@@ -32,7 +32,7 @@ from rollouts.serve.bodies import (
 from rollouts.serve.errors import Handler, RequestError, answering_errors, invalid_field
 from rollouts.serve.gateway.chat import CHAT
 from rollouts.serve.gateway.completions import complete_turn, decoder, prompt_of, token_texts_of
-from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest, Writer
+from rollouts.serve.gateway.dialect import Dialect, Head, Reading, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.messages import MESSAGES
 from rollouts.serve.gateway.request_checks import OWN_TOOLS, Text, check_tool_results, read_turn
@@ -205,7 +205,12 @@ class Gateway:
         session.leave_out(turn.ignored_tools)
         headers = {_SESSION_HEADER: session.id}
         complete = partial(complete_turn, session, turn, self._sessions, adapter, self._limits.request_seconds)
-        keep = partial(self._keep_answer, session, turn, writer)
+
+        def keep(completion: TurnCompletion) -> None:
+            if isinstance(turn, ResponsesRequest) and turn.body.store:
+                kept = StoredResponse(writer.answer, completion.choices[0].turn, turn.num_instructions)
+                self._sessions.keep_response(session, kept)
+
         if turn.body.stream:
             parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
             is_live = parses and self._engine.streams  # the text is sent while it is sampled
@@ -247,11 +252,6 @@ class Gateway:
             session_id = session.id
         check_tool_results(turn)
         return session_id, turn
-
-    def _keep_answer(self, session: Session, turn: TurnRequest, writer: Writer, completion: TurnCompletion) -> None:
-        if isinstance(turn, ResponsesRequest) and turn.body.store:
-            kept = StoredResponse(writer.answer, completion.choices[0].turn, turn.num_instructions)
-            self._sessions.keep_response(session, kept)
 
     async def _checked_model(self, name: str | None) -> tuple[str, str | None]:
         """The name of the model that the client receives, and the adapter to sample with."""

@@ -96,9 +96,6 @@ class SessionStore:
         self._responses: dict[str, Session] = {}  # of the Responses API, by id
         self._nbytes = 0
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
