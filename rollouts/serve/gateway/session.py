@@ -201,8 +201,10 @@ class Session:
             self.turns.setdefault(digest, []).append(recorded)
         unknown = {*history.digests, *digests} - self._known
         self._known |= unknown
-        own = (turn.message, recorded.reasoning, recorded.call_ids, None if is_bridged else recorded.tools)
-        self.count(_TURN_BYTES + _DIGEST_BYTES * len(unknown) + kept_bytes(*own) + self._new_in_tree())
+        # The choices of a request share its messages and its tools.
+        shared = () if choice else (prompt.conversation[start:], None if is_bridged else recorded.tools)
+        nbytes = kept_bytes(turn.message, recorded.reasoning, recorded.call_ids, *shared)
+        self.count(_TURN_BYTES + _DIGEST_BYTES * len(unknown) + nbytes + self._new_in_tree())
         self._put(turn)
         return recorded, digests
 
@@ -277,30 +279,16 @@ class Session:
         self.on_count(nbytes)
 
     def _new_in_tree(self) -> int:
-        """The bytes of what is new in the trajectory."""
+        """The bytes of what is new in the trajectory, but for messages."""
         nodes, nbytes = self.trajectory.nodes[self._counted_nodes :], 0
         self._counted_nodes += len(nodes)
         for node in nodes:
             nbytes += _TOKEN_BYTES * len(node) + sum(array.nbytes for array in node.extras.values())
-            nbytes += kept_bytes(node.messages)
             for reference in node.media:
                 if reference.source.digest not in self._counted_sources:
                     self._counted_sources.add(reference.source.digest)
                     nbytes += reference.source.nbytes
         return nbytes
-
-    def _count_prompts(self) -> None:
-        """Count the kept prompts: their ids, and the pixels, of which prompts share those of equal images."""
-        pixels: dict[str, int] = {}
-        places = 0
-        for kept in self._prompts.values():
-            places += len(kept.prompt.rendered)
-            media = kept.prompt.rendered.multi_modal_data
-            for item, _ in () if media is None else media.items_with_ranges():
-                pixels[item.mm_hash] = item.nbytes
-        counted = _PLACE_BYTES * places + sum(pixels.values())
-        self.count(counted - self._counted_prompts)
-        self._counted_prompts = counted
 
     # Prompts of earlier turns.
 
@@ -309,7 +297,15 @@ class Session:
         self._prompts.move_to_end(turn.index)
         if len(self._prompts) > _KEPT_PROMPTS:
             self._prompts.popitem(last=False)
-        self._count_prompts()
+        pixels: dict[str, int] = {}  # of which prompts share those of equal images
+        nbytes = 0
+        for prompt in (kept.prompt.rendered for kept in self._prompts.values()):
+            nbytes += _PLACE_BYTES * len(prompt)
+            for item, _ in () if prompt.multi_modal_data is None else prompt.multi_modal_data.items_with_ranges():
+                pixels[item.mm_hash] = item.nbytes
+        nbytes += sum(pixels.values())
+        self.count(nbytes - self._counted_prompts)
+        self._counted_prompts = nbytes
 
     async def sampled_turn(self, recorded: RecordedTurn) -> SampledTurn:
         """A turn with its prompt, made again from the trajectory if it is not kept."""

@@ -103,24 +103,20 @@ class SessionStore:
 
     def get(self, session_id: str) -> Session:
         """Raises `RequestError` for one that is gone or unknown."""
-        session = self._find(session_id)
+        session = self.find(session_id)
         if session is None:
             message = f"there is no session {session_id!r}; a request for a completion with this id begins it"
             raise RequestError(404, message, code="session_not_found")
         return session
 
-    def _find(self, session_id: str) -> Session | None:
+    def find(self, session_id: str | None, history: History | None = None) -> Session | None:
+        """The session with the id; without one, that which recorded the conversation that the history continues."""
         self._evict_idle()
+        if session_id is None:
+            return None if history is None else self._continued(history)
         if session_id in self._gone:
             raise session_gone(session_id, self._gone[session_id])
         return self._sessions.get(session_id)
-
-    def find(self, session_id: str | None, history: History) -> Session | None:
-        """The session with the id; without one, that which recorded the conversation that the history continues."""
-        if session_id is not None:
-            return self._find(session_id)
-        self._evict_idle()
-        return self._continued(history)
 
     def for_request(self, session_id: str | None, history: History) -> Session:
         """The session of a request for a completion, which begins one if there is none yet.
@@ -152,14 +148,12 @@ class SessionStore:
 
     def begin(self, session_id: str | None, *, group_id: str = "", seed: int | None = None) -> Session:
         """A new session, anonymous without an id. Raises `RequestError`, `TrajectoryError`."""
-        if session_id is not None:
-            if not _SESSION_ID.fullmatch(session_id):
-                reason = "is not 1 to 128 of A-Z a-z 0-9 . _ : @ -, or is . or .."
-                raise invalid_field(f"the session id {short_repr(session_id)} {reason}", "session_id")
-            if self._find(session_id) is not None:
-                message = f"there is a session {session_id!r} already; use another id"
-                raise RequestError(409, message, code="session_exists")
-        self._evict_idle()
+        if session_id is not None and not _SESSION_ID.fullmatch(session_id):
+            reason = "is not 1 to 128 of A-Z a-z 0-9 . _ : @ -, or is . or .."
+            raise invalid_field(f"the session id {short_repr(session_id)} {reason}", "session_id")
+        if self.find(session_id) is not None:
+            message = f"there is a session {session_id!r} already; use another id"
+            raise RequestError(409, message, code="session_exists")
         self.check_room(for_another=True)
         trajectory = Trajectory(session_id or uuid.uuid4().hex, seed=seed or 0, group_id=group_id)
         trajectory.started_at = time.time()
