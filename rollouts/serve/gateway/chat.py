@@ -10,13 +10,12 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from renderers.messages import MEDIA_PART_TYPES, ROLES, media_value
 from rollouts.engines.protocol import SamplingParams
-from rollouts.serve.bodies import END_OF_STREAM, Strict, event, unknown_field, validated, without_nulls
+from rollouts.serve.bodies import END_OF_STREAM, Strict, unknown_field, validated, without_nulls
 from rollouts.serve.errors import RequestError, error_fields, invalid_field, invalid_message, unsupported_field
 from rollouts.serve.gateway.dialect import (
     Choice,
     Dialect,
     Event,
-    Head,
     Place,
     Reading,
     TokenTexts,
@@ -259,12 +258,6 @@ class ChatWriter(Writer):
     last: ClassVar[bytes] = END_OF_STREAM
     _first: dict[str, Any]  # fields of the next chunk alone
 
-    def __init__(self, request: TurnRequest, head: Head, texts: TokenTexts | None) -> None:
-        super().__init__(request, head, texts)
-        self._body: _ChatBody = request.body
-        if self._body.logprobs and texts is None:
-            raise unsupported_field("this renderer has no tokenizer for logprobs; use return_token_ids", "logprobs")
-
     def whole(self, completion: TurnCompletion) -> dict[str, Any]:
         return {
             **self._head("chat.completion"),
@@ -293,39 +286,39 @@ class ChatWriter(Writer):
         yield self._chunk(self._entry(choice, delta={}))
 
     def end(self, completion: TurnCompletion) -> Iterator[Event]:
-        if self._body.stream_options.include_usage:
+        if self.request.body.stream_options.include_usage:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(completion)}
 
     def failed(self, error: RequestError) -> Event:
         return error_fields(error)
-
-    def encoded(self, content: Event) -> bytes:
-        return event(content)
 
     def _head(self, kind: str) -> dict[str, Any]:
         id, created, model, session_id = self.head
         return {"id": f"chatcmpl-{id}", "object": kind, "created": created, "model": model, "session_id": session_id}
 
     def _prompt_ids(self, prompt_ids: list[int]) -> dict[str, Any]:
-        return {"prompt_token_ids": prompt_ids} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": prompt_ids} if self.request.body.return_token_ids else {}
 
     def _delta(self, index: int, delta: dict[str, Any]) -> Event:
         return self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
     def _chunk(self, entry: dict[str, Any]) -> Event:
         first, self._first = self._first, {}
-        usage = {"usage": None} if self._body.stream_options.include_usage else {}
+        usage = {"usage": None} if self.request.body.stream_options.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [entry], **usage, **first}
 
     def _entry(self, choice: Choice, **content: Any) -> dict[str, Any]:
+        body = self.request.body
         finish_reason = "length" if choice.is_cut else "tool_calls" if choice.message.get("tool_calls") else "stop"
         return {
             "index": choice.index,
             **content,
-            "logprobs": _logprobs(choice, self.texts, self._body.top_logprobs) if self._body.logprobs else None,
+            "logprobs": _logprobs(choice, self.texts, self.request.body.top_logprobs)
+            if self.request.body.logprobs
+            else None,
             "finish_reason": finish_reason,
             "turn": choice.turn.index,
-            **({"token_ids": choice.completion.token_ids.tolist()} if self._body.return_token_ids else {}),
+            **({"token_ids": choice.completion.token_ids.tolist()} if body.return_token_ids else {}),
         }
 
 

@@ -18,7 +18,7 @@ from rollouts.engines.protocol import (
 from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
 from rollouts.episodes.engine_calls import check_uninterrupted, generated
 from rollouts.episodes.turns import Prompt, SampledTurn, derived_seed
-from rollouts.serve.errors import RequestError, invalid_message, unsupported_field
+from rollouts.serve.errors import RequestError, invalid_message
 from rollouts.serve.gateway.dialect import Choice, TokenTexts, TurnCompletion, TurnRequest
 from rollouts.serve.gateway.request_checks import check_arguments, check_is_printed
 from rollouts.serve.gateway.session import RecordedTurn, Session
@@ -118,7 +118,7 @@ def decoder(renderer: Any) -> Decode:
     """What makes text of token ids. Raises `RequestError` for a renderer without a tokenizer."""
     decode: Decode | None = getattr(getattr(renderer, "tokenizer", None), "decode", None)
     if decode is None:
-        raise unsupported_field("this renderer has no tokenizer, so that stop strings cannot be found", "stop")
+        raise RequestError(400, "this renderer has no tokenizer, which stop strings and logprobs need")
     return decode
 
 

@@ -160,7 +160,7 @@ class Writer(ABC):
 
     def encoded(self, content: Event) -> bytes:
         """An event as it is sent."""
-        return event(content, content["type"])
+        return event(content, content.get("type"))
 
     def send(self, index: int, key: str, text: str) -> Iterator[Event]:
         """The events of the next piece of a text, which may be empty."""

@@ -12,7 +12,7 @@ of tool calls (`rollouts.serve.gateway.session` compares both).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import groupby
@@ -58,13 +58,6 @@ class History:
         """The lengths of the prefixes that end with an assistant message, the longest first."""
         ends = [end for end, message in enumerate(self.messages, 1) if message["role"] == "assistant"]
         return ends[::-1]
-
-    def call_ids(self) -> Iterator[str]:
-        """The ids of the tool calls in the messages, the last message first."""
-        for end in self.turn_ends:
-            for call in self.messages[end - 1].get("tool_calls") or ():
-                if "id" in call:
-                    yield call["id"]
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str | None:

@@ -41,16 +41,10 @@ class _Base64(Strict):
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
 
-    def as_url(self) -> str:
-        return f"data:{self.media_type};base64,{self.data}"
-
 
 class _Url(Strict):
     type: Literal["url"]
     url: Text
-
-    def as_url(self) -> str:
-        return self.url
 
 
 class _Image(Strict):
@@ -59,7 +53,9 @@ class _Image(Strict):
     without_effect = frozenset({"cache_control"})
 
     def read(self, place: str, *, allow_urls: bool) -> dict[str, Any]:
-        return media_part(self.source.as_url(), "image", place, allow_urls=allow_urls)
+        source = self.source
+        url = source.url if isinstance(source, _Url) else f"data:{source.media_type};base64,{source.data}"
+        return media_part(url, "image", place, allow_urls=allow_urls)
 
 
 class _Thinking(Sampled):
@@ -116,11 +112,6 @@ class _MessagesBody(RequestBody):
     system: Annotated[list[_Text], _IsList] = Field([])
     tools: list[_Tool] = Field([])
     tool_choice: _ToolChoice = Field(_ToolChoice(type="auto"), description=SAMPLES_FREELY)
-
-    @property
-    def calls_tools(self) -> bool:
-        return self.tool_choice.type == "auto"
-
     output_config: _OutputConfig = Field(_OutputConfig(), description=SAMPLES_FREELY)
     stop_sequences: list[StopString] = Field([], max_length=64)
     max_tokens: Any = None

@@ -49,7 +49,7 @@ class RequestBody(Strict):
 
     @property
     def calls_tools(self) -> bool:
-        return bool(self.tool_choice == "auto")
+        return bool(getattr(self.tool_choice, "type", self.tool_choice) == "auto")
 
     without_effect = frozenset({"metadata", "service_tier"})
 

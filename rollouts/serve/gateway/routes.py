@@ -196,7 +196,7 @@ class Gateway:
         session_id = _session_id(request)
         with self._sessions.counting_refusals(session_id):
             session_id, turn = await self._read(request, dialect, session_id)
-            if turn.stop:
+            if turn.stop or getattr(turn.body, "logprobs", False):
                 decoder(self._pool.renderer)
             model, adapter = await self._checked_model(turn.body.model)
             session = self._sessions.for_request(session_id, turn.history)
@@ -286,8 +286,7 @@ class Gateway:
     # Sessions.
 
     async def _list_sessions(self, request: Request) -> Response:
-        now = time.monotonic()
-        return JSONResponse({"sessions": [session_object(session, now) for session in self._sessions]})
+        return JSONResponse({"sessions": [session_object(session) for session in self._sessions]})
 
     async def _begin_session(self, request: Request) -> Response:
         read = await self._read_fields(request, _SessionBody)
@@ -332,7 +331,7 @@ class Gateway:
         return self._sessions.get(request.path_params["session_id"])
 
     def _session_response(self, session: Session, status: int = 200) -> Response:
-        return JSONResponse(session_object(session, time.monotonic()), status, {_SESSION_HEADER: session.id})
+        return JSONResponse(session_object(session), status, {_SESSION_HEADER: session.id})
 
     async def _read_fields(self, request: Request, kind: type[Body]) -> Body:
         """The fields of a request about a session. A body may be left out. Raises `RequestError`."""

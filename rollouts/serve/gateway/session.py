@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import ChainMap, Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -85,6 +85,7 @@ class Session:
         self.recorder = recorder
         self.seed = seed
         self.trajectory = recorder.trajectory
+        self.id = self.trajectory.episode_id
         self.is_anonymous = is_anonymous
         self.last_used = self.began = time.monotonic()
         self.is_delivered = False
@@ -94,7 +95,7 @@ class Session:
         self.on_count = on_count
         self.turns: dict[bytes, list[RecordedTurn]] = {}  # by the digest of the conversation that ends with the turn
         self.responses: dict[str, StoredResponse] = {}
-        self._internal_ids: dict[str, str] = {}  # of tool calls: from the id that clients have to the model's
+        self.internal_ids: dict[str, str] = {}  # of tool calls: from the id that clients have to the model's
         self._prompts: OrderedDict[int, SampledTurn] = OrderedDict()
         self.fork_reasons: Counter[str] = Counter()
         self.ignored_tools: Counter[str] = Counter()  # how many requests had tools of a type that was left out
@@ -105,15 +106,6 @@ class Session:
         self._counted_sources: set[str] = set()
         self._counted_prompts = 0  # the bytes of the kept prompts
         self.count(_SESSION_BYTES + kept_bytes(self.trajectory.group_id))
-
-    @property
-    def id(self) -> str:
-        return self.trajectory.episode_id
-
-    @property
-    def call_ids(self) -> Collection[str]:
-        """The ids of tool calls that clients received."""
-        return self._internal_ids.keys()
 
     # Which turn a request continues.
 
@@ -137,7 +129,7 @@ class Session:
                 calls = history.messages[position].get("tool_calls") or ()
                 # Ids that this gateway did not make are the client's own.
                 if any(
-                    (sent := call.get("id")) != expected and sent in self._internal_ids
+                    (sent := call.get("id")) != expected and sent in self.internal_ids
                     for call, expected in zip(calls, ids, strict=False)
                 ):
                     return False
@@ -147,13 +139,13 @@ class Session:
 
     def model_messages(self, history: History, turn: RecordedTurn | None) -> Sequence[Any]:
         """The messages after a turn, None for all, with the ids of tool calls that the model wrote."""
-        ids: ChainMap[str, str] = ChainMap({}, self._internal_ids)
+        ids: ChainMap[str, str] = ChainMap({}, self.internal_ids)
         start = 0 if turn is None else turn.num_messages
         if turn is not None:
             calls = history.messages[start - 1].get("tool_calls") or ()
             for call, known in zip(calls, turn.call_ids.get(start - 1, ()), strict=False):
                 if "id" in call:
-                    ids.setdefault(call["id"], self._internal_ids[known])
+                    ids.setdefault(call["id"], self.internal_ids[known])
         return [_with_ids(message, ids) for message in history.messages[start:]] if ids else history.messages[start:]
 
     # Recording.
@@ -195,7 +187,7 @@ class Session:
         if self.trajectory.forks > self.fork_reasons.total():
             self.fork_reasons[self._fork_reason(history, parent, prompt, is_bridged, choice)] += 1
         for sent, own in zip(message.get("tool_calls") or (), turn.message.get("tool_calls") or (), strict=False):
-            self._internal_ids[sent["id"]] = own["id"]
+            self.internal_ids[sent["id"]] = own["id"]
         digests = list(dict.fromkeys(history.extended_digest(one) for one in (message, *variants)))
         for digest in digests:
             self.turns.setdefault(digest, []).append(recorded)

@@ -47,8 +47,8 @@ def record_file(trajectory: Trajectory) -> bytes:
         return path.read_bytes()
 
 
-def session_object(session: Session, now: float) -> dict[str, Any]:
-    """What a session is now. `now` is `time.monotonic()`."""
+def session_object(session: Session) -> dict[str, Any]:
+    """What a session is now."""
     trajectory = session.trajectory
     return {
         "session_id": session.id,
@@ -65,7 +65,7 @@ def session_object(session: Session, now: float) -> dict[str, Any]:
         "ended": trajectory.finished,
         "delivered": session.is_delivered,
         "requests_in_flight": session.in_flight,
-        "idle_seconds": now - session.last_used,
+        "idle_seconds": time.monotonic() - session.last_used,
         "estimated_bytes": session.nbytes,
     }
 
@@ -119,12 +119,9 @@ class SessionStore:
         return self._sessions.get(session_id)
 
     def for_request(self, session_id: str | None, history: History) -> Session:
-        """The session of a request for a completion, which begins one if there is none yet.
+        """The session of a request for a completion, which begins one if `find` knows none. Raises `RequestError`.
 
-        Without an id it is the session that recorded the conversation that the request continues; a request that
-        continues none begins a session. So each conversation of a client that knows only a base URL is a session.
-
-        Raises `RequestError`.
+        So each conversation of a client that knows only a base URL is a session.
         """
         session = self.find(session_id, history)
         if session is None:
@@ -168,10 +165,11 @@ class SessionStore:
 
     def _continued(self, history: History) -> Session | None:
         # Conversations that are equal in every message differ in the ids of their tool calls.
-        for call_id in history.call_ids():
-            if call_id in self._anonymous_calls:
-                maker = self._sessions[self._anonymous_calls[call_id]]
-                return maker if maker.find(history) is not None else None
+        for end in history.turn_ends:
+            for call in history.messages[end - 1].get("tool_calls") or ():
+                if (call_id := call.get("id")) in self._anonymous_calls:
+                    maker = self._sessions[self._anonymous_calls[call_id]]
+                    return maker if maker.find(history) is not None else None
         for end in history.turn_ends:
             ended = None
             for session in reversed(self._anonymous.get(history.digests[end], {}).values()):
@@ -341,7 +339,7 @@ class SessionStore:
                 del recorded[session.id]
                 if not recorded:
                     del self._anonymous[digest]
-            for call_id in session.call_ids:
+            for call_id in session.internal_ids:
                 self._anonymous_calls.pop(call_id, None)
         self._gone[session.id] = reason
         if len(self._gone) > 65536:  # ids that are remembered, so that a late request gets the reason

@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from dataclasses import replace
 from typing import Any
 
 from renderers.parsing.response import ContentDelta, ReasoningDelta
@@ -38,7 +37,7 @@ class TurnStream:
         self._writer = writer
         self._renderer = renderer
         self._parsers: dict[int, Any] = {}
-        self._held: dict[int, ReasoningDelta | ContentDelta] = {}  # text with which a stop string may begin
+        self._held: dict[int, tuple[str, str]] = {}  # a text with which a stop string may begin, after its key
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._has_begun = False
 
@@ -76,23 +75,21 @@ class TurnStream:
             for piece in self._parsers[index].feed(delta.token_ids.tolist()):
                 if isinstance(piece, ReasoningDelta | ContentDelta) and piece.text:
                     self._begin(prompt_ids)
-                    self._send_or_hold(index, piece)
+                    self._send_or_hold(index, _KEYS[type(piece)], piece.text)
 
         return listen
 
-    def _send_or_hold(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
-        held = self._held.pop(index, None)
-        if held is not None and type(held) is type(piece):
-            piece = replace(piece, text=held.text + piece.text)
-        elif held is not None:
-            self._put(self._writer.send(index, _KEYS[type(held)], held.text))
-        key = _KEYS[type(piece)]
+    def _send_or_hold(self, index: int, key: str, new: str) -> None:
+        held_key, text = self._held.pop(index, (key, ""))
+        if held_key != key:
+            self._put(self._writer.send(index, held_key, text))
+            text = ""
+        text += new
         begun = self._writer.sent.get(index, Counter())[key]
-        length = sendable_length(piece.text, self._request.stop, is_beginning=not begun)
-        if length < len(piece.text):
-            self._held[index] = replace(piece, text=piece.text[length:])
+        length = sendable_length(text, self._request.stop, is_beginning=not begun)
+        self._held[index] = key, text[length:]
         if length:
-            self._put(self._writer.send(index, key, piece.text[:length]))
+            self._put(self._writer.send(index, key, text[:length]))
 
     def _begin(self, prompt_ids: list[int]) -> None:
         if not self._has_begun:
