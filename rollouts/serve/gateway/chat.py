@@ -41,8 +41,7 @@ from rollouts.serve.gateway.request_checks import (
     media_part,
 )
 
-#: Sampling options that are passed to the engine, with the value that means nothing. Engines refuse those
-#: they lack.
+#: Sampling options for the engine, each with the value that means nothing. Engines refuse those they lack.
 _ENGINE_OPTIONS: Final[Mapping[str, Any]] = {
     "allowed_token_ids": None,
     "bad_words": [],
@@ -53,16 +52,11 @@ _ENGINE_OPTIONS: Final[Mapping[str, Any]] = {
     "presence_penalty": 0,
     "repetition_penalty": 1,
 }
-
-
 _TEMPLATE: Final = (
     "no request changes the prompts of a server: they are those of the chat template in its model directory. A program "
     "can set variables of the template for all requests: Gateway(engine, load_renderer(DIR, chat_template_kwargs=...))"
 )
-
-
-#: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for
-#: others.
+#: Keys without effect on the tokens: clients copy them from responses, or write them for others.
 _WITHOUT_EFFECT: Final = frozenset({"cache_control", "id", "index", "provider_specific_fields", "status"})
 
 
@@ -259,9 +253,14 @@ class ChatWriter(Writer):
     _first: dict[str, Any]  # fields of the next chunk alone
 
     def whole(self, completion: TurnCompletion) -> dict[str, Any]:
+        choices = []
+        for choice in completion.choices:
+            # As OpenAI's, the content of a message with nothing but tool calls is null.
+            content = choice.message["content"] or (None if choice.message.get("tool_calls") else "")
+            choices.append(self._entry(choice, message={**choice.message, "content": content, "refusal": None}))
         return {
             **self._head("chat.completion"),
-            "choices": [self._entry(choice, message=_message(choice.message)) for choice in completion.choices],
+            "choices": choices,
             "usage": _usage(completion),
             **self._prompt_ids(completion.prompt_ids),
         }
@@ -323,12 +322,6 @@ class ChatWriter(Writer):
 
 
 CHAT = Dialect("chat/completions", ("function",), _ChatBody, _read, ChatWriter)
-
-
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """As OpenAI's, the content of a message with nothing but tool calls is null."""
-    content = message["content"] or (None if message.get("tool_calls") else "")
-    return {**message, "content": content, "refusal": None}
 
 
 def _logprobs(choice: Choice, texts: TokenTexts | None, k: int) -> dict[str, Any]:

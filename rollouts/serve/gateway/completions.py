@@ -12,9 +12,7 @@ from renderers.errors import MediaError, MessageError
 from renderers.parsing.format import Format
 from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
-from rollouts.engines.protocol import (
-    TokenListener,
-)
+from rollouts.engines.protocol import TokenListener
 from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
 from rollouts.episodes.engine_calls import check_uninterrupted, generated
 from rollouts.episodes.turns import Prompt, SampledTurn, derived_seed

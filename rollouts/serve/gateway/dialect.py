@@ -106,8 +106,7 @@ class Head(NamedTuple):
     session_id: str
 
 
-#: The text and the bytes of each token; the bytes are None where only a text is known, which is not whole
-#: characters.
+#: The text and the bytes of each token; the bytes are None where only a part of a character is known.
 TokenTexts = Callable[[Sequence[int]], list[tuple[str, bytes | None]]]
 
 Event = dict[str, Any]

@@ -244,9 +244,8 @@ def check_is_printed(
 ) -> None:
     """Refuse messages of which the template prints nothing. Raises `RequestError`.
 
-    `unprinted` counts from message `start` of the request, and `messages` begin there. Content beside tool
-    calls that are printed may be missing: the model may have written it, and the client could not change
-    that.
+    `unprinted` counts from message `start` of the request, and `messages` begin there. Content beside tool calls
+    that are printed may be missing: the model may have written it, and the client could not change that.
     """
     for index, field, reason in unprinted:
         message = messages[index]

@@ -398,7 +398,7 @@ class ResponsesWriter(Writer):
 
     def _text_event(self, name: str, **fields: Any) -> Event:
         part = _TEXTS[self._key][2]
-        logprobs = {"logprobs": []} if "logprobs" in part else {}
+        logprobs: dict[str, Any] = {"logprobs": []} if "logprobs" in part else {}
         return self._part_event(f"{part['type']}.{name}", **fields, **logprobs)
 
     def _begin_text(self, key: str) -> Iterator[Event]:

@@ -76,8 +76,6 @@ class _EndBody(Strict):
 class Gateway:
     """Agents' APIs in front of an engine and a renderer; each session is recorded as a trajectory.
 
-    They are chat completions and Responses of OpenAI, and Messages of Anthropic.
-
     A request's messages are matched to the recorded conversations of its session. The request continues the
     longest one that it begins with: tokens of the history are those that the engine has seen and sampled, and
     only what is new is rendered. Where there is none, its conversation is rendered in full, as a branch or a
@@ -87,11 +85,10 @@ class Gateway:
     adapter that the engine has loaded (`VLLMEngine.load_adapter`) is accepted too, and samples with the
     adapter. `sampling` has the options that a request leaves out. `allow_media_urls` lets http(s) URLs of
     media through to the renderer, whose `MediaPolicy` decides about them; otherwise media are data URLs.
-    `ignored_tools` are types of tools, such as `web_search`, that are left out of requests in place of refusing them;
-    the figures of a session count these requests.
-    `on_session_end` is called with the trajectory of every session that ends, is deleted or is evicted. Where
-    it raises, the session is kept, and it is called again when the session is ended or deleted once more,
-    would be evicted, and by `close`. One event loop serves a gateway. Raises `ArgumentError`.
+    `ignored_tools` are types of tools, such as `web_search`, that are left out of requests and counted in the
+    figures of a session. `on_session_end` is called with the trajectory of every session that ends, is deleted or
+    is evicted. Where it raises, the session is kept, and it is called again when the session is ended or deleted
+    once more, would be evicted, and by `close`. One event loop serves a gateway. Raises `ArgumentError`.
     """
 
     def __init__(

@@ -19,8 +19,7 @@ from rollouts.serve.gateway.limits import kept_bytes
 _log = logging.getLogger("rollouts")
 #: Turns of a session whose prompts stay in memory; those of other turns are made again from the trajectory.
 _KEPT_PROMPTS: Final = 8
-#: Estimated bytes of a token: id, mask and log-probability in the tree, and an integer that kept prompts
-#: share.
+#: Estimated bytes of a token: what the tree has of it, and an integer that kept prompts share.
 _TOKEN_BYTES: Final = 40
 #: Of a place in the list of ids of a kept prompt.
 _PLACE_BYTES: Final = 8
@@ -232,7 +231,7 @@ class Session:
         for at, message in enumerate(self.trajectory.to_messages(self.trajectory.turns[turn.index].node)):
             if at in call_ids:
                 calls = message.get("tool_calls") or ()
-                known.update(zip((call.get("id") for call in calls), call_ids[at], strict=False))
+                known.update(zip((call.get("id", "") for call in calls), call_ids[at], strict=False))
                 calls = [{**call, "id": own} if own else call for call, own in zip(calls, call_ids[at], strict=True)]
                 message = {**message, "tool_calls": calls}
             messages.append(_with_ids(message, known) if "tool_call_id" in message else message)

@@ -214,9 +214,9 @@ class SessionStore:
             if refusal.status < 499:
                 name = "a request" if session_id is None else f"a request of the session {short_repr(session_id)}"
                 _log.warning("%s is refused with HTTP %d: %s", name, refusal.status, refusal.message)
-            if session_id in self._sessions and not isinstance(error, ClientDisconnect):
-                named = " ".join(filter(None, (str(refusal.status), refusal.code)))
-                self._sessions[session_id].refused_requests[named] += 1
+            session = self._sessions.get(session_id or "")
+            if session is not None and not isinstance(error, ClientDisconnect):
+                session.refused_requests[" ".join(filter(None, (str(refusal.status), refusal.code)))] += 1
             raise
 
     def recorded(self, session: Session, digests: list[bytes], call_ids: list[str]) -> None:
