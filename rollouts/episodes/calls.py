@@ -62,7 +62,7 @@ class RendererCalls:
         tools: Any,
         previous_messages: Sequence[Message],
     ) -> tuple[RenderedTokens | None, str]:
-        """The prompt after prompt + completion + new messages; None with the reason where the renderer refuses."""
+        """The prompt after prompt + completion + new messages; None with the reason for a refusal."""
         # Another package's renderer for text alone has no parameter for media, and its prompts have none.
         media = prompt.multi_modal_data
         passes_media = media is not None and (self._is_template_renderer or not media.is_empty())

@@ -132,7 +132,7 @@ def request_error(error: Exception) -> RequestError:
             message = f"The model `{error.adapter[:200]}` does not exist. {error.reason}"
             return RequestError(404, message, "model", code="model_not_found")
         case TrajectoryFinishedError():
-            message = f"the session {error.episode_id!r} has ended; nothing is added to it. Begin one with another id"
+            message = f"the session {error.episode_id!r} has ended, and takes nothing more. Begin one with another id"
             return RequestError(409, message, code="session_ended")
     message = error.reason if isinstance(error, EngineError) else str(error)
     row = next((row for row in _ROWS if isinstance(error, row[0])), None)
@@ -181,11 +181,17 @@ def error_response(error: RequestError, path: str) -> JSONResponse:
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of the exceptions of routes."""
+    refusal = logged_error(error, f"{request.method} {request.url.path}")
+    return error_response(refusal, request.url.path)
+
+
+def logged_error(error: Exception, name: str) -> RequestError:
+    """The error for the client of the request `name`; one of the server or of its engine is logged."""
     refusal = request_error(error)
     if refusal.status >= 500:
         trace = error if refusal.status == 500 else None
-        log.error("%s %s: HTTP %d: %s", request.method, request.url.path, refusal.status, error, exc_info=trace)
-    return error_response(refusal, request.url.path)
+        log.error("%s: HTTP %d: %s", name, refusal.status, error, exc_info=trace)
+    return refusal
 
 
 #: The exceptions that `on_error` answers.

@@ -67,7 +67,7 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A completion for the client, of at most `max_tokens` tokens. `stop` is the stop string that ended it."""
+    """A completion of at most `max_tokens` tokens. `stop` is the stop string that ended it."""
 
     index: int
     turn: RecordedTurn

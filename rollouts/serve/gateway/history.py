@@ -27,8 +27,7 @@ _SIZE: Final = 16  # bytes of a digest
 class History:
     """The checked messages, the digest of each one, and `digests[k]` of the tools and the first k messages.
 
-    `identities` may be passed where they are known. `turn` is the turn that the client names as the one that it
-    continues.
+    `identities` are passed where they are known. `turn` is that which the client names to be continued.
     """
 
     def __init__(

@@ -300,7 +300,7 @@ def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
             return {"role": item.role, "content": content}
 
 
-#: By the key of a text: the prefix of the ids of its items, an item without its part, and the part without its text.
+#: By the key of a text: the prefix of the ids of its items, an item without its part, a part without text.
 _TEXTS: Final[Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "reasoning_content": ("rs", {"type": "reasoning", "summary": []}, {"type": "reasoning_text"}),
     "content": (

@@ -63,7 +63,7 @@ class RecordedTurn:
 
 
 class StoredResponse(NamedTuple):
-    """A response of the Responses API, and its turn. `first` messages of its conversation are instructions."""
+    """A response, and its turn, whose conversation begins with `first` messages of instructions."""
 
     response: dict[str, Any]
     turn: RecordedTurn
@@ -223,7 +223,7 @@ class Session:
         return f"the bridge was refused: {prompt.refusal or 'the renderer does not say why'}"
 
     def conversation(self, turn: RecordedTurn) -> tuple[list[Any], list[bytes]]:
-        """The messages of a turn with the ids of calls that the client has, its own the last, and their identities."""
+        """The messages of a turn with the client's ids of calls, its own the last, and their identities."""
         lineage = list(turn.lineage())[::-1]
         call_ids = {at: ids for each in lineage for at, ids in each.call_ids.items()}
         known: dict[str, str] = {}
@@ -245,11 +245,11 @@ class Session:
             self.ignored_tools[name] += 1
 
     def record_reward(self, reward: float, info: Mapping[str, Any], turn: int | None) -> None:
-        """Set the reward and the info of a turn, None for the last. Raises `RequestError`, `TrajectoryError`."""
+        """Set reward and info of a turn, None for the last. Raises `RequestError`, `TrajectoryError`."""
         turns = self.trajectory.turns
         index = len(turns) - 1 if turn is None else turn
         if not 0 <= index < len(turns):
-            reason = f"has {len(turns)} turns, and no turn {short_repr(index)}: it gets one with each completion"
+            reason = f"has {len(turns)} turns, and no turn {short_repr(index)}: each completion is one"
             raise invalid_field(f"the session {self.id!r} {reason}", "turn")
         before = kept_bytes(turns[index].info)
         self.trajectory.record_reward(reward, info, turn=turn)

@@ -119,7 +119,7 @@ class SessionStore:
         return self._sessions.get(session_id)
 
     def for_request(self, session_id: str | None, history: History) -> Session:
-        """The session of a request for a completion, which begins one if `find` knows none. Raises `RequestError`.
+        """The session of a completion, which begins one if `find` knows none. Raises `RequestError`.
 
         So each conversation of a client that knows only a base URL is a session.
         """
@@ -203,7 +203,7 @@ class SessionStore:
 
     @contextmanager
     def counting_refusals(self, session_id: str | None) -> Iterator[None]:
-        """Log an error that is the response to a request, and count it in the figures of its session, if there is one.
+        """Log the error of a request, and count it in the figures of its session, if there is one.
 
         Errors of engines are logged where they are answered.
         """

@@ -9,7 +9,7 @@ from renderers.parsing.response import ContentDelta, ReasoningDelta
 from rollouts.engines.protocol import TokenDelta, TokenListener
 from rollouts.engines.stop_strings import sendable_length
 from rollouts.episodes.turns import Prompt
-from rollouts.serve.errors import ANSWERED, request_error
+from rollouts.serve.errors import ANSWERED, logged_error
 from rollouts.serve.gateway.completions import ListenerFactory
 from rollouts.serve.gateway.dialect import Event, TurnCompletion, TurnRequest, Writer
 
@@ -19,8 +19,8 @@ _KEYS = {ReasoningDelta: "reasoning_content", ContentDelta: "content"}
 class TurnStream:
     """The events of one request. Reasoning and content are sent as they are sampled, tool calls when they are complete.
 
-    `complete` samples and records the completion, with a listener for its tokens. `keep` is called with it before the
-    last events. Without a `renderer`, which parses tokens, all is sent when the completion is finished.
+    `complete` samples and records the completion, with a listener for its tokens. `keep` is called with it before
+    the last events. Without a `renderer`, which parses tokens, all is sent when the completion is finished.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TurnStream:
         self._writer = writer
         self._renderer = renderer
         self._parsers: dict[int, Any] = {}
-        self._held: dict[int, tuple[str, str]] = {}  # a text with which a stop string may begin, after its key
+        self._held: dict[int, tuple[str, str]] = {}  # keys, and texts that may begin a stop string
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._has_begun = False
 
@@ -60,7 +60,8 @@ class TurnStream:
         except ANSWERED as error:
             if not self._has_begun:
                 raise
-            yield self._writer.encoded(self._writer.failed(request_error(error)))
+            name = f"a stream of the session {self._writer.head.session_id}"
+            yield self._writer.encoded(self._writer.failed(logged_error(error, name)))
         finally:
             completing.cancel()
             await asyncio.gather(completing, return_exceptions=True)
@@ -88,8 +89,7 @@ class TurnStream:
         begun = self._writer.sent.get(index, Counter())[key]
         length = sendable_length(text, self._request.stop, is_beginning=not begun)
         self._held[index] = key, text[length:]
-        if length:
-            self._put(self._writer.send(index, key, text[:length]))
+        self._put(self._writer.send(index, key, text[:length]))
 
     def _begin(self, prompt_ids: list[int]) -> None:
         if not self._has_begun:

@@ -227,7 +227,7 @@ def test_a_response_that_was_cut_is_incomplete(renderer):
     assert response.output[-1].status == "incomplete"
 
 
-def test_an_error_after_the_first_text_is_raised_by_both_sdks(renderer):
+def test_an_error_after_the_first_text_is_logged_and_raised_by_both_sdks(renderer, caplog):
     def engine() -> Any:
         failing = SteppedEngine(["one two"], renderer, pause_after=3, error=ServerUnreachableError("r", "it is gone"))
         failing.continued.set()
@@ -242,6 +242,9 @@ def test_an_error_after_the_first_text_is_raised_by_both_sdks(renderer):
         assert (last.type, last.response.status) == ("response.failed", "failed")
         assert "it is gone" in last.response.error.message
         assert server.trajectory("s").num_turns == 0
+    lines = [record.message for record in caplog.records if record.name == "rollouts.serve"]
+    assert ["it is gone" in line for line in lines] == [True, True]
+    assert lines[1].startswith("a stream of the session s: HTTP 503")
 
 
 def test_the_sdks_raise_their_errors_with_the_reason(renderer):
