@@ -67,8 +67,13 @@ def plays(draw: st.DrawFn) -> Any:
     return script, turns
 
 
-def play(renderer: Any, script: Any, turns: Any, *, is_live: bool = False, engine: Any = None) -> tuple[Any, Any]:
-    """The trajectory of a conversation in one session, and the session's figures."""
+def play(
+    renderer: Any, script: Any, turns: Any, *, is_live: bool = False, by_id: bool = False, engine: Any = None
+) -> tuple[Any, Any]:
+    """The trajectory of a conversation in one session, and the session's figures.
+
+    `by_id`: after a response, the client of Responses sends what is new alone, and its id.
+    """
     engine = engine or (SteppedEngine(script, renderer) if is_live else ScriptedEngine(script, renderer=renderer))
 
     async def talk() -> Any:
@@ -76,12 +81,18 @@ def play(renderer: Any, script: Any, turns: Any, *, is_live: bool = False, engin
         transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             conversation: list[Any] = [User(["Which?", IMAGE])]
+            new: list[Any] = []
+            previous = None
             for dialect, stream, parts, is_error in turns:
-                body = {**BODIES[dialect](SYSTEM, conversation), "stream": stream}
+                named = previous if by_id and dialect == "responses" else None
+                body = {**BODIES[dialect](SYSTEM, new if named else conversation), "stream": stream}
+                if named:
+                    body["previous_response_id"] = named
                 response = await client.post(f"/sessions/s/v1/{PATHS[dialect]}", json=body)
                 assert response.status_code == 200, response.text
                 received = streamed_answer_of(dialect, response.text) if stream else response.json()
                 answer = answer_of(dialect, received)
+                previous = received["id"] if dialect == "responses" else None
                 new = [Result(call.id, parts, is_error) for call in answer.calls] or [User(parts)]
                 conversation += [answer, *new]
             figures = (await client.get("/sessions/s")).json()
@@ -94,10 +105,12 @@ def play(renderer: Any, script: Any, turns: Any, *, is_live: bool = False, engin
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(plays(), st.booleans())
-def test_a_client_that_sends_back_what_it_got_never_forks_in_any_dialect_or_mix_of_them(renderer, drawn, is_live):
+@given(plays(), st.booleans(), st.booleans())
+def test_a_client_that_sends_back_what_it_got_never_forks_in_any_dialect_or_mix_of_them(
+    renderer, drawn, is_live, by_id
+):
     script, turns = drawn
-    trajectory, figures = play(renderer, script, turns, is_live=is_live)
+    trajectory, figures = play(renderer, script, turns, is_live=is_live, by_id=by_id)
     assert (figures["branches"], figures["forks"], figures["fork_reasons"]) == (1, 0, {})
     chat, _ = play(renderer, script, [("chat", False, *others) for _, _, *others in turns])
     assert plain_tree(trajectory) == plain_tree(chat)
