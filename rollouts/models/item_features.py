@@ -212,8 +212,9 @@ def _one_by_one(original: Callable[..., Any], sounds: Sequence[MediaItem], args:
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
-    """Outputs of single items as that of a batch."""
-    return type(outputs[0])(**{name: _whole(name, [each[name] for each in outputs]) for name in outputs[0]})
+    """Outputs of single items as that of a batch, with the fields that all of them have: `_divided` leaves one out."""
+    names = [name for name in outputs[0] if all(name in each for each in outputs)]
+    return type(outputs[0])(**{name: _whole(name, [each[name] for each in outputs]) for name in names})
 
 
 def _whole(name: str, parts: Sequence[Any]) -> Any:
