@@ -60,6 +60,8 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
     parts = checked_parts(file, limit=None, dry_run=dry_run)
     held_out = _tasks(file, "evaluation", file.config.evaluation.tasks)
     conversations = _conversations(file)
+    # Threads of torch that spin between two calls would slow down the rest of the process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if dry_run:
         from rollouts.cli.run.dry_run import print_first_prompt
 
@@ -71,8 +73,6 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
         with Console(stderr=True).status("loading the model, and measuring a few rows"):
             print_plan(parts, section, output, request, held_out, conversations, Console())
         return
-    # Threads of torch that spin between two calls would slow down the rest of the process.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with defer_interrupts():
         from rollouts.train.loop import Training
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
 from rich.console import Console
 
 from rollouts.engines.protocol import ChatEngine, Engine
@@ -71,8 +70,6 @@ class Training:
     async def _train(self) -> None:
         parts, section, output = self.parts, self.section, self.output
         file = parts.file
-        if section.threads is not None:
-            torch.set_num_threads(section.threads)
         async with AsyncExitStack() as opened:
             try:
                 opened.enter_context(locked(output.checkpoints / "lock", make=True))

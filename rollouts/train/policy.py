@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from renderers import TemplateRenderer
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.local.adapters import LocalAdapters
@@ -47,6 +49,8 @@ class Policy:
             if not (model / "config.json").is_file():
                 reason = f"there is no {model / 'config.json'}; write the directory of the model that is trained"
                 raise file.error(("renderer", "model"), reason)
+        if section.threads is not None:
+            torch.set_num_threads(section.threads)
         with file.naming("train"):
             self.trainer = Trainer.from_pretrained(model, dtype=section.dtype, tokens_per_pass=section.tokens_per_pass)
             lora = LoraOptions(rank=section.lora_rank or 1, alpha=section.lora_alpha, seed=file.config.seed)

@@ -250,7 +250,9 @@ def test_a_dry_run_says_what_the_run_will_do_and_need_and_writes_nothing(
 ) -> None:
     path = project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT + SUPERVISED.format(2), lora_rank=str(rank))
     (tmp_path / "conversations.jsonl").write_text(3 * CONVERSATION)
+    torch.set_num_threads(2)
     result = train(path, "--dry-run", "--set", "train.groups=7", "--set", "evaluation.every=2")
+    assert torch.get_num_threads() == 1  # as the run, or its seconds would be others
     assert result.exit_code == 0, result.output
     assert "first prompt: task" in result.output
     assert "a step: 28 episodes of at most 1 turns, 8 tokens each turn" in result.output
