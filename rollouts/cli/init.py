@@ -36,8 +36,8 @@ rollouts run run.toml --dry-run  # checks everything and prints the first prompt
 rollouts run run.toml            # writes trajectories and metrics to `out`
 rollouts train run.toml --set output.directory=trained  # a minute or two"""
 
-#: Values of run.toml. Completions of the tiny model are random and never end by themselves; after `supervised` steps
-#: it is right sometimes.
+#: Values of run.toml. Completions of the tiny model are random and never end by themselves; after
+#: `supervised` steps it is right sometimes.
 _VALUES = {
     Template.IMAGES: {"max_tokens": 8, "supervised": 30, "groups": 6},
     Template.SCORING: {"max_tokens": 8, "supervised": 30, "groups": 6},
