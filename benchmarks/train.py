@@ -96,7 +96,7 @@ def main() -> None:
         text = project.with_name("train.toml").read_text("utf-8")
         text = text[: text.index("[supervised]")] + text[text.index("[train]") :]
         Path(directory, "train.toml").write_text(text)
-        changes = [f"train.groups={options.groups}", f"train.steps={options.steps}", "group_size=8"]
+        changes = [f"train.groups={options.groups}", f"train.steps={options.steps}", "group_size=8", "train.epochs=1"]
         changes += ["concurrency=4096", "train.max_mismatch=1000.0", "output.report=false", "train.minibatches=1"]
         changes += ["environment.arguments.blank=false", "train.loss=dro", "train.loss_options.beta=1.0"]
         arguments = [part for change in changes for part in ("--set", change)]
