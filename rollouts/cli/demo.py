@@ -14,8 +14,10 @@ from renderers.installation import install_command
 from rollouts.cli.options import TrainedEngineKind, check_engine
 from rollouts.cli.run.command import exit_on_problems
 from rollouts.cli.train import train_from
+from rollouts.errors import CommandFileError
 from rollouts.terminal.interrupts import defer_interrupts
 from rollouts.terminal.text import print_line
+from transport.errors import FileLockedError
 from transport.records.file_lock import locked
 
 _FILES = ("digits.py", "train.toml")
@@ -65,12 +67,15 @@ def demo(
 
 
 def _write(out: Path, seed: int) -> None:
-    """Write the project, in place of an earlier one. Raises `OSError`, and `FileLockedError` while it is trained."""
+    """Write the project, in place of an earlier one. Raises `OSError`, and `CommandFileError` while it is trained."""
     out.mkdir(parents=True, exist_ok=True)
     if (earlier := out / "out").exists():
-        if (records := earlier / "trajectories.mmr").exists():
-            with locked(records):
-                pass
+        if (lock := earlier / "checkpoints" / "lock").exists():
+            try:
+                with locked(lock):
+                    pass
+            except FileLockedError as error:
+                raise CommandFileError(earlier, "another process trains in it; end it, or pass --out DIR") from error
         print_line(f"in {earlier} is an earlier run, which is replaced (--out names another directory)")
         shutil.rmtree(earlier)
     for name in _FILES:

@@ -14,6 +14,7 @@ from vowels_training import train
 from rollouts import Task
 from rollouts.cli.main import app
 from rollouts.demo import digits
+from transport.records.file_lock import locked
 
 PROJECT = Path(digits.__file__).parent
 
@@ -53,6 +54,16 @@ def test_the_server_that_samples_is_written_into_the_file(tmp_path: Path) -> Non
     text = (tmp_path / "train.toml").read_text()
     assert "seed = 7 " in text
     assert 'kind = "vllm"\nbase_url = "http://127.0.0.1:9"\n' in text
+
+
+def test_a_demonstration_that_trains_is_not_replaced(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "out" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    with locked(checkpoints / "lock", make=True):
+        result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "another process trains in it" in result.output
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "out", checkpoints, checkpoints / "lock"]
 
 
 @pytest.mark.slow
