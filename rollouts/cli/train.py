@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from renderers.errors import MissingExtraError
 from rollouts.cli.options import SET, changes_of, takes
 from rollouts.cli.run.command import (
     DryRun,
@@ -59,6 +61,8 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
     output = check_output(file, resume=resume, trains=True)
     parts = checked_parts(file, limit=None, dry_run=dry_run)
     held_out = _tasks(file, "evaluation", file.config.evaluation.tasks)
+    if held_out is not None and find_spec("scipy") is None:
+        raise MissingExtraError("intervals of an evaluation", "eval", "scipy")
     conversations = _conversations(file)
     # Threads of torch that spin between two calls would slow down the rest of the process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

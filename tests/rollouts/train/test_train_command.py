@@ -244,6 +244,16 @@ def test_the_files_of_the_documentation_are_a_whole_run(tmp_path: Path, tiny_mod
     assert max(mismatches(tmp_path)) < 1e-5
 
 
+def test_an_evaluation_without_its_packages_is_refused_before_anything_runs(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollouts.cli.train.find_spec", lambda name: None)
+    result = train(project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT))
+    assert result.exit_code == 2
+    assert "needs scipy" in result.output
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_dry_run_says_what_the_run_will_do_and_need_and_writes_nothing(
     tmp_path: Path, tiny_model_dir: Path, rank: int
