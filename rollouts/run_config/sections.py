@@ -544,7 +544,7 @@ class TrainSection(Section):
     max_row_tokens: Count | None = None
     max_mismatch: Annotated[float | None, Field(gt=0)] = None
     shuffle: bool = True
-    revisit_solved: Annotated[float, Field(gt=0, le=1)] = 1.0
+    revisit_solved: Annotated[float, Field(ge=0.01, le=1)] = 1.0  # a pass finds a task soon, also where all are solved
     checkpoint_every: Count = 1
     keep: Count = 2
     threads: Count | None = None

@@ -345,7 +345,7 @@ def test_no_two_tasks_of_all_passes_have_one_id() -> None:
 def test_a_task_that_every_episode_fails_is_taken_again_and_one_that_every_episode_solves_is_not(
     tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    path = project(tmp_path, tiny_model_dir, f"{CONFIG}revisit_solved = 1e-9\n", groups="5")
+    path = project(tmp_path, tiny_model_dir, f"{CONFIG}revisit_solved = 0.01\n", groups="5")
     environment = tmp_path / "vowels_env.py"
     reward = "float(self.square[0, 0, 0] > 200)"
     environment.write_text(environment.read_text().replace("reward=sum(letter", f"reward={reward} + 0 * sum(letter"))
