@@ -41,7 +41,7 @@ def serve(
         typer.Option(metavar="FILE", help="Append the trajectory of each chat session that ends to this record file."),
     ] = None,
     any_model: Annotated[
-        bool, typer.Option("--any-model", help="Answer chat completions whatever model they name.")
+        bool, typer.Option("--any-model", help="Answer requests whatever model they name.")
     ] = False,
     ignore_tool: Annotated[
         list[str] | None,

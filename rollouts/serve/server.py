@@ -65,7 +65,7 @@ def read_keys(path: Path, *, most: int | None = None, prefix: str = "") -> tuple
         raise CommandFileError(path, reason) from error
     are_keys = all(key.isascii() and key.isprintable() and " " not in key and key.startswith(prefix) for key in keys)
     if not keys or not are_keys or len({*keys}) < len(keys) or (most is not None and len(keys) > most):
-        several = f"at most {most} key" if most else "different keys, one a line,"
+        several = "one key" if most else "different keys, one a line,"
         begins = f" that begin with {prefix}" if prefix else ""
         raise CommandFileError(path, f"it must hold {several} of printable ASCII characters without spaces{begins}")
     return keys

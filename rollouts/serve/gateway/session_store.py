@@ -138,7 +138,7 @@ class SessionStore:
         if self._nbytes > limits.max_bytes or (for_another and count >= limits.max_sessions):
             raise RequestError(
                 503,
-                f"{count} sessions of about {self._nbytes} bytes are open; this server holds max_sessions="
+                f"{count} sessions of about {self._nbytes} bytes are kept; this server holds max_sessions="
                 f"{limits.max_sessions} and max_bytes={limits.max_bytes}. Fetch and delete sessions that have ended",
                 code="gateway_full",
             )
