@@ -40,9 +40,7 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="Append the trajectory of each chat session that ends to this record file."),
     ] = None,
-    any_model: Annotated[
-        bool, typer.Option("--any-model", help="Answer requests whatever model they name.")
-    ] = False,
+    any_model: Annotated[bool, typer.Option("--any-model", help="Answer requests whatever model they name.")] = False,
     ignore_tool: Annotated[
         list[str] | None,
         typer.Option(metavar="TYPE", help="Leave tools of this type, as web_search, out of requests; may come twice."),

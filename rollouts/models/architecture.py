@@ -68,6 +68,31 @@ class Architecture:
         return str(getattr(self.text_config, "_attn_implementation", None))
 
     @property
+    def floor_scale(self) -> int | None:
+        """The column of a row from which on Llama 4 scales its scores; None for other models."""
+        scale = getattr(self.text_config, "floor_scale", None)
+        return None if scale is None else int(scale)
+
+    @property
+    def longrope_length(self) -> int | None:
+        """The tokens up to which LongRoPE (Phi-3, MiniCPM3) takes its short factors; None for other models.
+
+        transformers takes the long ones for all rows of a pass in which one is longer.
+        """
+        rope = getattr(self.text_config, "rope_parameters", None) or {}
+        kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]  # one for each type of layer
+        if not any(kind.get("rope_type") == "longrope" for kind in kinds):
+            return None
+        own = rope.get("original_max_position_embeddings")
+        return own or getattr(self.text_config, "original_max_position_embeddings", None)
+
+    @property
+    def max_length(self) -> int | None:
+        """The largest number of tokens of a row; None: the configuration names none."""
+        lengths = (getattr(self.text_config, "max_position_embeddings", None), self.longrope_length)
+        return min((length for length in lengths if length is not None), default=None)
+
+    @property
     def neutral_id(self) -> int:
         """The smallest token id that is no placeholder."""
         return next(token for token in range(len(self.placeholder_ids) + 1) if token not in self.placeholder_ids)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from rollouts.errors import UnsupportedModelError
+from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models import forward
 from rollouts.models.architecture import EXTEND, Architecture, architecture, attends_by_types
 from rollouts.models.expert_routing import replayed_experts
@@ -59,6 +59,10 @@ class ForwardPass:
         """
         check_placeholders(self.architecture, rows)
         check_token_ids(self.architecture, rows)
+        limit = self.architecture.longrope_length
+        if limit is not None and (longer := [path.sequence for path in rows.paths if len(path.sequence) > limit]):
+            reason = f"it has {len(longer[0])} tokens, and from {limit} on LongRoPE has other factors for all rows"
+            raise SampleError(longer[0].name, f"{reason} of a pass; cut it (truncate_sample)")
         with_media = any(sequence.media for sequence in rows.sequences)
         explicit_masks = rows.packed and (
             rows.tree is not None or packing_of(self.architecture, with_media=with_media) == "masks"
@@ -91,10 +95,10 @@ class ForwardPass:
         if self.architecture.search == EXTEND and {"audio", "image"} <= modalities:
             return 0
         # Llama 4 scales scores by the place in the row, from this number of tokens on.
-        scale = getattr(self.architecture.text_config, "floor_scale", None)
+        scale = self.architecture.floor_scale
         if scale is None:
             return max_row_tokens
-        return 0 if max(map(len, sequences)) >= scale else min(max_row_tokens, int(scale) - 1)
+        return 0 if max(map(len, sequences)) >= scale else min(max_row_tokens, scale - 1)
 
     def shared_rows(
         self, sequences: Sequence[TokenRow], usual: tuple[int, int], *, pad_id: int, max_row_tokens: int

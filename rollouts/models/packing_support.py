@@ -1,5 +1,6 @@
 """How a model keeps the sequences of a row apart, packed or in a tree, found with probes of a few tokens."""
 
+import math
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -36,14 +37,18 @@ _LENGTH = 6
 _TYPES = ([0, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0])
 
 
-def packing_of(architecture: Architecture, *, with_media: bool) -> Packing | None:
-    """How the hidden states of a sequence become independent of the one before it in a packed row, if at all.
+def packing_of(architecture: Architecture, *, with_media: bool, columns: int = 0) -> Packing | None:
+    """How the hidden states of a sequence become independent of the one before it in a row of `columns`, if at all.
 
     transformers separates attention where positions begin again. Some classes do not pass the positions to
     their masks, or lose them where images are attended in both directions (`with_media`): they get masks.
     Layers with a recurrent state are not separated by either. At first use, for each implementation of
     attention, the model runs on two sequences of six tokens of which the first differs.
     """
+    # Both count along the row, further than a probe shows; Falcon's biases are of bfloat16.
+    has_biases = architecture.model_type == "falcon" and architecture.text_config.alibi
+    if has_biases or columns >= (architecture.floor_scale or math.inf):
+        return None
     results, key = _known.setdefault(architecture.model, {}), _case(architecture, with_media)
     if key not in results:
         ways = (way for way in _PACKINGS if _separates(architecture, way, key[1]))

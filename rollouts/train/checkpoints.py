@@ -107,8 +107,9 @@ class Checkpoints:
                 key: Sequence[str] = (name,)
                 if isinstance(now, dict) and isinstance(before, dict):
                     key = (name, next(one for one in now.keys() | before.keys() if now.get(one) != before.get(one)))
-                reason = "it has changed since the run began; write the earlier value, or another output directory"
-                raise self._file.error(tuple(key), reason)
+                    now, before = now.get(key[1]), before.get(key[1])
+                reason = f"it was {before!r:.80} when the run began, and is {now!r:.80}; write the earlier value"
+                raise self._file.error(tuple(key), f"{reason}, or another output directory")
 
     def _check_sizes(self, state: TrainingState, directory: Path) -> None:
         for path in self._output.appended:

@@ -49,12 +49,21 @@ class Learner:
         self._policy = policy
         self._trainer = policy.trainer
         self._section = section
-        self._seed = file.config.seed
+        config = file.config
+        self._seed, sampling = config.seed, config.sampling
         with file.naming("train"):
+            required = named_loss(section.loss).required
+        if any("teacher" in name for name in required) and config.teacher is None:
+            raise file.error(("train", "loss"), f"{section.loss!r} compares with a teacher; add [teacher]")
+        leaves_out = sampling.top_p < 1 or sampling.top_k > 0
+        if leaves_out and not sampling.top_logprobs and config.engine.kind == "local":
+            reason = "top_p and top_k leave ids out, and a trainer has to know which; write as many as are kept"
+            raise file.error(("sampling", "top_logprobs"), f"{reason}, or leave top_p and top_k out")
+        with file.naming("train"):
+            if section.correction and "logprobs" not in required:
+                raise ArgumentError("correction", section.correction, f"the loss {section.loss!r} takes none")
             self._options = loss_options(section.loss, section.loss_options)
             correction_options(section.correction)
-            if section.correction and "logprobs" not in named_loss(section.loss).required:
-                raise ArgumentError("correction", section.correction, f"the loss {section.loss!r} takes none")
             if "max_lag" in section.correction:
                 raise ArgumentError("correction", section.correction, "pass max_staleness in [mode] for max_lag")
             try:
@@ -94,7 +103,8 @@ class Learner:
         for number, indices in enumerate(minibatches):
             if number or not first:
                 results.append(self._forward_backward(samples, indices, logprobs))
-            norms.append(self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))["grad_norm"])
+            if results[-1].logprobs:  # AdamW moves weights without a gradient, too
+                norms.append(self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))["grad_norm"])
         figures |= _means([result.metrics for result in results])
         figures |= {"grad_norm": float(np.mean(norms)) if norms else 0.0, "learning_rate": rate}
         figures["entropy"] = -float(np.mean(report.compared.sampler))
@@ -154,7 +164,7 @@ class Learner:
         return penalised
 
     def _has_gradient(self, sample: TrainingSample) -> bool:
-        return self._section.loss in _WITHOUT_ADVANTAGES or bool(sample.advantages.any())
+        return self._section.loss in _WITHOUT_ADVANTAGES or bool(sample.advantages[sample.loss_mask].any())
 
     def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[int]]:
         """The numbers of the samples of each optimizer step; none where no sample has a gradient."""
@@ -198,7 +208,9 @@ class Learner:
         count = max(1, tokens if section.mean_over == "tokens" else len(episodes))
         linear = "beta" if section.loss == "dro" else "coefficient"
         options = {name: value / count if name == linear else value for name, value in self._options.items()}
-        data = [row for row, index in zip(data, indices, strict=True) if self._has_gradient(samples[index])]
+        data = [row for row, sample in zip(data, chosen, strict=True) if self._has_gradient(sample)]
+        if not data:  # a correction rejects every token with an advantage
+            return LossResult([], figures)
         data = _divided(data, "weights" if section.loss == "cross_entropy" else "advantages", count)
         result = self._trainer.forward_backward(NAME, data, section.loss, options)
         return result._replace(metrics={**result.metrics, **figures})

@@ -124,8 +124,8 @@ class Training:
                 started = time.monotonic()
                 groups = await runner.collect(section.groups)
                 if len(groups) < section.groups:
-                    cure = "a list of tasks is taken again, a generator is not; or take fewer steps"
-                    raise RolloutsError(f"the tasks ended in step {step}: {cure}")
+                    cure = "a list is taken again, a generator is not, and of tasks with one id only the first is taken"
+                    raise RolloutsError(f"the tasks ended in step {step}: {cure}; or take fewer steps")
                 groups.sort(key=lambda group: order.position(group.task.task_id))
                 sampled = time.monotonic()
                 figures = _figures(groups)

@@ -44,6 +44,9 @@ def print_plan(
     episodes, turns, most = section.groups * config.group_size, config.limits.max_turns, config.sampling.max_tokens
     of_turns = "" if turns is None else f" of at most {turns} turns"
     lines = [f"a step: {episodes:,} episodes{of_turns}, {most:,} tokens each turn"]
+    if len(request.prompt_ids) >= (section.max_row_tokens or math.inf):
+        reason = f"the first prompt has {len(request.prompt_ids):,} tokens, so that no completion would be trained"
+        raise parts.file.error(("train", "max_row_tokens"), f"{reason}; write more")
     policy = Policy(parts, section, output.weights)
     trainer = policy.trainer
     Learner(policy, parts.file, section)

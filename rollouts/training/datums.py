@@ -111,7 +111,7 @@ def check_data(
     """
     if not data:
         raise ArgumentError("data", data, "pass a list with at least one Datum")
-    longest = getattr(architecture.text_config, "max_position_embeddings", None)
+    longest = architecture.max_length
     named = [
         replace(datum, name=f"data[{index}]", experts=datum.experts if routed_experts else None)
         for index, datum in enumerate(data)

@@ -45,7 +45,7 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     )
     refuse_changed_sounds(known, rows, batch.loss_mask.cpu().numpy())
     with_media = any(sample.media for sample in batch.samples)
-    packing = packing_of(known, with_media=with_media) if rows.packed else None
+    packing = packing_of(known, with_media=with_media, columns=rows.input_ids.shape[1]) if rows.packed else None
     if rows.packed and packing is None:
         raise UnsupportedModelError(
             known.model_type,

@@ -120,7 +120,8 @@ def _scored(
     # A token is predicted at the position before it; the first token of a sample is never trained.
     position = batch.position_ids.cpu()[trained].numpy() - 1
     with_media = any(each.media for each in batch.samples)
-    is_packed = batch.layout == "packed" and packing_of(forward.architecture, with_media=with_media)
+    columns = batch.input_ids.shape[1]
+    is_packed = batch.layout == "packed" and packing_of(forward.architecture, with_media=with_media, columns=columns)
     # Other candidates than the tokens themselves keep their probabilities among all ids.
     kept = padded_ids([each.sampling_mask for each in batch.samples], batch.lengths.tolist())
     if kept is not None:

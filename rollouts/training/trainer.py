@@ -179,8 +179,7 @@ class Trainer:
     @property
     def max_length(self) -> int | None:
         """The largest number of tokens of a row; None: the model names none."""
-        length: int | None = getattr(self._forward.architecture.text_config, "max_position_embeddings", None)
-        return length
+        return self._forward.architecture.max_length
 
     def models(self) -> dict[str, LoraOptions | None]:
         """The models that are trained: by id the options of the adapter, None where all parameters are trained."""

@@ -227,9 +227,7 @@ def test_logical_ids_have_one_marker_an_item_and_map_both_ways(turns: list[Any],
     assert positions[-1] == len(rendered)
     markers = set(renderer.mm_token_type_id_map)
     starts = {where.offset for _, where in rendered.multi_modal_data.items_with_ranges()}  # type: ignore[union-attr]
-    for index, token in enumerate(logical):
-        start, end = int(positions[index]), int(positions[index + 1])
-        assert (rendered.logical_positions[start:end] == index).all()
+    for token, start, end in zip(logical, positions[:-1].tolist(), positions[1:].tolist(), strict=True):
         if start in starts:
             assert token in markers
         else:

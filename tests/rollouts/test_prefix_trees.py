@@ -13,7 +13,7 @@ from audio_models import AUDIO_MODELS
 from family_rows import LoadedFamily, loaded_family
 from hypothesis import given
 from hypothesis import strategies as st
-from model_families import MEDIA_FAMILIES, TEXT_MODELS, text_config, with_seed
+from model_families import MEDIA_FAMILIES, TEXT, TEXT_MODELS, text_config, with_seed
 from prefix_trees import (
     computed,
     computed_rows,
@@ -29,6 +29,7 @@ from trainer_checks import SMALL, gradients, random_weights
 from transformers import AutoModelForCausalLM
 
 from renderers import PlaceholderRange
+from rollouts.engines.local import LocalEngine
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models import forward, forward_pass
 from rollouts.models.forward_pass import ForwardPass
@@ -276,6 +277,40 @@ def test_llama_4_which_scales_scores_along_the_row_gets_rows_that_end_before_tha
     assert difference(tree, separate) < 1e-5
     samples.append(sample(np.random.default_rng(0).integers(3, 300, 80)))
     assert computed(model, samples).rows[0].tree is None
+
+
+@pytest.mark.parametrize("name", ["llama4_text", "falcon"])
+def test_samples_are_not_computed_in_a_packed_row_along_which_the_model_counts(name):
+    if name == "falcon":
+        config = transformers.FalconConfig(
+            vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, alibi=True
+        )
+    else:
+        config = text_config(name)
+        config.floor_scale, config.no_rope_layers = 70, [0, 1]
+    model, found = with_seed(lambda: AutoModelForCausalLM.from_config(config)), []
+    for layout in ("padded", "packed"):
+        batch = TrainingBatch.from_samples(text_group(), pad_id=0, layout=layout)
+        with computed_rows() as rows:
+            found.append(token_logprobs(model, batch, share_prefixes=False)[batch.loss_mask])
+        assert not rows[0].packed
+    assert (found[0] - found[1]).abs().max() < 1e-5
+
+
+def test_samples_beyond_the_first_factors_of_longrope_are_refused_because_they_change_those_beside_them(tmp_path):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    options = {**TEXT, "rope_parameters": {**rope, "original_max_position_embeddings": 16}}
+    del options["head_dim"]
+    config = transformers.Phi3Config(**options, vocab_size=300, original_max_position_embeddings=16)
+    model = with_seed(lambda: AutoModelForCausalLM.from_config(config))
+    rng = np.random.default_rng(0)
+    samples = [sample(rng.integers(3, 300, count), name=f"of {count}") for count in (16, 17)]
+    computed(model, samples[:1])
+    with pytest.raises(SampleError, match="of 17: it has 17 tokens, and from 16 on LongRoPE"):
+        computed(model, samples)
+    model.save_pretrained(tmp_path)
+    assert Trainer.from_pretrained(tmp_path).max_length == 16
+    assert LocalEngine(model).max_model_len == 16
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ except ImportError as error:
 from rollouts.engines.local.adapters import LocalAdapters
 from rollouts.engines.local.batch import Batch
 from rollouts.engines.local.weights import apply_deltas, checkpoint_weights, matched_weights
+from rollouts.models.architecture import Architecture
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.item_features import FeatureCache, ItemFeatures
 from rollouts.models.loading import load_model
@@ -100,7 +101,7 @@ class LocalEngine(Engine):
         self._features: ByteLRU[tuple[Hashable, str], ItemFeatures] = ByteLRU(256 * 2**20)
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
-        self._max_length = _context_length(text_config)
+        self._max_length = _context_length(self._forward.architecture)
         self._vocab_size = int(text_config.vocab_size)
         self._max_batch_rows = max_batch_rows
         self._begin()
@@ -381,12 +382,12 @@ class LocalEngine(Engine):
         self._weight_version = version
 
 
-def _context_length(text_config: Any) -> int:
+def _context_length(architecture: Architecture) -> int:
     """The largest number of tokens of prompt and completion. Raises `UnsupportedModelError` where it is not known."""
-    length = getattr(text_config, "max_position_embeddings", None)
+    length = architecture.max_length
     if length is None:
         raise UnsupportedModelError(
-            text_config.model_type,
+            architecture.text_config.model_type,
             "its configuration has no max_position_embeddings, so the length of a request cannot be "
             "checked. Set it in config.json to the longest prompt and completion that the model can read",
         )

@@ -45,7 +45,7 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
             if tuple(value.shape) != tuple(target.shape):
                 raise _error(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
             if isinstance(target, torch.nn.Parameter):
-                _check_finite(name, value)
+                _check_finite(name, value.to(target.dtype) if isinstance(value, torch.Tensor) else value)
         for name in given[1:]:
             if not _equal(weights[given[0]], weights[name]):
                 raise _error(f"{given[0]} and {name} are one tensor in the model and differ in the given weights")

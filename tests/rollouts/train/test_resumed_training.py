@@ -121,7 +121,7 @@ def test_a_run_with_other_values_is_another_run(tmp_path: Path, tiny_model_dir: 
     assert train(path).exit_code == 0
     refused = train(path, "--resume", "--set", f"{key}={value}")
     assert refused.exit_code == 2
-    assert f"{key}: it has changed since the run began" in refused.output
+    assert f"{key}: it was " in refused.output
     longer = train(path, "--resume", "--set", "train.steps=2", "--set", "evaluation.every=2")
     assert longer.exit_code == 0, longer.output
 
@@ -139,7 +139,7 @@ def test_a_run_whose_files_of_tasks_have_changed_is_another_run(
     (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
     refused = train(path, "--resume", "--set", "train.steps=2")
     assert refused.exit_code == 2
-    assert f"{table}.content_of_the_file: it has changed since the run began" in refused.output
+    assert f"{table}.content_of_the_file: it was " in refused.output
 
 
 def test_a_second_process_in_the_same_directory_ends_at_once(tmp_path: Path, tiny_model_dir: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from engine_server import EngineVLLM
 from fake_http import Response, Seen
+from safetensors.torch import load_file
 from server_thread import served
 from transformers import get_scheduler
 from typer.testing import CliRunner
@@ -254,6 +255,24 @@ def test_an_evaluation_without_its_packages_is_refused_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("loss = 'reverse_kl'", "train.loss: 'reverse_kl' compares with a teacher; add [teacher]"),
+        ("max_row_tokens = 20", "train.max_row_tokens: the first prompt has"),
+        ("top_p = 0.9", "sampling.top_logprobs: top_p and top_k leave ids out"),
+    ],
+)
+def test_a_dry_run_refuses_what_would_fail_after_the_first_episodes(
+    tmp_path: Path, tiny_model_dir: Path, change: str, said: str
+) -> None:
+    sampling = "{ max_tokens = 8 }" if change.startswith(("loss", "max")) else f"{{ max_tokens = 8, {change} }}"
+    config = CONFIG if "top_p" in change else f"{CONFIG}{change}\n"
+    result = train(project(tmp_path, tiny_model_dir, config, sampling=sampling), "--dry-run")
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_dry_run_says_what_the_run_will_do_and_need_and_writes_nothing(
     tmp_path: Path, tiny_model_dir: Path, rank: int
@@ -383,7 +402,7 @@ def test_a_correction_leaves_a_step_on_its_own_samples_as_it_is_and_divides_by_w
     """On its own samples every ratio is 1: weights change nothing, a lower limit of 2 rejects every token."""
     losses = {}
     for name, options in {"none": "", "weights": "token_weights = 2.0, veto = 1e-4", "all": "token_low = 2.0"}.items():
-        config = CONFIG + f"correction = {{ {options} }}\nminibatches = 2\n"
+        config = CONFIG + f"correction = {{ {options} }}\nminibatches = 2\nadam = {{ weight_decay = 0.5 }}\n"
         result = train(project(tmp_path / name, tiny_model_dir, config, steps="1"))
         assert result.exit_code == 0, result.output
         _, losses[name] = figures(tmp_path / name)[0]
@@ -392,6 +411,9 @@ def test_a_correction_leaves_a_step_on_its_own_samples_as_it_is_and_divides_by_w
     assert losses["none"]["grad_norm"] > 0
     assert losses["all"]["grad_norm"] == 0
     assert losses["all"]["correction_rejected"] == 1
+    last = load_file(tmp_path / "all" / "out" / "last" / "model.safetensors")
+    start = load_file(tiny_model_dir / "model.safetensors")
+    assert all(torch.equal(last[name], start[name]) for name in start.keys() & last.keys())  # no step was taken
 
 
 @pytest.mark.parametrize("correction", ["", "correction = { token_weights = 2.0 }\n"])
