@@ -45,7 +45,7 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
             if tuple(value.shape) != tuple(target.shape):
                 raise _error(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
             if isinstance(target, torch.nn.Parameter):
-                _check_finite(name, value.to(target.dtype) if isinstance(value, torch.Tensor) else value)
+                _check_finite(name, value, target.dtype)
         for name in given[1:]:
             if not _equal(weights[given[0]], weights[name]):
                 raise _error(f"{given[0]} and {name} are one tensor in the model and differ in the given weights")
@@ -107,7 +107,7 @@ def apply_deltas(model: torch.nn.Module, directory: str | Path, version: str) ->
                 found = "none such" if target is None else f"one of shape {tuple(target.shape)}"
                 reason = f"{delta.directory} changes {name} {shape}, the model has {found}"
                 raise _error(f"{reason}; pass a whole checkpoint")
-            _check_finite(name, delta.tensors[name].to(target.dtype))
+            _check_finite(name, delta.tensors[name], target.dtype)
             changes.setdefault(name, []).append(delta)
 
     def change(names: Sequence[str]) -> None:
@@ -128,13 +128,15 @@ def _check_type(name: str, value: Any) -> None:
         raise _error(f"{name} is {described}, not a tensor or an array that torch can convert; pass a tensor")
 
 
-def _check_finite(name: str, value: torch.Tensor | np.ndarray) -> None:
+def _check_finite(name: str, value: torch.Tensor | np.ndarray, dtype: torch.dtype) -> None:
+    """In the model's dtype, of which float16 has no number above 65,504."""
     if isinstance(value, torch.Tensor):
+        value = value.to(dtype)
         # The sum is quick to compute, and finite only if all values are; a large one may overflow.
         is_finite = bool(value.sum(dtype=torch.float32).isfinite())
         wrong = 0 if is_finite else value.numel() - int(value.isfinite().sum())
     else:
-        wrong = value.size - int(np.isfinite(value).sum())
+        wrong = value.size - int((np.abs(value) <= torch.finfo(dtype).max).sum())
     if wrong:
         raise _error(
             f"{name} has {wrong} values that are NaN or infinite; go back to weights from before the training failed"

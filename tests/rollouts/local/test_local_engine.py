@@ -1,6 +1,7 @@
 """The embedded engine against transformers' own forward pass."""
 
 import asyncio
+import copy
 import math
 import time
 from dataclasses import replace
@@ -184,6 +185,15 @@ def test_weights_that_do_not_fit_change_nothing(engine, renderer, fault, convert
     (after,) = generate(engine, request(rendered))
     assert before.completions[0].logprobs.tolist() == after.completions[0].logprobs.tolist()
     assert engine.weight_version == "0"
+
+
+@pytest.mark.parametrize("convert", [lambda t: t.float(), lambda t: t.float().numpy()], ids=["tensors", "arrays"])
+def test_weights_that_the_dtype_of_the_model_cannot_hold_are_refused(engine, convert):
+    half = LocalEngine(copy.deepcopy(engine._model).half())
+    weights = {name: convert(value) for name, value in half._model.state_dict().items()}
+    weights[LAYER][1, 2:4] = 1e5
+    with pytest.raises(WeightUpdateError, match=f"{LAYER} has 2 values"):
+        asyncio.run(half.update_weights(weights, "1"))
 
 
 @pytest.mark.parametrize("left_out", [None, HEAD, "model.language_model.embed_tokens.weight"])
