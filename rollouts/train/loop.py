@@ -5,12 +5,13 @@ import gc
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 from rich.console import Console
 
 from rollouts.engines.protocol import ChatEngine, Engine
@@ -93,13 +94,16 @@ class Training:
             gc.freeze()
             gc.set_threshold(50_000, 20, 20)
             log = opened.enter_context(TrainingLog(output.path, sinks=sinks))
+            if (server := await policy.server()) is not None:  # before a warm start, which takes long
+                opened.push_async_callback(server.close)
             if restored is None and self.conversations is not None:
                 supervised = file.config.supervised
                 assert supervised is not None
                 await asyncio.to_thread(self._warm_start, learner, supervised, log)
-            engine, *others = await policy.engines(state.step)
+            engine, *others = await policy.engines(server, state.step)
             for each in (*others, engine):
-                opened.push_async_callback(each.close)
+                if each is not server:
+                    opened.push_async_callback(each.close)
             score = await self._teacher(opened, engine)
             place = await opened.enter_async_context(parts.place(engine, parts.renderer))
             self.metrics = RunMetrics(sources=[RendererStats(policy.renderer)])
@@ -140,7 +144,7 @@ class Training:
                 ended = time.monotonic()
                 log.write(step, {"seconds_sampling": sampled - started, "seconds_training": ended - sampled})
                 state = replace(state, step=step, tasks=order.state())
-                self._print(step, first, figures["reward"], mismatch, ended - began, ended - started)
+                self._print(step, first, figures, mismatch, ended - began, ended - started)
                 if step == section.steps or step % file.config.evaluation.every == 0:
                     state = await self._evaluated(engine, place, log, state)
                 if step == section.steps or step % section.checkpoint_every == 0 or step == state.best_step:
@@ -218,11 +222,14 @@ class Training:
         results.write(output.results)
         return results
 
-    def _print(self, step: int, first: int, reward: float, mismatch: float, seconds: float, of_step: float) -> None:
+    def _print(
+        self, step: int, first: int, figures: Mapping[str, float], mismatch: float, seconds: float, of_step: float
+    ) -> None:
         left = round(seconds / (step - first) * (self.section.steps - step))
         self.console.print(
-            f"step {step}/{self.section.steps}: {left // 60}:{left % 60:02} left  reward {reward:.3f}  "
-            f"mismatch {'-' if math.isnan(mismatch) else f'{mismatch:.0e}'}  {of_step:.1f} s/step",
+            f"step {step}/{self.section.steps}: {left // 60}:{left % 60:02} left  reward {figures['reward']:.3f}  "
+            f"mismatch {'-' if math.isnan(mismatch) else f'{mismatch:.0e}'}  {of_step:.1f} s/step"
+            f"{'  no group has unequal rewards' if figures['equal_rewards'] == 1 else ''}",
             soft_wrap=True,
             highlight=False,
         )
@@ -243,4 +250,5 @@ def _figures(groups: Sequence[Group]) -> dict[str, float]:
         "sampled_tokens": sum(len(node.logprobs) for each in episodes for node in each.nodes) / count,
         "turns": sum(each.num_turns for each in episodes) / count,
         "failed": float(sum(group.num_failed for group in groups)),
+        "equal_rewards": float(np.mean([np.ptp(group.rewards) == 0 for group in groups])),
     }

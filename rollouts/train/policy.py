@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -93,16 +93,20 @@ class Policy:
             shutil.rmtree(self._kept.pop(0))
         return directory.resolve()
 
-    async def engines(self, step: int) -> list[Engine]:
+    async def server(self) -> Engine | None:
+        """The engine of servers, which were asked what they are; None for the one in this process."""
+        if self._is_local:
+            return None
+        engine = cast(Engine, self._parts.make_engine())
+        await connect(self._parts.file, engine)
+        return engine
+
+    async def engines(self, server: Engine | None, step: int) -> list[Engine]:
         """The engine that samples from the weights after `step`, and behind it those to close after it."""
-        if self._is_local and not self._is_adapter:
+        if server is None and not self._is_adapter:
             model = copy.deepcopy(self.trainer.model).requires_grad_(False)
             return [LocalEngine(model, weight_version=self.version(step))]
-        if self._is_local:
-            base: Any = LocalEngine(self.trainer.model, lock=self.trainer.lock)
-        else:
-            base = self._parts.make_engine()
-            await connect(self._parts.file, base)
+        base: Any = server or LocalEngine(self.trainer.model, lock=self.trainer.lock)
         engine: Engine = base
         if self._is_adapter:
             for name in await base.adapters():  # of a killed process; a name stands for one set of weights

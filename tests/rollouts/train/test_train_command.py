@@ -273,6 +273,25 @@ def test_a_dry_run_refuses_what_would_fail_after_the_first_episodes(
     assert said in " ".join(result.output.split())
 
 
+def test_a_server_that_does_not_answer_is_an_error_before_the_warm_start(tmp_path: Path, tiny_model_dir: Path) -> None:
+    config = (CONFIG + SUPERVISED.format(2)).replace(
+        'engine = { kind = "local", directory = "MODEL" }',
+        'engine = { kind = "vllm", base_url = "http://127.0.0.1:9" }',
+    )
+    path = project(tmp_path, tiny_model_dir, config)
+    (tmp_path / "conversations.jsonl").write_text(CONVERSATION)
+    result = train(path)
+    assert result.exit_code == 2
+    assert "http://127.0.0.1:9" in result.output
+    assert "warm start" not in result.output
+
+
+def test_a_step_without_unequal_rewards_in_any_group_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
+    result = train(project(tmp_path, tiny_model_dir, group_size="1", steps="2"))
+    assert result.output.count("no group has unequal rewards") == 2
+    assert [row["equal_rewards"] for _, row in figures(tmp_path) if "equal_rewards" in row] == [1, 1]
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_dry_run_says_what_the_run_will_do_and_need_and_writes_nothing(
     tmp_path: Path, tiny_model_dir: Path, rank: int
