@@ -10,6 +10,7 @@ from test_bridge import QUESTION, REPLY, bridged, image_part
 from renderers import (
     BridgeRefusal,
     MultiModalData,
+    RenderedTokens,
     RendererOptions,
     TemplateRenderer,
     ThinkingRetention,
@@ -114,6 +115,19 @@ def plain_template(message: str) -> str:
         + "{{- '<|im_end|>\\n' -}}{%- endfor -%}"
         + "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
     )
+
+
+def test_a_bridge_with_tools_is_refused_where_the_template_moves_them_to_the_last_question(
+    tiny_model_dir: Path,
+) -> None:
+    show_tools = "{%- if tools and loop.last -%}{{- tools | tojson -}}{%- endif -%}"
+    moving = load_renderer(tiny_model_dir, chat_template=plain_template(show_tools + "{{- m.content -}}"))
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    prompt = moving.render(QUESTION, tools=tools, add_generation_prompt=True).token_ids
+    said = ids_of(moving, "A", "<|im_end|>")
+    assert moving.try_bridge(prompt, said, REPLY, tools=tools) is BridgeRefusal.REWRITES_HISTORY
+    without = moving.render(QUESTION, add_generation_prompt=True).token_ids
+    assert isinstance(moving.try_bridge(without, said, REPLY), RenderedTokens)
 
 
 NAMES_TOOLS = """

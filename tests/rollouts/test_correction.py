@@ -61,7 +61,9 @@ def reference(rows, options):
     logarithm = np.logaddexp.reduce  # of the sum of exponentials
     if options.get("normalise") and len(used):
         weights = [w - logarithm(used) + math.log(len(used)) for w in weights]
-    weights = [np.exp(w) for w in weights]
+    weights = [
+        np.exp(np.where(k, w, 0.0)) for w, k in zip(weights, kept, strict=True)
+    ]  # of a rejected one it may overflow
     count = max(1, sum(map(len, rows)))
     x = np.minimum(np.concatenate(differences), 20)
     totals = np.minimum([each.sum() for each in differences if len(each)], 20)
@@ -131,6 +133,7 @@ OPTIONS = st.builds(lambda rules, weights: {**rules, **weights}, st.fixed_dictio
 # The products of long rows of an old policy are below every number: the weights are 2 / (1 + e) and 2 e / (1 + e).
 @example(rows=[[(-1e3, 0.0), (-1.0, 0.0)], [(-1e3, 0.0)]], options={"sequence_weights": 2.0, "normalise": True})
 @example(rows=[[(-1e3, 0.0)], [(-1e3, 0.0)]], options={"sequence_weights": 2.0})
+@example(rows=[[(0.0, -1.0)], [(-INF, 0.0)]], options={"mean_high": 1.3, "token_weights": 0.7, "normalise": True})
 def test_weights_rejections_and_figures_are_those_of_the_formulas_in_padded_and_packed_batches(rows, options):
     weights, kept, figures = reference(rows, options)
     for layout in (padded, packed):
