@@ -106,14 +106,18 @@ def test_the_run_stops_before_a_step_whose_episodes_other_weights_have_sampled(
 def test_one_wrong_image_among_the_episodes_of_a_step_stops_the_run(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sampler sees the square of another task in one of twelve episodes, which differs by 0.2 nats on average."""
-    seen: list[GenerateRequest] = []
+    """The sampler sees the square of another task in one of twelve episodes, which differs by 0.3 nats on average."""
+    images: list[Any] = []
+    other_is_here = asyncio.Event()  # requests come in no order
     original = LocalEngine.generate
 
     async def generate(engine: LocalEngine, request: GenerateRequest, *arguments: Any) -> Any:
-        seen.append(request)
-        if len(seen) == 12:
-            request = replace(request, multi_modal_data=seen[0].multi_modal_data)
+        if request.request_id == "1/0.0-0":
+            images.append(request.multi_modal_data)
+            other_is_here.set()
+        if request.request_id == "0/2.0-0":
+            await other_is_here.wait()
+            request = replace(request, multi_modal_data=images[0])
         return await original(engine, request, *arguments)
 
     monkeypatch.setattr(LocalEngine, "generate", generate)
