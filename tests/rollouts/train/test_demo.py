@@ -85,5 +85,5 @@ def test_an_interrupted_demo_goes_on_with_train_and_a_second_one_says_that_it_re
         assert ("is an earlier run, which is replaced" in printed) == again
         assert f"to continue: rollouts train {tmp_path}/train.toml --resume" in printed
         assert (tmp_path / "out" / "report.html").exists()
-    result = train(tmp_path / "train.toml", "--resume", "--set", "train.steps=2", "--set", "train.groups=128")
+    result = train(tmp_path / "train.toml", "--resume", "--set", "train.steps=2")
     assert result.exit_code == 0, result.output
