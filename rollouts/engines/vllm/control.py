@@ -443,7 +443,8 @@ class ServerControl(HttpControl):
         if layers is not None and layers.newest == added[0].base_directory:
             whole = layers.whole
         else:
-            layers, (whole, deltas) = None, await asyncio.to_thread(delta_chain, path)
+            layers, (whole, earlier) = None, await asyncio.to_thread(delta_chain, added[0].base_directory)
+            deltas = [*earlier, *added]
         await asyncio.to_thread(check_checkpoint, whole, like=None if initial is None else Path(initial))
         for delta in added:
             await asyncio.to_thread(check_tied_head, whole, delta.shapes)
