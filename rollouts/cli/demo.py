@@ -68,9 +68,11 @@ def demo(
 
 def _write(out: Path, seed: int) -> None:
     """Write the project, in place of an earlier one. Raises `OSError`, and `CommandFileError` while it is trained."""
+    from rollouts.run_config.output import OutputDirectory
+
     out.mkdir(parents=True, exist_ok=True)
     if (earlier := out / "out").exists():
-        if (lock := earlier / "checkpoints" / "lock").exists():
+        if (lock := OutputDirectory(earlier).training_lock).exists():
             try:
                 with locked(lock):
                     pass

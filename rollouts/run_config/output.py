@@ -23,6 +23,7 @@ class OutputDirectory:
         self.results = path / RESULTS_FILE
         # Of `rollouts train`.
         self.checkpoints = path / "checkpoints"
+        self.training_lock = self.checkpoints / "lock"
         self.evaluations = path / "evaluations"
         self.weights = path / "weights"
         self.training = path / TRAINING_FILE

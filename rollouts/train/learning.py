@@ -21,6 +21,7 @@ from rollouts.training import (
     MismatchReport,
     TrainingBatch,
     TrainingSample,
+    degenerate_groups,
     diagnose_mismatch,
     diagnosis_text,
     group_advantages,
@@ -79,7 +80,7 @@ class Learner:
         Returns the largest mismatch of the tokens that the current weights have sampled, NaN without any. Raises
         `RolloutsError`, before the optimizer's step, where the mismatch is too large.
         """
-        samples = self._samples(groups, step)
+        samples = self._samples(groups, step, figures)
         if self._section.kl:
             samples = self._near_the_start(samples, figures)
         minibatches = self._minibatches(samples, step)
@@ -128,7 +129,7 @@ class Learner:
             # Before the first step on rewards: training.jsonl has ascending steps.
             log.write(step - section.steps, {"supervised_loss": loss})
 
-    def _samples(self, groups: Sequence[Group], step: int) -> list[TrainingSample]:
+    def _samples(self, groups: Sequence[Group], step: int, figures: dict[str, float]) -> list[TrainingSample]:
         section, renderer = self._section, self._policy.renderer
         played = [(group, index, episode) for group in groups for index, episode in group.succeeded()]
         if not played:
@@ -137,6 +138,7 @@ class Learner:
         rewards = [float(group.rewards[index]) for group, index, _ in played]
         names = [group.task.task_id for group, _, _ in played]
         advantages = group_advantages(rewards, names, baseline=section.baseline, scale=section.scale)
+        figures["equal_rewards"] = len(degenerate_groups(rewards, names)) / len(set(names))
         samples = []
         for (group, index, episode), advantage in zip(played, advantages.tolist(), strict=True):
             weighted = advantage * float(group.sample_weights[index])
@@ -198,17 +200,21 @@ class Learner:
         """
         section = self._section
         chosen = [samples[index] for index in indices]
-        data = [datum_from_sample(sample, section.loss) for sample in chosen]
+        weights: Sequence[np.ndarray | None] = [None] * len(chosen)
         figures: dict[str, float] = {}
         if section.correction:
-            chosen, data, figures = self._corrected(chosen, [start[index] for index in indices])
+            chosen, weights, figures = self._corrected(chosen, [start[index] for index in indices])
         trained = [sample.loss_mask[1:] for sample in chosen]
         tokens = sum(int(mask.sum()) for mask in trained)
         episodes = {sample.name.rpartition("/")[0] for sample, mask in zip(chosen, trained, strict=True) if mask.any()}
         count = max(1, tokens if section.mean_over == "tokens" else len(episodes))
         linear = "beta" if section.loss == "dro" else "coefficient"
         options = {name: value / count if name == linear else value for name, value in self._options.items()}
-        data = [row for row, sample in zip(data, chosen, strict=True) if self._has_gradient(sample)]
+        data = []
+        for sample, own in zip(chosen, weights, strict=True):
+            if self._has_gradient(sample):
+                datum = datum_from_sample(sample, section.loss)
+                data.append(datum if own is None else replace(datum, inputs={**datum.inputs, CORRECTION_WEIGHTS: own}))
         if not data:  # a correction rejects every token with an advantage
             return LossResult([], figures)
         data = _divided(data, "weights" if section.loss == "cross_entropy" else "advantages", count)
@@ -217,8 +223,8 @@ class Learner:
 
     def _corrected(
         self, samples: Sequence[TrainingSample], start: Sequence[np.ndarray]
-    ) -> tuple[list[TrainingSample], list[Datum], dict[str, float]]:
-        """The samples with the tokens that the correction keeps, their rows with its weights, and its figures."""
+    ) -> tuple[list[TrainingSample], list[np.ndarray], dict[str, float]]:
+        """The samples with the tokens that the correction keeps, its weights (n - 1,) of each, and its figures."""
         sampler, mask = (
             torch.from_numpy(np.concatenate([getattr(sample, name)[1:] for sample in samples]))[None]
             for name in ("logprobs", "loss_mask")
@@ -232,11 +238,7 @@ class Learner:
             replace(sample, loss_mask=np.append(False, mask), logprobs=np.append(np.float32(0), row), weight_spans=())
             for sample, mask, row in zip(samples, kept, start, strict=True)
         ]
-        data = [datum_from_sample(sample, self._section.loss) for sample in found]
-        rows = [
-            replace(row, inputs={**row.inputs, CORRECTION_WEIGHTS: own}) for row, own in zip(data, weights, strict=True)
-        ]
-        return found, rows, {f"correction_{name}": value for name, value in correction.figures.items()}
+        return found, weights, {f"correction_{name}": value for name, value in correction.figures.items()}
 
     def _check(
         self,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 from rich.console import Console
 
 from rollouts.engines.protocol import ChatEngine, Engine
@@ -73,7 +72,7 @@ class Training:
         file = parts.file
         async with AsyncExitStack() as opened:
             try:
-                opened.enter_context(locked(output.checkpoints / "lock", make=True))
+                opened.enter_context(locked(output.training_lock, make=True))
             except FileLockedError as error:
                 reason = f"another process trains in {output.path}; end it, or name another directory"
                 raise file.error(("output", "directory"), reason) from error
@@ -250,5 +249,4 @@ def _figures(groups: Sequence[Group]) -> dict[str, float]:
         "sampled_tokens": sum(len(node.logprobs) for each in episodes for node in each.nodes) / count,
         "turns": sum(each.num_turns for each in episodes) / count,
         "failed": float(sum(group.num_failed for group in groups)),
-        "equal_rewards": float(np.mean([np.ptp(group.rewards) == 0 for group in groups])),
     }
