@@ -53,10 +53,9 @@ def samples_of_episodes(
     found = list(found)
     assert [episode.error for episode in found] == [""] * episodes
     assert {episode.num_turns for episode in found} == {turns}
-    processors = load_renderer(model_dir).processors
-    return [
-        sample for episode in found for sample in samples_from_trajectory(episode, advantage=1.0, processors=processors)
-    ]
+    # With `min_tokens` stop tokens are left out; the server's log-probabilities are those before it.
+    options: dict[str, Any] = {"processors": load_renderer(model_dir).processors, "unknown_kept": "keep"}
+    return [sample for episode in found for sample in samples_from_trajectory(episode, advantage=1.0, **options)]
 
 
 def mismatches(model: Any, samples: list[TrainingSample], version: str) -> np.ndarray:
