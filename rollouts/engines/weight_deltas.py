@@ -1,8 +1,8 @@
 """Weight deltas: directories with the values of a checkpoint that differ from those of another one, its base.
 
-`delta.json` has the version and the directory of the base, shapes, and the digest of `delta.tensors`,
-which has for each tensor that differs the values at flat places (`NAME:places`), or it where that is shorter;
-and the digests of the values that the base has at these places.
+`delta.json` has the version, the directory and the names of the base, shapes, and the digest of
+`delta.tensors`, which has for each tensor that differs the values at flat places with the distances between
+these (`NAME:gaps`), or it where that is shorter; and the digests of the values that the base has there.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ if TYPE_CHECKING:  # the engine of vLLM imports this module without torch
 
 ABOUT = "delta.json"
 _VALUES = "delta.tensors"
-_PLACES = ":places"
+_GAPS = ":gaps"
+_MAX_GAP = 2**15 - 1  # of int16
 _PART_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightDelta:
-    """What is in a directory: version and directory of the base; shapes, values and places of the tensors
-    that differ, and the digests of their values before."""
+    """What is in a directory: version, directory and names of the base; shapes, values and places of the
+    tensors that differ, and the digests of their values before."""
 
     directory: Path
     base: str
     base_directory: Path
+    names: Sequence[str]
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Mapping[str, torch.Tensor]
     replaced: Mapping[str, str]
 
     def change(self, name: str, target: torch.Tensor) -> None:
         """Write the new values of a tensor into it."""
-        values, places = self.tensors[name], self.tensors.get(f"{name}{_PLACES}")
-        if places is None:
+        values, gaps = self.tensors[name], self.tensors.get(f"{name}{_GAPS}")
+        if gaps is None:
             target.copy_(values)
         else:
-            _bits(target).scatter_(0, places.to(target.device).long(), _bits(values.to(target)))
+            _bits(target).scatter_(0, gaps.to(target.device).cumsum(0), _bits(values.to(target)))
 
     def check_replaced(self, name: str, tensor: torch.Tensor) -> None:
         """Raise `WeightUpdateError` unless a tensor of the base has the values that the delta was written for."""
-        places = self.tensors.get(f"{name}{_PLACES}")
-        if places is not None and self.replaced[name] != _digest_at(tensor, places):
+        gaps = self.tensors.get(f"{name}{_GAPS}")
+        if gaps is not None and self.replaced[name] != _digest_at(tensor, gaps.cumsum(0)):
             reason = f"{name} of the base {self.base_directory} has other values than when {self.directory} was written"
             raise WeightUpdateError(f"{reason}; pass a whole checkpoint")
 
@@ -77,13 +79,13 @@ def write_weight_delta(
     `base` is the version that the engine has for the weights of `base_directory`, a whole checkpoint or
     another delta. `weights` are tensors or arrays by the names in the files of the base, as many of them as
     may have changed; they are compared in the dtypes of these files. The directory must be new, and appears
-    when it is complete. A value takes its own size and 4 bytes.
+    when it is complete. A value takes its own size and 2 bytes.
 
     Raises `WeightUpdateError` for other names or shapes, and for a base that cannot be read; `ArgumentError`
     for a `base` that is no text; `OSError`.
     """
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     if not isinstance(base, str):
         raise ArgumentError("base", base, "pass the version that the engine has, a text")
@@ -93,22 +95,30 @@ def write_weight_delta(
     shapes: dict[str, tuple[int, ...]] = {}
     replaced: dict[str, str] = {}
     missing = set(weights)
-    for name, old in checkpoint_tensors(*delta_chain(origin), weights.__contains__):
+    names: list[str] = []
+
+    def wanted(name: str) -> bool:
+        names.append(name)
+        return name in weights
+
+    for name, old in checkpoint_tensors(*delta_chain(origin), wanted):
         missing.discard(name)
-        new = torch.as_tensor(weights[name]).detach().to("cpu", old.dtype)
+        new = torch.as_tensor(weights[name]).detach().to("cpu", old.dtype).contiguous()
         if new.shape != old.shape:
             reason = f"{name} has shape {tuple(new.shape)}, in {origin} it has {tuple(old.shape)}"
             raise WeightUpdateError(reason)
-        places = (new != old).flatten().nonzero()[:, 0]
-        if not len(places):
+        differs = _bits(new) != _bits(old)  # -0.0 from 0.0 too
+        if not differs.any():
             continue
         shapes[name] = tuple(new.shape)
-        places = places.to(torch.int32 if new.numel() < 2**31 else torch.int64)
-        if places.nbytes + len(places) * new.itemsize < new.nbytes:
-            tensors[name], tensors[f"{name}{_PLACES}"] = new.flatten()[places], places
+        differs[::_MAX_GAP] = True
+        places = differs.nonzero()[:, 0]
+        gaps = places.diff(prepend=places[:1]).to(torch.int16)
+        if gaps.nbytes + len(gaps) * new.itemsize < new.nbytes:
+            tensors[name], tensors[f"{name}{_GAPS}"] = new.flatten()[places], gaps
             replaced[name] = _digest_at(old, places)
         else:
-            tensors[name] = new.contiguous()
+            tensors[name] = new
     for name in sorted(missing):
         # Files have tied parameters under one of their names.
         own = torch.as_tensor(weights[name])
@@ -117,29 +127,32 @@ def write_weight_delta(
             raise WeightUpdateError(f"{origin} has no tensor {name}; write a whole checkpoint")
     with replaced_path(target) as unfinished:
         unfinished.mkdir()
-        save_file(tensors, unfinished / _VALUES, metadata={"format": "pt"})
+        data = save(tensors, metadata={"format": "pt"})
+        (unfinished / _VALUES).write_bytes(data)
         about = {
             "base": base,
             "base_directory": os.path.relpath(origin, target),
+            "names": names,
             "shapes": shapes,
             "replaced": replaced,
-            "digest": _digest(unfinished / _VALUES),
+            "digest": _digest(data),
         }
         (unfinished / ABOUT).write_text(json.dumps(about), "utf-8")
 
 
 def read_delta(directory: Path) -> WeightDelta:
     """The delta of a directory. Raises `WeightUpdateError` for one that is damaged."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     try:
         about = json.loads((directory / ABOUT).read_text("utf-8"))
-        if about["digest"] != _digest(directory / _VALUES):
+        data = (directory / _VALUES).read_bytes()
+        if about["digest"] != _digest(data):
             raise ValueError(f"{_VALUES} has another digest than {ABOUT} names")
         base_directory = Path(os.path.realpath(directory / about["base_directory"]))
         shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
-        tensors = load_file(directory / _VALUES)
-        return WeightDelta(directory, about["base"], base_directory, shapes, tensors, about["replaced"])
+        names, replaced = about["names"], about["replaced"]
+        return WeightDelta(directory, about["base"], base_directory, names, shapes, load(data), replaced)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         reason = f"{directory} has no weight delta that can be read ({error})"
         raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint") from error
@@ -277,17 +290,12 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _digest_at(tensor: torch.Tensor, places: torch.Tensor) -> str:
-    return hashlib.sha256(_bits(tensor)[places.long()].numpy().tobytes()).hexdigest()
+    return hashlib.sha256(_bits(tensor)[places].numpy()).hexdigest()
 
 
-def _digest(path: Path) -> str:
-    """The digest of the digests of the parts of a file, which threads compute."""
-
-    def digest_from(place: int) -> bytes:
-        with path.open("rb") as file:
-            file.seek(place)
-            return hashlib.sha256(file.read(_PART_BYTES)).digest()
-
+def _digest(data: bytes) -> str:
+    """The digest of the digests of the parts, which threads compute."""
+    parts = (memoryview(data)[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES))
     with ThreadPoolExecutor() as pool:
-        digests = pool.map(digest_from, range(0, path.stat().st_size, _PART_BYTES))
+        digests = pool.map(lambda part: hashlib.sha256(part).digest(), parts)
     return hashlib.sha256(b"".join(digests)).hexdigest()

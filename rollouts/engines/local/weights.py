@@ -99,12 +99,16 @@ def apply_deltas(model: torch.nn.Module, directory: str | Path, version: str) ->
     another model.
     """
     own = model.state_dict()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     changes: dict[str, list[WeightDelta]] = {}
     for delta in deltas_after(delta_chain(Path(directory), version)[1], version):
+        known = {id(parameters.get(name)) for name in delta.names}  # under one of their names, of tied ones
+        if missing := [name for name, parameter in parameters.items() if id(parameter) not in known]:
+            raise _error(f"the base of {delta.directory} has no {missing[0]}; pass a whole checkpoint")
         for name, shape in delta.shapes.items():
             target = own.get(name)
             if target is None or tuple(target.shape) != shape or not target.is_contiguous():
-                found = "none such" if target is None else f"one of shape {tuple(target.shape)}"
+                found = "none such" if target is None else f"{tuple(target.shape)}, strides {target.stride()}"
                 reason = f"{delta.directory} changes {name} {shape}, the model has {found}"
                 raise _error(f"{reason}; pass a whole checkpoint")
             _check_finite(name, delta.tensors[name], target.dtype)

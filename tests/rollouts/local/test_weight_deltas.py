@@ -124,8 +124,28 @@ def test_tensors_of_every_dtype_are_put_together_from_their_base(tmp_path, dtype
     save_file({"w": old}, tmp_path / "0" / "model.safetensors")
     new = old.float().index_fill_(1, torch.tensor([4]), 1).to(dtype)
     write_weight_delta({"w": new}, tmp_path / "1", base="0", base_directory=tmp_path / "0")
-    assert "w:places" in load_file(tmp_path / "1" / "delta.tensors") or dtype is torch.bool
+    assert "w:gaps" in load_file(tmp_path / "1" / "delta.tensors") or dtype is torch.bool
     assert torch.equal(rebuilt(tmp_path / "1")["w"].float(), new.float())
+
+
+def test_a_zero_that_changed_its_sign_is_written(tmp_path):
+    (tmp_path / "0").mkdir()
+    save_file({"w": torch.zeros(99)}, tmp_path / "0" / "model.safetensors")
+    write_weight_delta(
+        {"w": torch.zeros(99).index_fill_(0, torch.tensor([70]), -0.0)},
+        tmp_path / "1",
+        base="0",
+        base_directory=tmp_path / "0",
+    )
+    assert rebuilt(tmp_path / "1")["w"].signbit().nonzero().tolist() == [[70]]
+
+
+def test_places_may_be_far_from_each_other(tmp_path):
+    (tmp_path / "0").mkdir()
+    save_file({"w": torch.zeros(200_000)}, tmp_path / "0" / "model.safetensors")
+    new = torch.zeros(200_000).index_fill_(0, torch.tensor([32_766, 199_999]), 1)
+    write_weight_delta({"w": new}, tmp_path / "1", base="0", base_directory=tmp_path / "0")
+    assert torch.equal(rebuilt(tmp_path / "1")["w"], new)
 
 
 @pytest.mark.parametrize("other", ["0", "1"])
@@ -218,3 +238,28 @@ async def test_tied_weights_are_written_under_the_names_that_files_have(engine, 
     write_weight_delta(new, tmp_path / "1", base="0", base_directory=tiny_model_dir)
     await engine.update_weights(tmp_path / "1", "1")
     assert_has(engine, new)
+
+
+async def test_a_delta_of_tied_weights_is_refused_by_a_model_whose_output_layer_is_its_own(
+    engine, tiny_model_dir, tmp_path
+):
+    write_weight_delta(
+        changed(weights_of(tiny_model_dir), 0.02), tmp_path / "1", base="0", base_directory=tiny_model_dir
+    )
+    head = engine._model.lm_head
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    before = weights_of(engine)
+    with pytest.raises(WeightUpdateError, match=r"has no lm_head\.weight.*nothing was changed"):
+        await engine.update_weights(tmp_path / "1", "1")
+    assert_has(engine, before)
+
+
+async def test_a_parameter_in_another_order_is_named_with_its_strides(engine, tiny_model_dir, tmp_path):
+    weights = weights_of(tiny_model_dir)
+    name = "model.language_model.layers.0.mlp.down_proj.weight"
+    write_weight_delta({name: weights[name] + 1}, tmp_path / "1", base="0", base_directory=tiny_model_dir)
+    parameter = engine._model.get_parameter(name)
+    parameter.data = parameter.data.T.contiguous().T
+    rows, _ = parameter.shape
+    with pytest.raises(WeightUpdateError, match=rf"the model has .*, strides \(1, {rows}\); pass a whole"):
+        await engine.update_weights(tmp_path / "1", "1")
