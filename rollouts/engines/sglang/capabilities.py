@@ -25,7 +25,8 @@ class SGLangCapabilities:
     `vocab_size`: ids from there on end the server's process. `raw_logprobs`: log-probabilities are those
     before temperature; None: not known, because the model finds the likeliest tokens equally likely.
     `returns_prompt`: the server returns the ids of the prompt that it ran. `streams_new_tokens`: the parts of
-    a stream do not repeat earlier ones. `deterministic`: it takes seeds.
+    a stream do not repeat earlier ones. `deterministic`: it takes seeds. `kept_ids`: so many ids it reports at
+    most for a token that was sampled with `top_k`; 0: it would refuse the request.
     """
 
     engine: ClassVar[str] = "SGLang"
@@ -41,6 +42,7 @@ class SGLangCapabilities:
     deterministic: bool = False
     lora: bool = False
     routed_experts: bool = False
+    kept_ids: int = 0
 
 
 async def server_info(connection: ServerConnection) -> Mapping[str, Any]:
@@ -57,6 +59,7 @@ async def probe(connection: ServerConnection) -> SGLangCapabilities:
     """The capabilities of a server. Raises `CapabilityError` where it is no SGLang, or hides what is needed."""
     server, model = await asyncio.gather(server_info(connection), model_info(connection))
     size, length = await asyncio.gather(_vocab_size(connection), _max_model_len(connection))
+    reports_kept = server.get("speculative_algorithm") is None and server.get("disaggregation_mode") == "null"
     plain, scaled = await asyncio.gather(*(_probe_tokens(connection, each) for each in (1.0, _PROBE_TEMPERATURE)))
     return SGLangCapabilities(
         version=str(server.get("version", "unknown")),
@@ -70,6 +73,7 @@ async def probe(connection: ServerConnection) -> SGLangCapabilities:
         deterministic=server.get("enable_deterministic_inference") is True,
         lora=bool(server.get("enable_lora")),
         routed_experts=server.get("enable_return_routed_experts") is True,
+        kept_ids=server.get("sampling_mask_max_tokens", 0) if reports_kept else 0,
     )
 
 

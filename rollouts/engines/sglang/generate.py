@@ -25,6 +25,9 @@ from rollouts.engines.sglang.capabilities import SGLangCapabilities
 from rollouts.engines.token_checks import float32_array, token_ids_error
 from rollouts.errors import MalformedResultError, MissingLogProbsError, ServerError
 
+_LOGPROBS, _TOP = "output_token_logprobs", "output_top_logprobs"
+_MASKS = "output_token_sampling_mask"
+
 
 def request_body(
     request: GenerateRequest,
@@ -59,6 +62,9 @@ def request_body(
         fields["lora_path"] = request.adapter
     if experts and capabilities.routed_experts:
         fields["return_routed_experts"] = True
+    # Fewer than the server reports: equal probabilities may keep more than `top_k`.
+    if request.sampling.top_logprobs and 0 < request.sampling.top_k < capabilities.kept_ids:
+        fields["return_sampling_mask"] = True
     opening = open_object(request.request_id, fields)
     if not request.media:
         return [opening, b"}"]
@@ -129,7 +135,7 @@ class Generation:
     def delta(self) -> TokenDelta:
         """The tokens alone, read as `completion` reads them."""
         ids = self._ids()
-        top = self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs)
+        top = self._top(_TOP, len(ids), self._request.sampling.top_logprobs)
         return TokenDelta(0, ids, self._logprobs(ids), top)
 
     def completion(self, experts: tuple[int, int] | None = None) -> Completion:
@@ -149,7 +155,8 @@ class Generation:
             stop_token_id=stop,
             weight_spans=reported_spans(self._name, self._meta.get("weight_versions"), len(ids)) if len(ids) else (),
             routed_experts=self._experts(len(ids), experts),
-            top_logprobs=self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs),
+            sampling_masks=self._masks(len(ids)),
+            top_logprobs=self._top(_TOP, len(ids), self._request.sampling.top_logprobs),
         )
 
     def prompt_logprobs(self, vocab_size: int) -> np.ndarray:
@@ -192,7 +199,7 @@ class Generation:
         return ids.astype(np.int32)
 
     def _logprobs(self, ids: np.ndarray) -> np.ndarray:
-        entries = self._meta.get("output_token_logprobs")
+        entries = self._meta.get(_LOGPROBS)
         if not isinstance(entries, list) or len(entries) != len(ids):
             count = len(entries) if isinstance(entries, list) else "no"
             raise MissingLogProbsError(self._name, f"the response has {len(ids)} tokens and {count} log-probabilities")
@@ -215,6 +222,13 @@ class Generation:
         if not len(ids) or (isinstance(matched, int) and matched != ids[-1]):
             raise self._malformed(f"a completion that stopped at token {matched!r:.50} does not end with it")
         return FinishReason.STOP, int(ids[-1])
+
+    def _masks(self, count: int) -> tuple[np.ndarray, ...] | None:
+        """The ids that each of `count` tokens was sampled from, where they were requested."""
+        if not (rows := self._meta.get(_MASKS)):
+            return None
+        with reading(self._name, f"`{_MASKS}` has not the ids of each of {count} tokens"):
+            return tuple(_integers(row).astype(np.int32) for _, row in zip(range(count), rows, strict=True))
 
     def _experts(self, count: int, shape: tuple[int, int] | None) -> np.ndarray | None:
         """int32 (prompt + count - 1, layers, experts per token)."""
@@ -250,8 +264,8 @@ class Parts:
         self._request = request
         self._listen = listen
         self._last: Mapping[str, Any] | None = None
-        self._logprobs: list[Any] = []
-        self._top: list[Any] = []
+        keys = (_LOGPROBS, _TOP, _MASKS) if request.sampling.top_logprobs else (_LOGPROBS,)
+        self._rows: dict[str, list[Any]] = {key: [] for key in keys}
 
     def add(self, event: bytes) -> None:
         """Add a part.
@@ -272,15 +286,14 @@ class Parts:
         if self._last is None:
             part.check_prompt()
         total = meta.get("completion_tokens")
-        logprobs = self._new(meta, "output_token_logprobs", total)
-        top = self._new(meta, "output_top_logprobs", total) if self._request.sampling.top_logprobs else []
+        new = {key: self._new(meta, key, total) for key in self._rows if key != _MASKS or key in meta}
         self._last = content
-        self._logprobs += logprobs
-        self._top += top
-        if logprobs:
+        for key, rows in new.items():
+            self._rows[key] += rows
+        if count := len(new[_LOGPROBS]):
             ids = content.get("output_ids")
-            ids = ids[-len(logprobs) :] if isinstance(ids, list) else ids
-            self._listen(self._joined(ids, logprobs, top, {}).delta())
+            ids = ids[-count:] if isinstance(ids, list) else ids
+            self._listen(Generation(self._request, {"output_ids": ids, "meta_info": new}).delta())
 
     def generation(self) -> Generation | None:
         """The sample, which an abort has ended if the server has not; None if no part arrived."""
@@ -288,29 +301,27 @@ class Parts:
             return None
         meta = self._last["meta_info"]
         ending = meta.get("finish_reason") or {"type": "abort"}
-        ids = [entry[1] for entry in self._logprobs]
-        return self._joined(ids, self._logprobs, self._top, {**meta, "finish_reason": ending})
+        ids = [entry[1] for entry in self._rows[_LOGPROBS]]
+        meta = {**meta, **self._rows, "finish_reason": ending}
+        return Generation(self._request, {"output_ids": ids, "meta_info": meta})
 
     def finished(self) -> Generation:
         """The sample, after the end of the stream. Raises `MalformedResultError` where that came before its own end."""
         generation = self.generation()
         if self._last is None or generation is None or self._last["meta_info"].get("finish_reason") is None:
-            raise self._malformed(f"the stream ended after {len(self._logprobs)} tokens without a finish_reason")
+            received = len(self._rows[_LOGPROBS])
+            raise self._malformed(f"the stream ended after {received} tokens without a finish_reason")
         return generation
 
     def _new(self, meta: Mapping[str, Any], key: str, total: object) -> list[Any]:
         """The rows of the tokens that no earlier part had."""
-        received, rows = len(self._logprobs), meta.get(key)
+        received, rows = len(self._rows[_LOGPROBS]), meta.get(key)
         if not isinstance(rows, list) or not isinstance(total, int):
             raise MissingLogProbsError(self._request.request_id, f"a part of the stream lacks `{key}` or its length")
         new = rows[received:total] if len(rows) >= total else rows
         if len(new) != total - received:
             raise self._malformed(f"a part of the stream has {len(rows)} `{key}` after {received} of {total} tokens")
         return new
-
-    def _joined(self, ids: object, logprobs: list[Any], top: list[Any], meta: Mapping[str, Any]) -> Generation:
-        rows = {"output_token_logprobs": logprobs, "output_top_logprobs": top}
-        return Generation(self._request, {"output_ids": ids, "meta_info": {**meta, **rows}})
 
     def _refusal(self, status: object, content: Mapping[str, Any]) -> ServerError:
         status = status if isinstance(status, int) else 500

@@ -30,7 +30,8 @@ class FakeSGLang:
     """
 
     def __init__(self) -> None:
-        self.info: Json = {"version": "0.5.23", "random_seed": 1}
+        self.info: Json = {"version": "0.5.23", "random_seed": 1, "sampling_mask_max_tokens": 4096}
+        self.info |= {"disaggregation_mode": "null", "speculative_algorithm": None}
         self.model: Json = {"model_path": "/model", "has_image_understanding": True, "weight_version": "default"}
         self.temperature_in_logprobs = True
         self.spoil: Callable[[Json], None] = lambda answer: None
@@ -185,7 +186,7 @@ class FakeSGLang:
     def _part(self, answer: Json, start: int, end: int, *, is_last: bool) -> Json:
         first = start if self.info.get("incremental_streaming_output") else 0
         meta = {**answer["meta_info"], "completion_tokens": end}
-        for key in ("output_token_logprobs", "output_top_logprobs"):
+        for key in meta.keys() & {"output_token_logprobs", "output_top_logprobs", "output_token_sampling_mask"}:
             meta[key] = meta[key][first:end]
         meta["weight_versions"] = [{**meta["weight_versions"][0], "end": end}]
         if not is_last:
@@ -209,6 +210,8 @@ class FakeSGLang:
             "output_top_logprobs": [[[-float(rank) / scale, rank, None] for rank in range(1, top + 1)]] * count,
             "weight_versions": [{"version": self.model["weight_version"], "start": 0, "end": count}],
         }
+        if body.get("return_sampling_mask"):
+            meta["output_token_sampling_mask"] = [[token, 4] for token in ids]
         if body.get("logprob_start_len") == 0:
             named = [0 if token in (IMAGE_TOKEN, self.vocabulary - 1) else token for token in prompt]
             meta["input_top_logprobs"] = [None, *[[[-2.0, 4, None], [-3.0, 5, None]][:top]] * (len(prompt) - 1)]

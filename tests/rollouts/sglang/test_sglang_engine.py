@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -448,6 +449,42 @@ async def test_tokens_are_reported_as_they_are_sampled_whether_or_not_parts_repe
         joined = np.concatenate([top.token_ids for top in tops if top is not None])
         np.testing.assert_array_equal(joined, completion.top_logprobs.token_ids)
     assert engine.streams
+
+
+KEPT = SamplingParams(max_tokens=3, top_k=4, top_p=0.9, top_logprobs=4)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("listen", [None, lambda delta: None])
+async def test_the_ids_that_top_k_with_top_p_kept_are_those_that_the_server_reports(
+    engine: SGLangEngine, server: FakeSGLang, incremental: bool, listen: Any
+) -> None:
+    server.info["incremental_streaming_output"] = incremental
+    (completion,) = (await engine.generate(request_of(sampling=KEPT), listen)).completions
+    assert completion.sampling_masks is not None
+    assert [mask.tolist() for mask in completion.sampling_masks] == [[1, 4], [2, 4], [3, 4]]
+    server.spoil = without("meta_info", "output_token_sampling_mask", 2)
+    with pytest.raises(MalformedResultError, match="output_token_sampling_mask` "):
+        await engine.generate(request_of(sampling=KEPT), listen)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_logprobs", "info"),
+    [
+        (0, 4, {}),
+        (4096, 4, {}),
+        (4, 0, {}),
+        (4, 4, {"speculative_algorithm": "EAGLE"}),
+        (4, 4, {"disaggregation_mode": "decode"}),
+    ],
+)
+async def test_kept_ids_that_a_server_would_refuse_to_report_are_not_requested(
+    engine: SGLangEngine, server: FakeSGLang, top_k: int, top_logprobs: int, info: dict[str, str]
+) -> None:
+    server.info |= info
+    sampling = replace(KEPT, top_k=top_k, top_logprobs=top_logprobs)
+    await engine.generate(request_of(sampling=sampling))
+    assert "return_sampling_mask" not in server.requests[0]
 
 
 async def test_a_long_completion_has_few_parts_where_each_repeats_all_tokens(
