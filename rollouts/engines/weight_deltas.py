@@ -290,7 +290,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _digest_at(tensor: torch.Tensor, places: torch.Tensor) -> str:
-    return hashlib.sha256(_bits(tensor)[places].numpy()).hexdigest()
+    return hashlib.sha256(_bits(tensor)[places].numpy().data).hexdigest()
 
 
 def _digest(data: bytes) -> str:

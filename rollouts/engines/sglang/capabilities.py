@@ -25,8 +25,8 @@ class SGLangCapabilities:
     `vocab_size`: ids from there on end the server's process. `raw_logprobs`: log-probabilities are those
     before temperature; None: not known, because the model finds the likeliest tokens equally likely.
     `returns_prompt`: the server returns the ids of the prompt that it ran. `streams_new_tokens`: the parts of
-    a stream do not repeat earlier ones. `deterministic`: it takes seeds. `kept_ids`: so many ids it reports at
-    most for a token that was sampled with `top_k`; 0: it would refuse the request.
+    a stream do not repeat earlier ones. `deterministic`: it takes seeds. `kept_ids`: so many ids it reports
+    at most for a token that was sampled with `top_k`; 0: it would refuse the request.
     """
 
     engine: ClassVar[str] = "SGLang"

@@ -186,7 +186,8 @@ class FakeSGLang:
     def _part(self, answer: Json, start: int, end: int, *, is_last: bool) -> Json:
         first = start if self.info.get("incremental_streaming_output") else 0
         meta = {**answer["meta_info"], "completion_tokens": end}
-        for key in meta.keys() & {"output_token_logprobs", "output_top_logprobs", "output_token_sampling_mask"}:
+        keys = {"output_token_logprobs", "output_top_logprobs", "output_token_sampling_mask"}
+        for key in meta.keys() & keys:
             meta[key] = meta[key][first:end]
         meta["weight_versions"] = [{**meta["weight_versions"][0], "end": end}]
         if not is_last:
