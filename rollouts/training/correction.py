@@ -18,6 +18,9 @@ from rollouts.training.masked_terms import (
 )
 from rollouts.values import Bounded, number_field
 
+#: A larger weight is not finite in float32, or makes the sum of a loss so.
+_MAX_WEIGHT = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class CorrectionOptions(Bounded):
@@ -38,8 +41,8 @@ class CorrectionOptions(Bounded):
     - `max_lag`: a token is, whose weights are more versions than this behind the trainer's.
     """
 
-    token_weights: float | None = number_field(None, above=0)
-    sequence_weights: float | None = number_field(None, above=0)
+    token_weights: float | None = number_field(None, above=0, most=_MAX_WEIGHT)
+    sequence_weights: float | None = number_field(None, above=0, most=_MAX_WEIGHT)
     normalise: bool = False
     token_low: float | None = number_field(None, above=0)
     token_high: float | None = number_field(None, above=0)

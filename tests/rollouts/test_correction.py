@@ -162,6 +162,7 @@ def test_older_tokens_are_rejected_by_their_lag_and_need_it():
     [
         ({"token_limit": 2.0}, "'token_limit'.*there is no such option; pass token_weights, sequence_weights"),
         ({"token_weights": 0.0}, "token_weights.*above 0"),
+        ({"sequence_weights": 1e40}, "sequence_weights.*above 0"),
         ({"veto": math.nan}, "veto.*a finite number above 0"),
         ({"normalise": "yes", "token_weights": 2.0}, "normalise.*True or False"),
         ({"token_weights": 2.0, "sequence_weights": 2.0}, "a token has one weight"),
