@@ -109,7 +109,7 @@ def script(turns: Sequence[Sequence[tuple[str, dict[str, Any]]]]) -> list[str]:
     return [*completions, FINAL]
 
 
-def play(agent: Agent, programs: Path, renderer: Any) -> tuple[Trajectory, dict[str, int], str]:
+def play(agent: Agent, programs: Path, renderer: Any) -> tuple[Trajectory, dict[str, float], str]:
     """The trajectory of the agent's task, the reasons of its forks, and what the agent printed."""
     with tempfile.TemporaryDirectory() as directory:
         home, work = Path(directory, "home"), Path(directory, "work")
@@ -138,9 +138,11 @@ def play(agent: Agent, programs: Path, renderer: Any) -> tuple[Trajectory, dict[
             if ended.returncode:
                 raise SystemExit(f"{agent.name} failed:\n{ended.stdout}\n{ended.stderr}")
             (session,) = (one for one in gateway.sessions() if one.id == agent.name)
-            assert session.ignored_tools.keys() == set(agent.ignored_tools)
+            metrics = session.trajectory.metrics
+            assert {f"ignored_tools/{name}" for name in agent.ignored_tools} <= metrics.keys()
             assert (work / "colour.txt").read_text() == "red\n"
-            return gateway.trajectory(agent.name), dict(session.fork_reasons), ended.stdout
+            forks = {name: count for name, count in metrics.items() if name.startswith("forks/")}
+            return gateway.trajectory(agent.name), forks, ended.stdout
 
 
 def main() -> None:

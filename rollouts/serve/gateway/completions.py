@@ -79,9 +79,9 @@ async def complete_turn(
                 message = _without_stop(message, ended)
             recorded, digests = session.add(turn, request.history, parent, index, message, variants)
             store.recorded(session, digests, [call["id"] for call in message.get("tool_calls") or ()])
-            choice = Choice(index, recorded, message, completion, ended, sampling.max_tokens)
-            session.num_at_context += choice.is_at_context
-            choices.append(choice)
+            choices.append(Choice(index, recorded, message, completion, ended, sampling.max_tokens))
+            if choices[-1].is_at_context:
+                session.increment("completions_ended_by_context")
         return TurnCompletion(prompt.rendered.token_ids, choices)
 
 

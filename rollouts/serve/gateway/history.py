@@ -2,8 +2,8 @@
 
 Clients do not send back messages as they received them: they drop the reasoning, write the arguments of tool
 calls again, send missing content as null or an empty text, and text as one part or several. None of that is a
-change. The digest of a prefix covers what is left: role, text, images, names, tool calls without their ids,
-ids of tool results.
+change. The digest of a prefix covers what is left: role, text, images, names, tool calls without their ids, and
+which call a tool result answers.
 
 Two things are compared where the client sends them, and are ignored where it does not: reasoning, and the ids
 of tool calls (`rollouts.serve.gateway.session` compares both).
@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from itertools import groupby
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -41,8 +41,14 @@ class History:
         self.identities = list(map(identity, messages)) if identities is None else identities
         self._hash = blake2b(json.dumps(tools or None, sort_keys=True).encode(), digest_size=_SIZE)
         self.digests = [self._hash.digest()]
-        for each in self.identities:
+        numbers: dict[str | None, int] = {}  # of the calls so far, by the ids that they have in this request
+        counter = count()
+        for message, each in zip(messages, self.identities, strict=True):
             self._hash.update(each)
+            numbers.update((call.get("id"), next(counter)) for call in message.get("tool_calls") or ())
+            if message["role"] == "tool":
+                answered = message.get("tool_call_id")
+                self._hash.update(_digest(numbers.get(answered, answered)))
             self.digests.append(self._hash.digest())
         self.turn = turn
 
@@ -73,7 +79,7 @@ def identity(message: Mapping[str, Any]) -> bytes:
     role, content = message["role"], message.get("content")
     parts: Any = content if isinstance(content, str) else _joined_parts(content or ())
     if role != "assistant":
-        return _digest((role, parts, message.get("name"), message.get("tool_call_id")))
+        return _digest((role, parts, message.get("name")))
     # Some clients remove white space around what the model wrote, and some add the name of the agent.
     if isinstance(parts, str):
         parts = parts.strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import ChainMap, Counter, OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -96,10 +96,7 @@ class Session:
         self.responses: dict[str, StoredResponse] = {}
         self.internal_ids: dict[str, str] = {}  # of tool calls: from the id that clients have to the model's
         self._prompts: OrderedDict[int, SampledTurn] = OrderedDict()
-        self.fork_reasons: Counter[str] = Counter()
-        self.ignored_tools: Counter[str] = Counter()  # how many requests had tools of a type that was left out
-        self.refused_requests: Counter[str] = Counter()  # by the status and the code of the error
-        self.num_at_context = 0  # completions that the context ended before their `max_tokens`
+        self._counted_forks = 0
         self._known: set[bytes] = set()  # the digests of all conversations that requests had, and of their beginnings
         self._counted_nodes = 0
         self._counted_sources: set[str] = set()
@@ -138,13 +135,14 @@ class Session:
 
     def model_messages(self, history: History, turn: RecordedTurn | None) -> Sequence[Any]:
         """The messages after a turn, None for all, with the ids of tool calls that the model wrote."""
-        ids: ChainMap[str, str] = ChainMap({}, self.internal_ids)
+        renewed: dict[str, str] = {}  # a later call may have the id of an earlier one
+        for each in [] if turn is None else [*turn.lineage()][::-1]:
+            for position, known in each.call_ids.items():
+                calls = history.messages[position].get("tool_calls") or ()
+                own = [self.internal_ids.get(one, one) for one in known]
+                renewed.update((call.get("id"), one) for call, one in zip(calls, own, strict=False) if one)
+        ids = ChainMap(self.internal_ids, renewed)
         start = 0 if turn is None else turn.num_messages
-        if turn is not None:
-            calls = history.messages[start - 1].get("tool_calls") or ()
-            for call, known in zip(calls, turn.call_ids.get(start - 1, ()), strict=False):
-                if "id" in call:
-                    ids.setdefault(call["id"], self.internal_ids[known])
         return [_with_ids(message, ids) for message in history.messages[start:]] if ids else history.messages[start:]
 
     # Recording.
@@ -183,8 +181,9 @@ class Session:
             sampled=None if is_bridged else prompt.sampled,
             placeholder_token_ids=prompt.rendered.placeholder_token_ids,
         )
-        if self.trajectory.forks > self.fork_reasons.total():
-            self.fork_reasons[self._fork_reason(history, parent, prompt, is_bridged, choice)] += 1
+        if self.trajectory.forks > self._counted_forks:
+            self._counted_forks += 1
+            self.increment(f"forks/{self._fork_reason(history, parent, prompt, is_bridged, choice)}")
         for sent, own in zip(message.get("tool_calls") or (), turn.message.get("tool_calls") or (), strict=False):
             self.internal_ids[sent["id"]] = own["id"]
         digests = list(dict.fromkeys(history.extended_digest(one) for one in (message, *variants)))
@@ -208,7 +207,7 @@ class Session:
         pairs = zip(history.digests[1:], history.messages, strict=True)
         role = next((message["role"] for digest, message in pairs if digest not in self._known), None)
         if is_bridged:
-            return "a repeated request" if role is None else "an earlier turn is continued"
+            return "no new message" if role is None else "an earlier turn is continued"
         if history.digests[0] not in self._known:
             return "other tools"
         # The turn before a message of the model that it did not write is no `parent`.
@@ -217,9 +216,9 @@ class Session:
         if any(history.digests[end] in self.turns for end in history.turn_ends if end > continued):
             return "other reasoning or ids of calls"
         if role is None:
-            return "a repeated request"
+            return "no new message"
         if parent is None:
-            return f"another {role} message"
+            return f"the first other message has the role {role}"
         return f"the bridge was refused: {prompt.refusal or 'the renderer does not say why'}"
 
     def conversation(self, turn: RecordedTurn) -> tuple[list[Any], list[bytes]]:
@@ -240,9 +239,8 @@ class Session:
     def leave_out(self, tools: Sequence[str]) -> None:
         """Count a request that had tools of these types, which are left out of it."""
         for name in tools:
-            if name not in self.ignored_tools:
+            if self.increment(f"ignored_tools/{name}") == 1:
                 _log.warning("session %s: tools of the type %s are left out of its requests", self.id, name)
-            self.ignored_tools[name] += 1
 
     def record_reward(self, reward: float, info: Mapping[str, Any], turn: int | None) -> None:
         """Set reward and info of a turn, None for the last. Raises `RequestError`, `TrajectoryError`."""
@@ -258,9 +256,17 @@ class Session:
     def end(self, *, done: bool | None, truncated: bool, error: str, metrics: Mapping[str, float]) -> None:
         """Set how the session ends; `done` None: unless it is truncated, or there is an error."""
         trajectory = self.trajectory
-        trajectory.error, trajectory.metrics, trajectory.truncated = error, dict(metrics), truncated
+        trajectory.error, trajectory.truncated = error, truncated
+        trajectory.metrics.update(metrics)
         trajectory.done = not truncated and not error if done is None else done
         self.count(kept_bytes(error, metrics))
+
+    def increment(self, name: str) -> float:
+        """The metric of the trajectory, which is one more than before until the session has ended."""
+        metrics = self.trajectory.metrics
+        if not self.trajectory.finished:
+            metrics[name] = metrics.get(name, 0) + 1
+        return metrics.get(name, 0)
 
     # How much is kept.
 

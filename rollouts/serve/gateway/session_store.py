@@ -1,5 +1,6 @@
 """The sessions of a gateway: found by id or by conversation, bounded, evicted when idle."""
 
+import asyncio
 import logging
 import re
 import tempfile
@@ -35,7 +36,8 @@ from transport import RecordWriter
 
 def snapshot(trajectory: Trajectory) -> Trajectory:
     """The trajectory as it is now; the original may grow meanwhile."""
-    return replace(trajectory, nodes=tuple(trajectory.nodes), turns=tuple(trajectory.turns))
+    nodes, turns = tuple(trajectory.nodes), tuple(trajectory.turns)
+    return replace(trajectory, nodes=nodes, turns=turns, metrics=dict(trajectory.metrics))
 
 
 def record_file(trajectory: Trajectory) -> bytes:
@@ -57,10 +59,7 @@ def session_object(session: Session) -> dict[str, Any]:
         "turns": trajectory.num_turns,
         "branches": len(trajectory.leaves()),
         "forks": trajectory.forks,
-        "fork_reasons": dict(session.fork_reasons),
-        "ignored_tools": dict(session.ignored_tools),
-        "refused_requests": dict(session.refused_requests),
-        "completions_ended_by_context": session.num_at_context,
+        "metrics": trajectory.metrics,
         "reward": trajectory.reward,
         "ended": trajectory.finished,
         "delivered": session.is_delivered,
@@ -203,20 +202,20 @@ class SessionStore:
 
     @contextmanager
     def counting_refusals(self, session_id: str | None) -> Iterator[None]:
-        """Log the error of a request, and count it in the figures of its session, if there is one.
+        """Log the error of a request, and count it in the metrics of its session, if there is one.
 
         Errors of engines are logged where they are answered.
         """
         try:
             yield
-        except ANSWERED as error:
-            refusal = request_error(error)
+        except (*ANSWERED, asyncio.CancelledError) as error:
+            refusal = request_error(error if isinstance(error, Exception) else ClientDisconnect())
             if refusal.status < 499:
                 name = "a request" if session_id is None else f"a request of the session {short_repr(session_id)}"
                 _log.warning("%s is refused with HTTP %d: %s", name, refusal.status, refusal.message)
             session = self._sessions.get(session_id or "")
-            if session is not None and not isinstance(error, ClientDisconnect):
-                session.refused_requests[" ".join(filter(None, (str(refusal.status), refusal.code)))] += 1
+            if session is not None:
+                session.increment("refused_requests/" + " ".join(filter(None, (str(refusal.status), refusal.code))))
             raise
 
     def recorded(self, session: Session, digests: list[bytes], call_ids: list[str]) -> None:

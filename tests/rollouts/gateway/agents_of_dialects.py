@@ -76,7 +76,7 @@ def responses_parts(parts: Sequence[Any]) -> list[Any]:
 
 
 def chat_body(system: str, conversation: Sequence[Any]) -> dict[str, Any]:
-    messages: list[Any] = [{"role": "system", "content": system}]
+    messages: list[Any] = [{"role": "system", "content": system}] if system else []
     for one in conversation:
         match one:
             case User():
@@ -115,7 +115,8 @@ def messages_body(system: str, conversation: Sequence[Any]) -> dict[str, Any]:
                 messages.append({"role": "assistant", "content": [*thinking, *text, *calls]})
     schema = TOOLS[0]["function"]
     tool = {"name": schema["name"], "description": schema["description"], "input_schema": schema["parameters"]}
-    return {"system": system, "messages": messages, "tools": [tool], "max_tokens": 400}
+    body = {"messages": messages, "tools": [tool], "max_tokens": 400}
+    return {**body, "system": system} if system else body
 
 
 def responses_body(system: str, conversation: Sequence[Any]) -> dict[str, Any]:

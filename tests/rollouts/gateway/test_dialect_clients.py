@@ -200,7 +200,8 @@ def test_a_response_is_continued_without_a_session_by_its_id_alone(renderer):
         with pytest.raises(openai.BadRequestError, match="is of the session"):
             server.client("other").responses.create(**options)
         client.responses.create(instructions="Other instructions.", **options)
-        assert session.fork_reasons == {"another system message": 1}
+        reason = "forks/the first other message has the role system"
+        assert session.trajectory.metrics == {reason: 1}
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_client_that_sends_back_what_it_got_never_forks_in_any_dialect_or_mix_
 ):
     script, turns = drawn
     trajectory, figures = play(renderer, script, turns, is_live=is_live, by_id=by_id)
-    assert (figures["branches"], figures["forks"], figures["fork_reasons"]) == (1, 0, {})
+    assert (figures["branches"], figures["forks"], figures["metrics"]) == (1, 0, {})
     chat, _ = play(renderer, script, [("chat", False, *others) for _, _, *others in turns])
     assert plain_tree(trajectory) == plain_tree(chat)
 
@@ -152,40 +152,46 @@ def changed(answer: Answer, **changes: Any) -> Answer:
     return answer._replace(dialect="changed", **changes)
 
 
+def other(role: str) -> str:
+    return f"the first other message has the role {role}"
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
-    ("change", "reasons"),
+    ("change", "reason"),
     [
-        (lambda system, talk: (system, talk), {}),
-        (lambda system, talk: (system, [talk[0], changed(talk[1], thinking=""), *talk[2:]]), {}),
-        (lambda system, talk: (f"{system} Today.", talk), {"another system message": 1}),
-        (lambda system, talk: (system, [User(["Summary."]), User(["Go on."])]), {"another user message": 1}),
+        (lambda system, talk: (system, talk), None),
+        (lambda system, talk: (system, [talk[0], changed(talk[1], thinking=""), *talk[2:]]), None),
+        (lambda system, talk: (f"{system} Today.", talk), other("system")),
+        (lambda system, talk: (system, [User(["Summary."]), User(["Go on."])]), other("user")),
         (
             lambda system, talk: (system, [talk[0], changed(talk[1], text="No."), *talk[2:]]),
-            {"another assistant message": 1},
+            other("assistant"),
         ),
         (
             lambda system, talk: (system, [talk[0], changed(talk[1], thinking="Else."), *talk[2:]]),
-            {"other reasoning or ids of calls": 1},
+            "other reasoning or ids of calls",
         ),
-        (lambda system, talk: (system, talk[:1]), {"a repeated request": 1}),
+        (lambda system, talk: ("", talk), other("user")),
+        (lambda system, talk: (system, talk[:1]), "no new message"),
     ],
 )
-async def test_what_a_client_changed_is_the_named_reason_of_a_fork(renderer, dialect, change, reasons):
+async def test_what_a_client_changed_is_the_named_reason_of_a_fork(renderer, dialect, change, reason):
     figures = await figures_after(
         renderer, dialect, lambda answer: change(SYSTEM, [User(["Which?"]), answer, User(["And now?"])])
     )
-    assert (figures["fork_reasons"], figures["forks"]) == (reasons, sum(reasons.values()))
+    expected = {f"forks/{reason}": 1 for reason in filter(None, [reason])}
+    assert (figures["metrics"], figures["forks"]) == (expected, len(expected))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda talk: [*talk[:2], User(["B!"]), *talk[3:]], "another user message"),
-        (lambda talk: [*talk[:3], changed(talk[3], text="TWO"), *talk[4:]], "another assistant message"),
-        (lambda talk: [*talk[:2], *talk[4:]], "another user message"),
-        (lambda talk: talk[:3], "a repeated request"),
+        (lambda talk: [*talk[:2], User(["B!"]), *talk[3:]], other("user")),
+        (lambda talk: [*talk[:3], changed(talk[3], text="TWO"), *talk[4:]], other("assistant")),
+        (lambda talk: [*talk[:2], *talk[4:]], other("user")),
+        (lambda talk: talk[:3], "no new message"),
         (lambda talk: [*talk[:2], User(["Else?"])], "an earlier turn is continued"),
     ],
 )
@@ -206,7 +212,7 @@ async def test_an_edit_behind_recorded_turns_is_named_as_one_of_the_first_turn_i
         await answered(edit(talk))
         figures = (await client.get("/sessions/s")).json()
     await gateway.close()
-    assert figures["fork_reasons"] == {reason: 1}
+    assert figures["metrics"] == {f"forks/{reason}": 1}
 
 
 FORGETFUL = RendererOptions(
@@ -227,8 +233,11 @@ async def test_the_reason_for_which_a_bridge_is_refused_is_that_of_the_fork(tiny
     figures = await figures_after(
         renderer, dialect, lambda answer: (SYSTEM, [User(["Which?"]), answer, User(["Now?"])])
     )
-    ((reason, count),) = figures["fork_reasons"].items()
-    assert (count, reason.startswith("the bridge was refused: the template drops earlier reasoning here")) == (1, True)
+    ((reason, count),) = figures["metrics"].items()
+    assert (count, reason.startswith("forks/the bridge was refused: the template drops earlier reasoning here")) == (
+        1,
+        True,
+    )
 
 
 class SmallContext(ScriptedEngine):
@@ -253,7 +262,7 @@ async def test_completions_that_the_context_ends_are_counted_and_have_the_stop_r
     await gateway.close()
     assert [answer["stop_reason"] for answer in answers[:2]] == ["max_tokens", "model_context_window_exceeded"]
     assert [answer["choices"][0]["finish_reason"] for answer in answers[2:]] == ["length"] * 2
-    assert figures["completions_ended_by_context"] == 2
+    assert figures["metrics"] == {"completions_ended_by_context": 2, "forks/no new message": 3}
 
 
 async def figures_after(renderer, dialect, second):
@@ -311,5 +320,5 @@ async def test_other_tools_an_earlier_turn_and_another_choice_are_reasons_of_for
         await client.post(url, json={**body, "tools": [], "n": 2})
         figures = (await client.get("/sessions/s")).json()
     await gateway.close()
-    expected = {"an earlier turn is continued": 1, "other tools": 1, "a repeated request": 1, "another choice": 1}
-    assert (figures["fork_reasons"], figures["forks"]) == (expected, 4)
+    reasons = ["an earlier turn is continued", "other tools", "no new message", "another choice"]
+    assert (figures["metrics"], figures["forks"]) == ({f"forks/{reason}": 1 for reason in reasons}, 4)

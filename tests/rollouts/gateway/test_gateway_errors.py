@@ -292,8 +292,9 @@ async def test_a_client_that_disconnects_aborts_its_request_on_the_engine(render
             await asyncio.wait_for(began.wait(), 30)
             task.cancel()
             await asyncio.wait_for(cancelled.wait(), 30)
-        trajectory = server.trajectory("s")
-    assert trajectory.num_turns == 0
+        (session,) = server.gateway.sessions()
+    assert session.trajectory.num_turns == 0
+    assert session.trajectory.metrics == {"refused_requests/499 client_disconnected": 1}
 
 
 def test_base64_without_a_data_url_is_an_image(server):

@@ -93,6 +93,35 @@ def test_any_combination_of_harmless_rewrites_leaves_the_tree_as_it_is(renderer,
     assert len(trajectory.leaves()) == 1
 
 
+@pytest.mark.parametrize("per_turn", [False, True])
+async def test_a_client_that_gives_the_calls_of_its_history_other_ids_in_each_request_continues(renderer, per_turn):
+    """`per_turn`: it numbers the calls of each message from 0. One result comes after a later completion."""
+    engine = ScriptedEngine([CALL + CALL, CALL, "Wait.", "Done."], renderer=renderer)
+    gateway = Gateway(engine, renderer)
+    transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        messages: list[Any] = [user("a")]
+        for turn, answered in enumerate([[1], [0], [], []]):
+            sent = json.dumps(messages)
+            for number, call in enumerate(call for one in messages for call in one.get("tool_calls", ())):
+                sent = sent.replace(call["id"], f"own-{turn}-{number % 2 if per_turn else number}")
+            body = {"messages": json.loads(sent), "tools": TOOLS}
+            response = await client.post("/sessions/s/v1/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            messages.append(response.json()["choices"][0]["message"])
+            calls = messages[-1].get("tool_calls")
+            new = [{"role": "tool", "tool_call_id": calls[at]["id"], "content": f"r{turn}"} for at in answered]
+            messages += new or [user(f"u{turn}")]
+            if turn == 2 and not per_turn:
+                first = messages[1]["tool_calls"][0]["id"]
+                messages.append({"role": "tool", "tool_call_id": first, "content": "late"})
+    trajectory = gateway.trajectory("s")
+    await gateway.close()
+    assert (trajectory.forks, [node.parent for node in trajectory.nodes]) == (0, [*range(-1, 7)])
+    results = [one for one in trajectory.to_messages(trajectory.leaves()[0]) if one["role"] == "tool"]
+    assert [one["tool_call_id"] for one in results] == ["call_1", "call_0"] + ["call_0"] * (not per_turn)
+
+
 ANSWER: Any = {
     "role": "assistant",
     "content": "I look.",

@@ -241,7 +241,7 @@ async def test_requests_without_a_seed_take_those_that_derive_from_the_seed_of_t
     assert seeds[9:11] == [None] * 2
 
 
-async def test_refused_requests_are_logged_and_counted_in_the_figures_of_their_session(renderer, caplog):
+async def test_refused_requests_are_logged_and_counted_in_the_metrics_of_the_record(renderer, caplog, tmp_path):
     gateway = Gateway(echo(renderer), renderer, model="policy")
     transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -257,12 +257,18 @@ async def test_refused_requests_are_logged_and_counted_in_the_figures_of_their_s
         ):
             await client.post(f"/sessions/s/v1/{path}", json=body)
         await client.post("/v1/responses", json={"input": []})
+        await client.post("/sessions/s/end", json={"metrics": {"steps": 3}})
+        await client.post("/sessions/s/v1/responses", json={"input": "a"})  # after the end
         figures = (await client.get("/sessions/s")).json()
+        (tmp_path / "s.mmr").write_bytes((await client.get("/sessions/s/trajectory")).content)
     await gateway.close()
+    (recorded,) = read_records(tmp_path / "s.mmr")
     refused = {"400": 2, "400 invalid_message": 1, "404 model_not_found": 1, "400 previous_response_not_found": 1}
-    assert (figures["refused_requests"], figures["turns"]) == (refused, 1)
+    expected = {**{f"refused_requests/{reason}": count for reason, count in refused.items()}, "steps": 3}
+    assert (figures["metrics"], recorded.metrics, figures["turns"]) == (expected, expected, 1)
+    of_session = "a request of the session 's'"
     lines = [record.message for record in caplog.records if "refused with HTTP" in record.message]
-    assert [line.partition(" is refused")[0] for line in lines] == ["a request of the session 's'"] * 5 + ["a request"]
+    assert [line.partition(" is refused")[0] for line in lines] == [of_session] * 5 + ["a request", of_session]
     assert "the gateway was restarted; send the whole conversation" in lines[4]
 
 

@@ -87,7 +87,8 @@ async def test_other_instructions_after_a_response_are_a_branch_as_of_a_client_t
             sent = (results, first) if by_id else (items,)
             second = await client.ask(*sent, instructions="Look twice.")
             await client.ask([*items, *second["output"], user("And now?")], instructions="Look twice.")
-            assert (await client.figures())["fork_reasons"] == {"another system message": 1}
+            reason = "forks/the first other message has the role system"
+            assert (await client.figures())["metrics"] == {reason: 1}
             nodes, turns, forks = plain_tree(client.gateway.trajectory("s"))
             trees.append(([node[:-1] for node in nodes], turns, forks))  # arguments of messages are text or objects
     assert trees[0] == trees[1]
@@ -170,7 +171,7 @@ async def test_functions_of_a_namespace_are_tools_and_tools_that_the_server_igno
         output = {"type": "function_call_output", "call_id": item["call_id"], "output": "red"}
         await client.ask([user("a"), item, output], tools=tools)
         figures = await client.figures()
-    assert (figures["turns"], figures["forks"], figures["ignored_tools"]) == (2, 0, {"web_search": 2})
+    assert (figures["turns"], figures["forks"], figures["metrics"]) == (2, 0, {"ignored_tools/web_search": 2})
     assert caplog.text.count("tools of the type web_search are left out") == 1
 
 
