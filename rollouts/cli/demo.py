@@ -14,11 +14,8 @@ from renderers.installation import install_command
 from rollouts.cli.options import TrainedEngineKind, check_engine
 from rollouts.cli.run.command import exit_on_problems
 from rollouts.cli.train import train_from
-from rollouts.errors import CommandFileError
 from rollouts.terminal.interrupts import defer_interrupts
 from rollouts.terminal.text import print_line
-from transport.errors import FileLockedError
-from transport.records.file_lock import locked
 
 _FILES = ("digits.py", "train.toml")
 
@@ -72,12 +69,9 @@ def _write(out: Path, seed: int) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     if (earlier := out / "out").exists():
-        if (lock := OutputDirectory(earlier).training_lock).exists():
-            try:
-                with locked(lock):
-                    pass
-            except FileLockedError as error:
-                raise CommandFileError(earlier, "another process trains in it; end it, or pass --out DIR") from error
+        if (output := OutputDirectory(earlier)).training_lock.exists():
+            with output.locked_for_training():
+                pass
         print_line(f"in {earlier} is an earlier run, which is replaced (--out names another directory)")
         shutil.rmtree(earlier)
     for name in _FILES:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from renderers.errors import MissingExtraError
 from rollouts.cli.options import SET, changes_of, takes
 from rollouts.cli.run.command import (
     DryRun,
@@ -52,6 +50,7 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
 
     `to_resume` is the command that continues the run.
     """
+    from rollouts.evaluation.statistics import scipy_stats
     from rollouts.run_config.output import check_output, prepare_output
 
     if (section := file.config.train) is None:
@@ -61,8 +60,9 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
     output = check_output(file, resume=resume, trains=True)
     parts = checked_parts(file, limit=None, dry_run=dry_run)
     held_out = _tasks(file, "evaluation", file.config.evaluation.tasks)
-    if held_out is not None and find_spec("scipy") is None:
-        raise MissingExtraError("intervals of an evaluation", "eval", "scipy")
+    if held_out is not None:
+        with defer_interrupts():
+            scipy_stats()  # an error now, and not after the first evaluation
     conversations = _conversations(file)
     # Threads of torch that spin between two calls would slow down the rest of the process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -93,16 +93,17 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
 def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> TaskSource | None:
     """The tasks of a table beside [tasks]. Raises `RunConfigError`."""
     from rollouts.run_config.sections import TasksOfVerifiers
-    from rollouts.run_config.tasks import make_tasks
+    from rollouts.run_config.tasks import check_tasks, make_tasks
 
     if section is None:
         return None
     own = replace(file, config=file.config.model_copy(update={"tasks": section}), prefix=(table,))
     if isinstance(section, TasksOfVerifiers):
         raise own.error(("tasks", "kind"), "the taskset has the tasks of [tasks] alone; name a file or an import path")
-    tasks = make_tasks(own)
-    # Each evaluation takes them again.
-    return list(tasks) if isinstance(tasks, Iterator) else tasks
+    made = make_tasks(own)
+    tasks = list(made) if isinstance(made, Iterator) else made  # each evaluation takes them again
+    check_tasks(own, tasks)
+    return tasks
 
 
 def _conversations(file: ConfigFile) -> Sequence[Task] | None:

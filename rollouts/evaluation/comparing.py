@@ -284,7 +284,7 @@ class _Pair:
                 named = _named([task_id for task_id, _ in zip(examples, range(_MOST_NAMED), strict=False)], only)
                 yield f"{counted(only, 'task')} only in {self._names[number]}: {named}"
         data = [run.read.data[rows] for run, rows in zip(self._runs, self._rows, strict=True)]
-        unknown = (data[0] == 0) | (data[1] == 0)
+        unknown = (data[0] == 0) != (data[1] == 0)
         changed = np.flatnonzero(~unknown & (data[0] != data[1]))
         if len(changed):
             named = _named([self._task_ids[row] for row in changed[:_MOST_NAMED]], len(changed))

@@ -54,8 +54,11 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """The last part of the directory's path, with the version."""
-        return str(StoredRun(Path(self.path.resolve().name), self.version))
+        """The last part of the directory's path, with the version: "out@10", also of a step's evaluation."""
+        path = self.path.resolve()
+        if path.parent.name == "evaluations" and (path.parent.parent / "checkpoints").is_dir():  # of a training run
+            return f"{path.parent.parent.name}@{path.name}"
+        return str(StoredRun(Path(path.name), self.version))
 
     @property
     def metrics(self) -> Path:

@@ -210,7 +210,7 @@ def unpaired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
     shares = [(one / error) ** 4 / (run.tasks - 1) for one, run in zip(errors, runs, strict=True)]
     degrees = 1 / sum(shares)
     half = _t_quantile(degrees) * error
-    p_value = 2 * float(_scipy_stats().t.sf(abs(value) / error, degrees))
+    p_value = 2 * float(scipy_stats().t.sf(abs(value) / error, degrees))
     estimate = Estimate(value, tasks, error, value - half, value + half)
     return Difference(_bounded(estimate, first, second, paired=False), p_value)
 
@@ -260,7 +260,7 @@ def _p_value(differences: np.ndarray) -> float:
     sizes, total = np.sort(np.abs(changed)), math.fsum(changed)
     if len(changed) > 500:  # the t-test gives the same to three digits, at once
         ascending = np.sort(differences if total > 0 else -differences)
-        return float(_scipy_stats().ttest_1samp(ascending, 0.0).pvalue)
+        return float(scipy_stats().ttest_1samp(ascending, 0.0).pvalue)
     if is_exact := 2 ** len(changed) <= 9_999:
         signs = np.array(list(itertools.product((-1, 1), repeat=len(changed))))
     else:
@@ -272,10 +272,11 @@ def _p_value(differences: np.ndarray) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _t_quantile(degrees: float) -> float:
-    return float(_scipy_stats().t.ppf((1 + CONFIDENCE) / 2, degrees))
+    return float(scipy_stats().t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
-def _scipy_stats() -> Any:
+def scipy_stats() -> Any:
+    """The module `scipy.stats`. Raises `MissingExtraError`."""
     try:
         from scipy import stats
     except ImportError as error:

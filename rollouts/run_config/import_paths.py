@@ -13,7 +13,7 @@ from typing import Any
 from rollouts.errors import describe_exception
 from rollouts.run_config.config_file import ConfigFile, EngineFile
 from rollouts.run_config.errors import KeyPath
-from rollouts.run_config.sections import ImportedEngine, ImportedEnvironment
+from rollouts.run_config.sections import ImportedEngine, ImportedEnvironment, VerifiersSection
 from rollouts.values import call_error
 
 
@@ -23,8 +23,12 @@ def imported_files(file: ConfigFile) -> dict[str, str]:
     The objects are imported already.
     """
     digests = {}
-    tables = {"tasks", "environment", "engine", "group_rewards", "skip_group"}  # those that name functions and classes
-    for import_path in sorted(set(_texts(file.config.model_dump(include=tables)))):
+    # The tables that name functions and classes.
+    tables = {"tasks", "environment", "engine", "group_rewards", "skip_group", "evaluation"}
+    import_paths = {*_texts(file.config.model_dump(include=tables))}
+    if isinstance(environment := file.config.environment, VerifiersSection):
+        import_paths.add(f"{environment.id.replace('-', '_')}:")
+    for import_path in sorted(import_paths):
         module_name, colon, _ = import_path.rpartition(":")
         path = file.resolve(module_name)
         if not module_name.endswith(".py"):

@@ -1,12 +1,17 @@
 """The output directory of a run: the names of its files, and whether it can be used."""
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rollouts.errors import CommandFileError
 from rollouts.evaluation.results import RESULTS_FILE
 from rollouts.observability import MetricSink, TensorBoardSink, WandbSink
 from rollouts.observability.training_log import MISMATCH_FILE, TRAINING_FILE
 from rollouts.run_config.config_file import ConfigFile
+from transport.errors import FileLockedError
+from transport.records.file_lock import locked
 
 
 class OutputDirectory:
@@ -38,6 +43,17 @@ class OutputDirectory:
     def appended(self) -> list[Path]:
         """What training appends to, step by step."""
         return [self.trajectories, self.metrics, self.training, self.mismatch]
+
+    @contextmanager
+    def locked_for_training(self) -> Iterator[None]:
+        """No other process trains in it during the block. Raises `CommandFileError` where one does."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.training_lock, make=True))
+            except FileLockedError as error:
+                reason = "another process trains in it; end it, or name another directory"
+                raise CommandFileError(self.path, reason) from error
+            yield
 
 
 _KEY = ("output", "directory")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
@@ -43,6 +44,19 @@ def make_tasks(file: ConfigFile) -> TaskSource:
     if source.is_empty():
         raise file.error(("tasks",), f"there is no task in {path}; add at least one")
     return source
+
+
+def check_tasks(file: ConfigFile, tasks: TaskSource, count: int | None = None) -> None:
+    """Refuse what would end the run when it is taken, perhaps after hours: in a file, and of a list two equal ids.
+
+    Only the first `count` tasks are checked, or all. Raises `TaskFileError` and `RunConfigError`.
+    """
+    if isinstance(tasks, FileTaskSource):
+        tasks.check(count)
+    elif isinstance(tasks, list | tuple):
+        ids = Counter(task.task_id for task in tasks[:count] if isinstance(task, Task))
+        if (twice := next((task_id for task_id, times in ids.items() if times > 1), None)) is not None:
+            raise file.error(("tasks",), f"two tasks have the id {twice!r:.80}; give each task its own")
 
 
 def first_tasks(tasks: TaskSource, count: int) -> TaskSource:

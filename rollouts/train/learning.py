@@ -56,6 +56,12 @@ class Learner:
             required = named_loss(section.loss).required
         if any("teacher" in name for name in required) and config.teacher is None:
             raise file.error(("train", "loss"), f"{section.loss!r} compares with a teacher; add [teacher]")
+        if section.loss not in _WITHOUT_ADVANTAGES and not section.kl:
+            reason = "the episodes of a task are compared with each other, and nothing would be learned"
+            if config.group_size == 1:
+                raise file.error(("group_size",), f"{reason} from one; write at least 2")
+            if sampling.temperature == 0:
+                raise file.error(("sampling", "temperature"), f"{reason} from equal ones; write more than 0")
         leaves_out = sampling.top_p < 1 or sampling.top_k > 0
         if leaves_out and not sampling.top_logprobs and config.engine.kind == "local":
             reason = "top_p and top_k leave ids out, and a trainer has to know which; write as many as are kept"

@@ -21,9 +21,10 @@ from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.metric_sinks import last_step
 from rollouts.run_config.engines import connect
 from rollouts.run_config.group_files import GroupFiles
+from rollouts.run_config.import_paths import imported_files
 from rollouts.run_config.output import OutputDirectory, metric_sinks
 from rollouts.run_config.run_parts import RunParts
-from rollouts.run_config.sections import SupervisedSection, TrainSection
+from rollouts.run_config.sections import TrainSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource
 from rollouts.runner.events import GroupSkipped, GroupStale, RunnerEvent
 from rollouts.runner.group import Group
@@ -36,8 +37,6 @@ from rollouts.train.learning import Learner
 from rollouts.train.policy import Policy
 from rollouts.train.task_order import TaskOrder
 from rollouts.workers.worker_pool import WorkerPool
-from transport.errors import FileLockedError
-from transport.records.file_lock import locked
 
 #: Where episodes run (`RunParts.place`).
 Place: TypeAlias = Engine | ChatEngine | WorkerPool
@@ -71,14 +70,12 @@ class Training:
         parts, section, output = self.parts, self.section, self.output
         file = parts.file
         async with AsyncExitStack() as opened:
-            try:
-                opened.enter_context(locked(output.training_lock, make=True))
-            except FileLockedError as error:
-                reason = f"another process trains in {output.path}; end it, or name another directory"
-                raise file.error(("output", "directory"), reason) from error
+            opened.enter_context(output.locked_for_training())
             checkpoints = Checkpoints(output, file, self._configuration(), section.keep)
             policy = Policy(parts, section, output.weights)
             restored = checkpoints.restore(policy.trainer)
+            if restored is not None:
+                self.console.print(f"continuing after step {restored.step} of {section.steps}", highlight=False)
             state = restored or TrainingState()
             learner = Learner(policy, file, section)
             order = TaskOrder(
@@ -95,10 +92,10 @@ class Training:
             log = opened.enter_context(TrainingLog(output.path, sinks=sinks))
             if (server := await policy.server()) is not None:  # before a warm start, which takes long
                 opened.push_async_callback(server.close)
-            if restored is None and self.conversations is not None:
-                supervised = file.config.supervised
-                assert supervised is not None
-                await asyncio.to_thread(self._warm_start, learner, supervised, log)
+            if restored is None:
+                if self.conversations is not None:
+                    await asyncio.to_thread(self._warm_start, learner, log)
+                state = await asyncio.to_thread(checkpoints.save, policy.trainer, replace(state, tasks=order.state()))
             engine, *others = await policy.engines(server, state.step)
             for each in (*others, engine):
                 if each is not server:
@@ -118,9 +115,8 @@ class Training:
             opened.enter_context(MetricHistory(self.metrics, runner_sinks, first_step=last_step(output.runner_metrics)))
             files = opened.enter_context(GroupFiles(output, durable=False))
             await opened.enter_async_context(runner)
-            if restored is None:
-                state = await self._evaluated(engine, place, log, replace(state, tasks=order.state()))
-                state = await asyncio.to_thread(checkpoints.save, policy.trainer, state)
+            if state.step == 0:
+                state = await self._evaluated(engine, place, log, state)
             await self._write_best(policy, state)
             first, began, success = state.step, time.monotonic(), file.config.evaluation.threshold
             for step in range(first + 1, section.steps + 1):
@@ -153,13 +149,14 @@ class Training:
             self.state = state
 
     def _configuration(self) -> dict[str, Any]:
-        """What must not change while the run continues: the values, and the content of files of tasks.
+        """What must not change while the run continues: the values, and the content of modules and files of tasks.
 
-        A position in the order of the tasks is that of a row, and rewards of evaluations are compared.
+        A position in the order of the tasks is that of a row, and rewards are compared.
         """
         config = self.parts.file.config
         values = self.parts.journal_configuration() | {"seed": config.seed, "group_size": config.group_size}
         values["evaluation"] = config.evaluation.model_dump(mode="json", exclude={"every"})
+        values["modules"] = imported_files(self.parts.file)  # a moment after they were imported
         for table, tasks in (("tasks", self.parts.tasks), ("evaluation", self.held_out)):
             if isinstance(tasks, FileTaskSource):
                 values[table]["content_of_the_file"] = tasks.digest()
@@ -173,7 +170,9 @@ class Training:
         if state.step == state.best_step:
             await asyncio.to_thread(policy.save, self.output.path / "best")
 
-    def _warm_start(self, learner: Learner, section: SupervisedSection, log: TrainingLog) -> None:
+    def _warm_start(self, learner: Learner, log: TrainingLog) -> None:
+        section = self.parts.file.config.supervised
+        assert section is not None
         assert self.conversations is not None
         learner.warm_start(self.conversations, section, log)
         self.console.print(f"warm start: {section.steps} supervised steps")

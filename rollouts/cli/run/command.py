@@ -100,12 +100,11 @@ def exit_on_problems() -> Iterator[None]:
 def checked_parts(file: ConfigFile, *, limit: int | None, dry_run: bool) -> RunParts:
     """The parts, after a check of the tasks. Raises `RunConfigError` and `TaskFileError`."""
     from rollouts.run_config.run_parts import make_parts
-    from rollouts.run_config.tasks import FileTaskSource
+    from rollouts.run_config.tasks import check_tasks
 
     parts = make_parts(file, offline=dry_run)
-    if isinstance(parts.tasks, FileTaskSource):
-        with Console(stderr=True).status("checking the tasks"):
-            parts.tasks.check(limit)
+    with Console(stderr=True).status("checking the tasks"):
+        check_tasks(file, parts.tasks, limit)
     return parts
 
 

@@ -178,6 +178,20 @@ def test_two_steps_of_a_run_with_different_tasks_are_compared_unpaired_by_welch(
     assert (found.difference.low, found.difference.high) == pytest.approx((interval.low, interval.high))
 
 
+def test_evaluations_of_two_steps_are_named_by_run_and_step(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for step in ("10", "20"):
+        write_run(tmp_path / "run" / "evaluations" / step, {"1": [1], "2": [0]})
+    comparison = compare_runs([f"{tmp_path / 'run'}@{step}" for step in ("10", "20")])
+    assert [run.name for run in comparison.runs] == ["run@10", "run@20"]
+
+
+def test_tasks_without_data_in_both_files_are_no_difference(tmp_path: Path) -> None:
+    lines = [line("1", [1], task_data=None), line("2", [1])]
+    comparison = compare_runs([write_run(tmp_path / name, lines) for name in ("a", "b")])
+    assert comparison.against_baseline[0].notes == []
+
+
 def test_a_task_with_several_groups_has_the_episodes_of_all_of_them(tmp_path: Path) -> None:
     lines = [line("1", [0], oldest_version="0"), line("1", [1, 1, 1], oldest_version="1"), line("2", [1, 1])]
     run = compare_runs([write_run(tmp_path / "a", lines), write_run(tmp_path / "b", {"1": [1], "2": [1]})]).runs[0]

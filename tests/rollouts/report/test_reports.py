@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from rollouts import Trajectory
 from rollouts.cli.main import app
 from rollouts.errors import RolloutsError, ServerTimeoutError
-from rollouts.observability import JsonLinesSink
+from rollouts.observability import JsonLinesSink, TrainingLog
 from rollouts.report import write_report
 from rollouts.report.charts import Chart, Line
 from rollouts.report.curves import episode_charts
@@ -300,6 +300,17 @@ def test_rewards_up_to_the_largest_float_have_a_mean_and_those_of_1e150_are_not_
     index = re.search(r'id="index">(.*?)</script>', (directory / "viewer.html").read_text("utf-8"))
     assert index is not None
     assert [one["reward"] for one in json.loads(index[1])["episodes"]] == [1e308, 1.6e308, None]
+
+
+def test_steps_of_a_warm_start_and_evaluations_are_no_training_steps(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with TrainingLog(directory) as log:
+        for step in (-1, 0):
+            log.write(step, {"supervised_loss": 1.0})
+        log.write(0, {"held_out_reward": 0.1, "held_out_success": 0.1})
+        log.write(1, {"loss": 0.5, "held_out_reward": 0.2})
+    assert write_report(directory).steps == 1
 
 
 @given(st.text())

@@ -1,4 +1,4 @@
-"""The module of the project is imported by name, and each test has another file of it."""
+"""The modules of the project are imported by name, and each test has other files of them."""
 
 import gc
 import sys
@@ -11,7 +11,8 @@ import pytest
 def as_before() -> Iterator[None]:
     path, thresholds = list(sys.path), gc.get_threshold()
     yield
-    sys.modules.pop("vowels_env", None)
+    for name in ("vowels_env", "held"):
+        sys.modules.pop(name, None)
     sys.path[:] = path
     gc.unfreeze()
     gc.set_threshold(*thresholds)

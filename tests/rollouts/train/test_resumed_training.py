@@ -51,6 +51,7 @@ def written(directory: Path, model: Path) -> Path:
     [
         (Trainer, "optim_step", 3),  # in the warm start
         (Checkpoints, "save", 1),
+        (GroupFiles, "write_row", 1),  # of the evaluation before the first step
         (GroupFiles, "write_row", 15),  # of the second step: 5 groups of each evaluation, 3 of a step
         (Trainer, "optim_step", 6),
         (Runner, "update_weights", 2),
@@ -79,9 +80,13 @@ def test_a_run_that_fails_anywhere_goes_on_from_its_checkpoint_to_the_same_end(
         planted.setattr(owner, method, failing)
         result = train(path)
     assert (result.exit_code, "planted" in result.output) == (2, True), result.output
+    steps = [int(each.parent.name.removeprefix("step-")) for each in tmp_path.glob("out/checkpoints/*/state.json")]
     again = train(path, "--resume")
     assert again.exit_code == 0, again.output
     assert outcome(tmp_path) == uninterrupted
+    first = again.output.partition("\n")[0]
+    assert first == (f"continuing after step {max(steps)} of 3" if steps else "warm start: 4 supervised steps")
+    assert ("warm start" in again.output) == (not steps)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +147,24 @@ def test_a_run_whose_files_of_tasks_have_changed_is_another_run(
     assert f"{table}.content_of_the_file: it was " in refused.output
 
 
+@pytest.mark.parametrize("key", ["environment.factory", "evaluation.tasks.source"])
+def test_a_run_whose_modules_have_changed_is_another_run(tmp_path: Path, tiny_model_dir: Path, key: str) -> None:
+    held_out = HELD_OUT.replace('kind = "jsonl", path = "tasks.jsonl"', 'kind = "import", source = "held:TASKS"')
+    path = project(tmp_path, tiny_model_dir, CONFIG + held_out, steps="1")
+    tasks = "from rollouts import Task\nTASKS = [Task('a', {'rgb': [1, 2, 3]})]\n"
+    (tmp_path / "held.py").write_text(tasks)
+    assert train(path).exit_code == 0
+    name = {"environment.factory": "vowels_env:ManyVowels", "evaluation.tasks.source": "held:TASKS"}[key]
+    module = tmp_path / f"{name.partition(':')[0]}.py"
+    before = module.read_text()
+    module.write_text(f"{before}\n# mended\n")
+    refused = train(path, "--resume", "--set", "train.steps=2")
+    assert refused.exit_code == 2
+    assert f"modules.{name}: it was " in refused.output.replace('"', "")
+    module.write_text(before)
+    assert train(path, "--resume", "--set", "train.steps=2").exit_code == 0
+
+
 def test_a_second_process_in_the_same_directory_ends_at_once(tmp_path: Path, tiny_model_dir: Path) -> None:
     path = project(tmp_path, tiny_model_dir, steps="100000")
     first = started(path)
@@ -151,7 +174,7 @@ def test_a_second_process_in_the_same_directory_ends_at_once(tmp_path: Path, tin
     first.kill()
     first.communicate()
     assert refused.exit_code == 2
-    assert f"another process trains in {tmp_path / 'out'}; end it" in refused.output
+    assert f"{tmp_path / 'out'}: another process trains in it; end it" in refused.output
 
 
 @pytest.mark.parametrize("name", ["trajectories.mmr", "metrics.jsonl", "training.jsonl", "mismatch.mmr"])

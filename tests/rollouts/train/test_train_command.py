@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from server_thread import served
 from transformers import get_scheduler
 from typer.testing import CliRunner
-from vowels_training import CONFIG, HELD_OUT, figures, project, train
+from vowels_training import CONFIG, ENVIRONMENT, HELD_OUT, figures, project, train
 
 from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
@@ -252,7 +253,7 @@ def test_the_files_of_the_documentation_are_a_whole_run(tmp_path: Path, tiny_mod
 def test_an_evaluation_without_its_packages_is_refused_before_anything_runs(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollouts.cli.train.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     result = train(project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT))
     assert result.exit_code == 2
     assert "needs scipy" in result.output
@@ -291,9 +292,42 @@ def test_a_server_that_does_not_answer_is_an_error_before_the_warm_start(tmp_pat
 
 
 def test_a_step_without_unequal_rewards_in_any_group_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
-    result = train(project(tmp_path, tiny_model_dir, group_size="1", steps="2"))
+    path = project(tmp_path, tiny_model_dir, steps="2")
+    (tmp_path / "vowels_env.py").write_text(ENVIRONMENT.replace("reward=", "reward=0 * "))
+    result = train(path)
     assert result.output.count("no group has unequal rewards") == 2
     assert [row["equal_rewards"] for _, row in figures(tmp_path) if "equal_rewards" in row] == [1, 1]
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], []])
+@pytest.mark.parametrize(("key", "value"), [("group_size", "1"), ("sampling", "{ max_tokens = 8, temperature = 0 }")])
+def test_a_run_in_which_no_group_can_teach_is_refused_unless_it_learns_from_more_than_their_rewards(
+    tmp_path: Path, tiny_model_dir: Path, options: list[str], key: str, value: str
+) -> None:
+    path = project(tmp_path, tiny_model_dir, CONFIG + "kl = 0.0\n", **{key: value})
+    refused = train(path, *options)
+    assert refused.exit_code == 2
+    assert "the episodes of a task are compared with each other" in " ".join(refused.output.split())
+    changes = ["train.kl=0.1", "train.lora_rank=2", "train.steps=1", "output.directory=other"]
+    kept = train(path, *options, *(part for each in changes for part in ("--set", each)))
+    assert kept.exit_code == 0, kept.output
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], []])
+@pytest.mark.parametrize("table", ["tasks", "evaluation.tasks"])
+def test_two_tasks_of_a_list_with_one_id_are_refused_before_anything_runs(
+    tmp_path: Path, tiny_model_dir: Path, options: list[str], table: str
+) -> None:
+    twice = '{ kind = "import", source = "vowels_env:TWICE" }'
+    parts = {"tasks": CONFIG, "evaluation.tasks": HELD_OUT}
+    parts[table] = parts[table].replace(JSONL, twice)
+    path = project(tmp_path, tiny_model_dir, "".join(parts.values()))
+    with open(tmp_path / "vowels_env.py", "a") as module:
+        module.write("from rollouts import Task\nTWICE = [Task(name, {'rgb': [9, 9, 9]}) for name in 'aba']\n")
+    refused = train(path, *options)
+    assert refused.exit_code == 2
+    assert f"{table}: two tasks have the id 'a'; give each task its own" in " ".join(refused.output.split())
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("rank", [0, 4])
