@@ -98,8 +98,11 @@ class _TiledLogprobs(torch.autograd.Function):
         head: _Head,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(hidden)
-        log_sum = hidden.new_full((count,), -math.inf, dtype=torch.float32)
-        entropy = torch.zeros_like(log_sum)
+        # log_total is that of logits less the largest so far. The sum of both has the rounding of the largest logit,
+        # 5e-7 where it is above 8, and would bring it into the log-probability of a token that is nearly certain.
+        largest = hidden.new_full((count,), -math.inf, dtype=torch.float32)
+        log_total = largest.clone()
+        entropy = torch.zeros_like(largest)
         target_logits = torch.zeros_like(targets, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
             for words in _slices(len(weight), head.chunk_vocabulary):
@@ -109,18 +112,20 @@ class _TiledLogprobs(torch.autograd.Function):
                     index, is_here = _targets_in(targets[rows], words)
                     # A target lies in one tile of the vocabulary; in the others the value so far stays.
                     target_logits[rows] = torch.where(is_here, logits.gather(1, index), target_logits[rows])
-                    tile_log_sum, tile_entropy = _log_sum_and_entropy(logits)
+                    tile_largest, tile_total, tile_entropy = _log_sum_and_entropy(logits)
+                    now_largest = torch.maximum(largest[rows], tile_largest)
+                    before = log_total[rows] + (largest[rows] - now_largest)
+                    now = tile_total + (tile_largest - now_largest)
+                    largest[rows], log_total[rows] = now_largest, torch.logaddexp(before, now)
                     # The chain rule of entropy: of the choice of a tile, and of the choice within it.
-                    total = torch.logaddexp(log_sum[rows], tile_log_sum)
-                    before, now = torch.exp(log_sum[rows] - total), torch.exp(tile_log_sum - total)
+                    before, now = (torch.exp(each - log_total[rows]) for each in (before, now))
                     choice = torch.special.entr(before) + torch.special.entr(now)
                     entropy[rows] = choice + before * entropy[rows] + now * tile_entropy
-                    log_sum[rows] = total
-        ctx.save_for_backward(hidden, weight, bias, low, up, targets, log_sum, entropy)
+        ctx.save_for_backward(hidden, weight, bias, low, up, targets, largest + log_total, entropy)
         # An output without use then has None as its gradient, and no tensor of zeros.
         ctx.set_materialize_grads(False)
         ctx.head = head
-        return target_logits - log_sum[:, None], entropy
+        return target_logits - largest[:, None] - log_total[:, None], entropy
 
     @staticmethod
     @once_differentiable
@@ -211,10 +216,11 @@ def _tile(
     return logits, slope
 
 
-def _log_sum_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """log(sum(exp(z))) of each row and the entropy of its softmax, with one exponential. `logits` is overwritten.
+def _log_sum_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """max(z) of each row, log(s), and the entropy of its softmax, with one exponential. `logits` is overwritten.
 
-    With d = z - max(z) and s = sum(exp(d)), the entropy is log(s) - sum(exp(d) d) / s.
+    With d = z - max(z) and s = sum(exp(d)), log(sum(exp(z))) is max(z) + log(s), and the entropy is log(s) -
+    sum(exp(d) d) / s.
     """
     # Less the largest: exp overflows float32 from 89 on.
     largest = logits.amax(dim=-1)
@@ -222,7 +228,7 @@ def _log_sum_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     exponential = torch.exp(difference)
     total = exponential.sum(dim=-1)
     log_total = torch.log(total)
-    return largest + log_total, log_total - difference.mul_(exponential).sum(dim=-1) / total
+    return largest, log_total, log_total - difference.mul_(exponential).sum(dim=-1) / total
 
 
 def _logit_gradient(

@@ -77,8 +77,15 @@ def test_logits_far_from_zero_neither_overflow_nor_lose_the_small_probability():
     hidden = torch.tensor([[1.0], [1.0]])
     weight = torch.tensor([[1000.0], [900.0], [-1000.0]])
     result = sequence_logprobs(hidden, weight, torch.tensor([0, 2]), chunk_vocabulary=1)
-    assert result.logprobs.tolist() == [0.0, -2000.0]
+    assert result.logprobs.tolist() == [pytest.approx(-math.exp(-100)), -2000.0]
     assert result.entropy.tolist() == [pytest.approx(100 * math.exp(-100)), pytest.approx(100 * math.exp(-100))]
+
+
+@pytest.mark.parametrize("chunk", [3, 16])
+def test_the_size_of_the_logits_is_in_no_rounding_of_a_log_probability(chunk):
+    steps = torch.arange(16.0)[torch.randperm(16, generator=torch.Generator().manual_seed(0))] / 8
+    found = sequence_logprobs(torch.ones(16, 1), 4096 + steps[:, None], torch.arange(16), chunk_vocabulary=chunk)
+    torch.testing.assert_close(found.logprobs, torch.log_softmax(steps.double(), 0).float(), rtol=0, atol=5e-7)
 
 
 def test_bfloat16_logits_are_normalised_and_their_gradients_summed_in_float32():
