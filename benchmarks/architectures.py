@@ -324,8 +324,7 @@ _BEGINNING = """\
 `python benchmarks/architectures.py` writes this page: it tries a tiny random model of every class of transformers
 {version} that `AutoModelForCausalLM` and `AutoModelForMultimodalLM` load, in float32 on a CPU. Log-probabilities,
 sampled (`LocalEngine`) and trained (`token_logprobs`), must be those of the model's own forward within 1e-4. Images and
-sounds are tried with the families whose processors the tests make. The names are `model_type` of config.json; a model
-whose name is missing is not in that release.
+sounds are tried with the families whose processors the tests make. The names are `model_type` of config.json.
 
 | of {all} architectures | |
 |---|---|
@@ -383,12 +382,11 @@ def page(kept: dict[str, Any]) -> str:
         ", sees, hears": "With images and sounds",
         ", sees": "With images",
         ", hears": "With sounds",
-        "": "With text",
     }
     for senses, title in titles.items():
         if names := rows.get(f"samples, trains{senses}"):
             text += f"\n{title}: {', '.join(names)}.\n"
-    return text
+    return f"{text}\nWith text: the other {len(rows['samples, trains'])} of that release.\n"
 
 
 def examine(names: list[str]) -> dict[str, dict[str, str]]:

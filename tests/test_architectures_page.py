@@ -35,4 +35,4 @@ def test_a_page_counts_each_architecture_once_and_names_what_is_missing(script):
     assert counts == [2, 1, 1, 1, 1]  # sample and train, with images, train, refused, not tried
     assert "| d | refused: tokens attend to later ones |" in text
     assert "| b | sample if config.json has `max_position_embeddings` |" in text
-    assert text.endswith("With images: a.\n\nWith text: b.\n")
+    assert text.endswith("With images: a.\n\nWith text: the other 1 of that release.\n")
