@@ -126,8 +126,10 @@ def _invalid_body(error: ValidationError, kind: type[BaseModel], place: str) -> 
         message = "Input should be an object"
     elif first["type"] == "union_tag_invalid":
         message = f"the type {short_repr(context['tag'])} is not supported; it is one of {context['expected_tags']}"
-    elif context.get("max_length") == 0:
+    elif context.get("max_length") == 0 or first["type"] == "none_required":
         message = "leave it out"
+    elif first["type"] == "string_pattern_mismatch":
+        message = "this value is not supported"
     field = kind.model_fields.get(str(loc[0])) if loc else None
     reason = f" ({field.description})" if field is not None and field.description else ""
     return invalid_field(f"{place or 'the body'} is {value}: {message}{reason}", place)

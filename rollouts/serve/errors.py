@@ -215,6 +215,11 @@ def answering_errors(handler: Handler) -> Handler:
 # Responses for requests that no route takes: HTTP 404 for another path, 405 for another method.
 
 
+#: What clients look for below `/v1/responses`, beside ids of responses.
+_NOT_BELOW_RESPONSES: Final = {
+    "compact": "no conversation is shortened here; send the shorter one, which begins a branch",
+    "input_tokens": "no tokens are counted here; /v1/messages/count_tokens counts those of its requests",
+}
 _SESSION_PATH: Final = re.compile(r"/sessions/[^/]{1,128}(?=/)")
 
 
@@ -226,7 +231,9 @@ async def on_unrouted(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
         methods = sorted({method for route in routes for method in route.methods or ()})
-        message = f"{requested}: this path takes {' and '.join(methods)}"
+        taken = f"this path takes {' and '.join(methods)}"
+        name = request.url.path.rpartition("/responses/")[2]
+        message = f"{requested}: {_NOT_BELOW_RESPONSES.get(name, taken)}"
         refusal = RequestError(error.status_code, message, code="method_not_supported")
         headers["Allow"] = ", ".join(methods)
     else:

@@ -167,6 +167,7 @@ class _ChatBody(OpenAIBody, extra="allow"):
     chat_template_kwargs: dict[str, Any] = Field({}, max_length=0, description=_TEMPLATE)
     continue_final_message: Literal[False] = Field(False, description=OWN_MESSAGE)
     ignore_eos: Literal[False] = Field(False, description="a turn ends at the stop tokens of the template")
+    functions: None = Field(None, description="not supported: send tools of the type function")
     modalities: list[Literal["text"]] = Field(["text"], description="completions are text")
     reasoning_effort: None = Field(None, description=_TEMPLATE)
     response_format: TextFormat = Field(TextFormat(), description=SAMPLES_FREELY)

@@ -104,6 +104,7 @@ class _ToolChoice(Strict):
 
 
 class _OutputConfig(Strict):
+    format: None = None
     without_effect = frozenset({"effort"})
 
 
@@ -117,6 +118,7 @@ class _MessagesBody(RequestBody):
     max_tokens: Any = None
     top_k: Any = None
     thread: Any = None
+    container: None = Field(None, description="not supported: the server runs no code; offer a tool")
     mcp_servers: list[Any] = Field([], max_length=0, description="not supported: the server runs no tools")
     # How much the model thinks, its template decides.
     without_effect = RequestBody.without_effect | {

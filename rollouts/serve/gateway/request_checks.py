@@ -34,7 +34,7 @@ class Sampled(Strict, extra="ignore"):
 
 
 #: Why a value of a field is refused: the description of the field, in the text of the error.
-SAMPLES_FREELY: Final = "the model samples freely: no grammar forces a call, forbids a second one or gives text a form"
+SAMPLES_FREELY: Final = "no grammar forces a call, one alone or a form of text: ask for it in a message"
 OWN_MESSAGE: Final = "each completion is a message of its own, and none continues the last one"
 
 
@@ -101,8 +101,11 @@ def _has_others(fields: dict[str, Any], known: Set[str]) -> bool:
     return not fields.keys() <= known and any(map(fields.get, fields.keys() - known))
 
 
-#: Types of tools that clients run, each in APIs of its own.
-OWN_TOOLS: Final = frozenset({"function", "custom"})
+#: Types of tools that clients run, and what to send for one in an API that does not have it.
+OWN_TOOLS: Final = {
+    "function": "in this API a tool has no type, a name, a description and an input_schema: send it so",
+    "custom": "a tool that takes free text is not supported: send a function with a parameter for the text",
+}
 
 
 def read_turn(body: bytes, dialect: Dialect, reading: Reading) -> TurnRequest:
@@ -118,10 +121,8 @@ def read_turn(body: bytes, dialect: Dialect, reading: Reading) -> TurnRequest:
         kept.append(tool)
         if isinstance(kind, str) and kind not in dialect.tool_types:
             cure = "this server runs no tools: leave it out, or start the server with --ignore-tool and this type"
-            if kind in OWN_TOOLS:
-                cure = "in this API a tool has another form: see its client's documentation"
-            place = f"tools[{index}].type"
-            raise unsupported_field(f"tools[{index}] is of the type {short_repr(kind)}, and {cure}", place)
+            reason = f"tools[{index}] is of the type {short_repr(kind)}, and {OWN_TOOLS.get(kind, cure)}"
+            raise unsupported_field(reason, f"tools[{index}].type")
     if ignored:
         fields["tools"] = kept
     turn = dialect.read(validated(dialect.body, fields), fields, reading)

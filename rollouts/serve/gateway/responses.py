@@ -122,6 +122,7 @@ class _TextConfig(Strict):
 # What OpenAI's own tools return is in no response here, nor is encrypted reasoning: reasoning is sent as text. Images
 # are in the input, and log-probabilities are refused.
 _Included = Annotated[str, Field(pattern=r"^([a-z_]+_call(_output)?|message\.input_image|reasoning)\.")]
+_NO_LOGPROBS: Final = "log-probabilities are not supported here: chat completions have them"
 _NOT_SHORTENED: Final = "not supported: the server shortens no conversation"
 
 
@@ -134,14 +135,16 @@ class _ResponsesBody(OpenAIBody):
     instructions: Text | None = None
     tools: list[Annotated[_Function | _Namespace, Field(discriminator="type")]] = Field([])
     text: _TextConfig = Field(_TextConfig(), description=SAMPLES_FREELY)
-    include: list[_Included] = Field([])
+    include: list[_Included] = Field([], description=_NO_LOGPROBS)
     previous_response_id: Text | None = None
     store: bool = True
     max_output_tokens: Any = None
     # What this server does not do.
     background: Literal[False] = Field(False, description="not supported: a request is answered at once")
     context_management: list[Any] = Field([], max_length=0, description=_NOT_SHORTENED)
-    top_logprobs: Literal[0] = Field(0, description="not supported: chat completions have log-probabilities")
+    top_logprobs: Literal[0] = Field(0, description=_NO_LOGPROBS)
+    conversation: None = Field(None, description="not supported: send previous_response_id or all items")
+    prompt: None = Field(None, description="not supported: no prompts are stored; send instructions")
     truncation: Literal["disabled"] = Field("disabled", description=_NOT_SHORTENED)
     # How much the model thinks, its template decides.
     without_effect = OpenAIBody.without_effect | {
@@ -278,7 +281,9 @@ def _message(raw: Any, index: int, allow_urls: bool) -> dict[str, Any] | None:
     place = f"input[{index}]"
     kind = raw.get("type", "message") if isinstance(raw, dict) else None
     if not isinstance(kind, str) or kind not in _ITEMS:
-        raise unsupported_field(f"{place} is {short_repr(raw)}: an item is one of {', '.join(_ITEMS)}", place)
+        known = ", ".join(_ITEMS)
+        cure = "; send the item itself, or previous_response_id" if kind == "item_reference" else ""
+        raise unsupported_field(f"{place} is {short_repr(raw)}: an item is one of {known}{cure}", place)
     item: Any = validated(_ITEMS[kind], raw, place)
     match item:
         case _Reasoning(content=parts):

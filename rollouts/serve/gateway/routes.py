@@ -67,6 +67,7 @@ class _RewardBody(Strict):
 
 
 class _EndBody(Strict):
+    group_id: Text = ""
     done: bool | None = None
     truncated: bool = False
     error: Text = ""
@@ -106,7 +107,7 @@ class Gateway:
         sampling = sampling or SamplingParams(max_tokens=4096)
         check_settings(engine, renderer, sampling, 1)
         check_on_end(on_session_end, "on_session_end")
-        if own := OWN_TOOLS.intersection(ignored_tools):
+        if own := OWN_TOOLS.keys() & ignored_tools:
             rule = "clients run these tools themselves; pass types of tools that a service runs, such as web_search"
             raise ArgumentError("ignored_tools", min(own), rule)
         pool = renderer if isinstance(renderer, RendererPool) else RendererPool(renderer)
@@ -134,7 +135,7 @@ class Gateway:
             BodyLimitMiddleware,
             max_bytes=limits.max_body_bytes,
             seconds=limits.body_seconds,
-            option=f"max_body_bytes={limits.max_body_bytes} of the gateway",
+            option="--max-body-mb of `rollouts serve` (max_body_bytes of the gateway)",
         )
         agents: list[tuple[str, str, Handler]] = [  # each also below a session
             *(("POST", f"/v1/{dialect.path}", partial(self._turn, dialect=dialect)) for dialect in _DIALECTS),
@@ -199,7 +200,8 @@ class Gateway:
             session = self._sessions.for_request(session_id, turn.history)
             head = Head(uuid.uuid4().hex, int(time.time()), model, session.id)
             writer = dialect.writer(turn, head, self._token_texts)
-        session.leave_out(turn.ignored_tools)
+        for name in turn.ignored_tools:
+            session.increment(f"ignored_tools/{name}")
         headers = {_SESSION_HEADER: session.id}
         complete = partial(complete_turn, session, turn, self._sessions, adapter, self._limits.request_seconds)
 
@@ -211,7 +213,7 @@ class Gateway:
         if turn.body.stream:
             parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
             is_live = parses and self._engine.streams  # the text is sent while it is sampled
-            stream = TurnStream(complete, keep, turn, writer, self._pool.renderer if is_live else None)
+            stream = TurnStream(complete, keep, writer, self._pool.renderer if is_live else None)
             return await streamed_response(request, stream.events(), headers)
         completion = await unless_disconnected(request, complete())
         answer = writer.whole(completion)
@@ -301,6 +303,7 @@ class Gateway:
         session = self._session(request)
         read = await self._read_fields(request, _EndBody)
         if not session.trajectory.finished:
+            session.trajectory.group_id = read.group_id or session.trajectory.group_id
             session.end(done=read.done, truncated=read.truncated, error=read.error, metrics=read.metrics)
         await self._sessions.end(session)
         return self._session_response(session)

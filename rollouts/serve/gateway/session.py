@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from rollouts.serve.errors import invalid_field
 from rollouts.serve.gateway.history import History, identity, reasoning_of
 from rollouts.serve.gateway.limits import kept_bytes
 
-_log = logging.getLogger("rollouts")
 #: Turns of a session whose prompts stay in memory; those of other turns are made again from the trajectory.
 _KEPT_PROMPTS: Final = 8
 #: Estimated bytes of a token: what the tree has of it, and an integer that kept prompts share.
@@ -37,8 +35,8 @@ class RecordedTurn:
     `parent` is the turn that its request continued. `num_messages` counts those of its conversation, its own
     included. `identities`, `reasoning` and `call_ids` are of the messages that the parent does not have, the latter
     two by position in the conversation; `call_ids` are the ids that the client received. `order` is larger for a
-    later request, and for a smaller index among its choices. `sampled` are the sampled ranges of a prompt that was
-    rendered in full, None for one that was bridged.
+    later request, and for a smaller index among its choices. `completion` is its range of tokens, `sampled`
+    are the sampled ranges of a prompt that was rendered in full, None for one that was bridged.
     """
 
     index: int
@@ -49,8 +47,7 @@ class RecordedTurn:
     call_ids: Mapping[int, Sequence[str]]
     order: tuple[int, int]
     tools: Any
-    prompt_length: int
-    length: int
+    completion: tuple[int, int]
     sampled: Sequence[tuple[int, int]] | None
     placeholder_token_ids: Mapping[str, int]
 
@@ -60,6 +57,13 @@ class RecordedTurn:
         while turn is not None:
             yield turn
             turn = turn.parent
+
+    def ids_of_calls(self, history: History) -> Iterator[tuple[str, str]]:
+        """The ids of all calls until the turn, in their order: that in the history, and the recorded one."""
+        for each in [*self.lineage()][::-1]:
+            for position, known in each.call_ids.items():
+                calls = history.messages[position].get("tool_calls") or ()
+                yield from zip((call.get("id", "") for call in calls), known, strict=False)
 
 
 class StoredResponse(NamedTuple):
@@ -118,30 +122,19 @@ class Session:
         """Whether reasoning and ids of calls are those of the turn and of the turns before it, where they were sent."""
         for each in turn.lineage():
             for position, reasoning in each.reasoning.items():
-                sent = reasoning_of(history.messages[position])
-                if sent is not None and sent != reasoning:
+                if reasoning_of(history.messages[position]) not in (None, reasoning):
                     return False
-            for position, ids in each.call_ids.items():
-                calls = history.messages[position].get("tool_calls") or ()
-                # Ids that this gateway did not make are the client's own.
-                if any(
-                    (sent := call.get("id")) != expected and sent in self.internal_ids
-                    for call, expected in zip(calls, ids, strict=False)
-                ):
-                    return False
-        return True
+        # Ids that this gateway did not make are the client's own.
+        pairs = turn.ids_of_calls(history)
+        return all(sent == known or sent not in self.internal_ids for sent, known in pairs)
 
     # Ids of tool calls.
 
     def model_messages(self, history: History, turn: RecordedTurn | None) -> Sequence[Any]:
         """The messages after a turn, None for all, with the ids of tool calls that the model wrote."""
-        renewed: dict[str, str] = {}  # a later call may have the id of an earlier one
-        for each in [] if turn is None else [*turn.lineage()][::-1]:
-            for position, known in each.call_ids.items():
-                calls = history.messages[position].get("tool_calls") or ()
-                own = [self.internal_ids.get(one, one) for one in known]
-                renewed.update((call.get("id"), one) for call, one in zip(calls, own, strict=False) if one)
-        ids = ChainMap(self.internal_ids, renewed)
+        own = self.internal_ids
+        pairs = () if turn is None else turn.ids_of_calls(history)
+        ids = ChainMap(own, {sent: own.get(known, known) for sent, known in pairs if known})
         start = 0 if turn is None else turn.num_messages
         return [_with_ids(message, ids) for message in history.messages[start:]] if ids else history.messages[start:]
 
@@ -176,8 +169,7 @@ class Session:
             },
             order=(self.num_requests, -choice),
             tools=prompt.tools,
-            prompt_length=len(prompt.rendered),
-            length=len(turn.completion_ids),
+            completion=(len(prompt.rendered), len(prompt.rendered) + len(turn.completion_ids)),
             sampled=None if is_bridged else prompt.sampled,
             placeholder_token_ids=prompt.rendered.placeholder_token_ids,
         )
@@ -204,10 +196,6 @@ class Session:
         """Why the turn of a request does not extend the turn before it; `parent` and `is_bridged` as in `add`."""
         if choice > 0:
             return "another choice"
-        pairs = zip(history.digests[1:], history.messages, strict=True)
-        role = next((message["role"] for digest, message in pairs if digest not in self._known), None)
-        if is_bridged:
-            return "no new message" if role is None else "an earlier turn is continued"
         if history.digests[0] not in self._known:
             return "other tools"
         # The turn before a message of the model that it did not write is no `parent`.
@@ -215,8 +203,12 @@ class Session:
         continued = 0 if found is None else found.num_messages
         if any(history.digests[end] in self.turns for end in history.turn_ends if end > continued):
             return "other reasoning or ids of calls"
+        pairs = zip(history.digests[1:], history.messages, strict=True)
+        role = next((message["role"] for digest, message in pairs if digest not in self._known), None)
         if role is None:
             return "no new message"
+        if is_bridged:
+            return "an earlier turn is continued"
         if parent is None:
             return f"the first other message has the role {role}"
         return f"the bridge was refused: {prompt.refusal or 'the renderer does not say why'}"
@@ -236,12 +228,6 @@ class Session:
             messages.append(_with_ids(message, known) if "tool_call_id" in message else message)
         return messages, [one for each in lineage for one in each.identities]
 
-    def leave_out(self, tools: Sequence[str]) -> None:
-        """Count a request that had tools of these types, which are left out of it."""
-        for name in tools:
-            if self.increment(f"ignored_tools/{name}") == 1:
-                _log.warning("session %s: tools of the type %s are left out of its requests", self.id, name)
-
     def record_reward(self, reward: float, info: Mapping[str, Any], turn: int | None) -> None:
         """Set reward and info of a turn, None for the last. Raises `RequestError`, `TrajectoryError`."""
         turns = self.trajectory.turns
@@ -259,14 +245,12 @@ class Session:
         trajectory.error, trajectory.truncated = error, truncated
         trajectory.metrics.update(metrics)
         trajectory.done = not truncated and not error if done is None else done
-        self.count(kept_bytes(error, metrics))
+        self.count(kept_bytes(error, metrics, trajectory.group_id))
 
-    def increment(self, name: str) -> float:
-        """The metric of the trajectory, which is one more than before until the session has ended."""
-        metrics = self.trajectory.metrics
+    def increment(self, metric: str) -> None:
+        """Add 1 to a metric of the trajectory, unless that has ended."""
         if not self.trajectory.finished:
-            metrics[name] = metrics.get(name, 0) + 1
-        return metrics.get(name, 0)
+            self.trajectory.metrics[metric] = self.trajectory.metrics.get(metric, 0) + 1
 
     # How much is kept.
 
@@ -336,7 +320,7 @@ def _sampled_ranges(recorded: RecordedTurn) -> list[tuple[int, int]]:
     while recorded.sampled is None:
         assert recorded.parent is not None  # a bridged prompt continues a turn
         recorded = recorded.parent
-        ranges.append((recorded.prompt_length, recorded.prompt_length + recorded.length))
+        ranges.append(recorded.completion)
     return [*recorded.sampled, *reversed(ranges)]
 
 

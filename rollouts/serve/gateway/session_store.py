@@ -132,15 +132,18 @@ class SessionStore:
         return session
 
     def check_room(self, *, for_another: bool = False) -> None:
-        """Raises `RequestError` where the sessions take more than `max_bytes`, and where there is none for another."""
-        limits, count = self._limits, len(self._sessions)
-        if self._nbytes > limits.max_bytes or (for_another and count >= limits.max_sessions):
-            raise RequestError(
-                503,
-                f"{count} sessions of about {self._nbytes} bytes are kept; this server holds max_sessions="
-                f"{limits.max_sessions} and max_bytes={limits.max_bytes}. Fetch and delete sessions that have ended",
-                code="gateway_full",
-            )
+        """Remove sessions that `on_session_end` has, until there is room. Raises `RequestError` without room."""
+        limits, keeps = self._limits, self._on_session_end is None
+        while self._nbytes > limits.max_bytes or (for_another and len(self._sessions) >= limits.max_sessions):
+            session = next((one for one in self if one.is_delivered and not keeps), None)
+            if session is None:
+                raise RequestError(
+                    503,
+                    f"{len(self._sessions)} sessions of about {self._nbytes} bytes are kept, of max_sessions="
+                    f"{limits.max_sessions} and max_bytes={limits.max_bytes}. End or delete sessions",
+                    code="gateway_full",
+                )
+            self._remove(session, "it had ended and was handed over, and another session needed its room")
 
     def begin(self, session_id: str | None, *, group_id: str = "", seed: int | None = None) -> Session:
         """A new session, anonymous without an id. Raises `RequestError`, `TrajectoryError`."""
@@ -196,7 +199,7 @@ class SessionStore:
         finally:
             session.in_flight -= 1
             if session.is_anonymous and not session.in_flight and not session.trajectory.num_turns:
-                self._forget(session)  # nobody knows its id
+                self._remove(session, None)  # nobody knows its id
             elif session.id in self._sessions:
                 self._touch(session)
 
@@ -319,19 +322,14 @@ class SessionStore:
             else:
                 self._remove(session, reason)
 
-    def _forget(self, session: Session) -> bool:
-        """Whether there was the session; it counts no more."""
+    def _remove(self, session: Session, reason: str | None) -> None:
+        """Forget a session. Later requests that name it get the reason, if there is one."""
         if self._sessions.pop(session.id, None) is None:
-            return False
+            return
         self._nbytes -= session.nbytes
         session.on_count = lambda nbytes: None  # a request of it may still run
         for response_id in session.responses:
             del self._responses[response_id]
-        return True
-
-    def _remove(self, session: Session, reason: str) -> None:
-        if not self._forget(session):
-            return
         if session.is_anonymous:
             for digest in session.turns:
                 recorded = self._anonymous[digest]
@@ -340,7 +338,8 @@ class SessionStore:
                     del self._anonymous[digest]
             for call_id in session.internal_ids:
                 self._anonymous_calls.pop(call_id, None)
-        self._gone[session.id] = reason
+        if reason is not None:
+            self._gone[session.id] = reason
         if len(self._gone) > 65536:  # ids that are remembered, so that a late request gets the reason
             self._gone.popitem(last=False)
 

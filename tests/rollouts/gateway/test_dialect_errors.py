@@ -112,8 +112,9 @@ MESSAGES: list[tuple[Any, str, str]] = [
         "tool_choice.disable_parallel_tool_use",
         "should be False",
     ),
-    ({**HELLO, "output_config": {"format": {"type": "json_schema"}}}, "output_config.format", "unknown field"),
-    ({**HELLO, "container": "c"}, "container", "unknown field"),
+    ({**HELLO, "output_config": {"format": {"type": "json_schema"}}}, "output_config.format", "no grammar"),
+    ({**HELLO, "container": "c"}, "container", "leave it out (not supported: the server runs no code"),
+    ({**HELLO, "tools": [{**TOOL, "type": "function"}]}, "tools[0].type", "a description and an input_schema"),
     ({**HELLO, "mcp_servers": [{"type": "url"}]}, "mcp_servers", "leave it out (not supported: the server runs no"),
     (said({"type": "document", "source": {}}), "messages[0].content[0]", "the type 'document' is not supported"),
     ({**HELLO, "mood": 1}, "mood", "unknown field"),
@@ -171,9 +172,20 @@ RESPONSES: list[tuple[Any, str, str]] = [
     ({"input": "a", "tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
     ({"input": "a", "parallel_tool_calls": False}, "parallel_tool_calls", "should be True"),
     ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.type", "'json_schema'"),
-    ({"input": "a", "include": ["message.output_text.logprobs"]}, "include[0]", "output_text.logprobs"),
+    ({"input": "a", "include": ["message.output_text.logprobs"]}, "include[0]", "chat completions have them"),
     ({"input": "a", "background": True}, "background", "should be False (not supported: a request is answered at"),
-    ({"input": "a", "conversation": "c"}, "conversation", "unknown field"),
+    ({"input": "a", "conversation": "c"}, "conversation", "send previous_response_id or all items"),
+    ({"input": "a", "prompt": {"id": "p"}}, "prompt", "no prompts are stored; send instructions"),
+    (
+        {"input": [{"type": "item_reference", "id": "rs_1"}]},
+        "input[0]",
+        "send the item itself, or previous_response_id",
+    ),
+    (
+        {"input": "a", "tools": [{"type": "custom", "name": "f"}]},
+        "tools[0].type",
+        "send a function with a parameter for the text",
+    ),
     ({"input": "a", "truncation": "auto"}, "truncation", "'disabled'"),
     ({"input": "a", "max_output_tokens": 0}, "", "max_tokens"),
     ({"input": "a", "previous_response_id": "resp_\ud800"}, "previous_response_id", "unicode string"),
@@ -267,4 +279,7 @@ def test_a_request_beyond_the_limit_of_a_body_is_refused_in_the_form_of_its_api(
         ):
             response = post(server, path, json.dumps(body).encode())
             assert response.status_code == 413
-            assert "max_body_bytes=1000" in error_of(path, response)["message"]
+            assert (
+                "larger than 1000 bytes; send less, or smaller images, or raise --max-body-mb"
+                in error_of(path, response)["message"]
+            )

@@ -140,6 +140,7 @@ WRONG = [
     ({**HELLO, "response_format": {"type": "json_object"}}, "response_format.type", "no grammar"),
     ({**HELLO, "top_logprobs": 3}, "top_logprobs", "send logprobs true"),
     ({**HELLO, "reasoning_effort": "high"}, "reasoning_effort", "load_renderer(DIR, chat_template_kwargs="),
+    ({**HELLO, "functions": [{"name": "look"}]}, "functions", "send tools of the type function"),
     ({**HELLO, "mood": "good"}, "mood", "unknown field"),
     ({**HELLO, "model": "\ud800"}, "model", "unicode string"),
 ]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import httpx
@@ -57,6 +58,15 @@ def test_headers_or_a_path_that_name_different_sessions_are_refused(renderer):
         assert httpx.get(f"{server.root}/sessions").json()["sessions"] == []
         taken = httpx.post(url, json=body, headers=[("X-Session-ID", "one")] * 2)
         assert taken.json()["session_id"] == taken.headers["x-session-id"] == "one"
+
+
+def test_a_session_that_its_client_did_not_name_gets_its_group_where_it_ends(renderer):
+    with served(echo(renderer), renderer) as server:
+        session_id = ask(server.client(), "a").session_id
+        ended = httpx.post(f"{server.root}/sessions/{session_id}/end", json={"group_id": "task-7"})
+        assert (ended.json()["group_id"], server.trajectory(session_id).group_id) == ("task-7", "task-7")
+        httpx.post(f"{server.root}/sessions", json={"session_id": "s", "group_id": "task-8"})
+        assert httpx.post(f"{server.root}/sessions/s/end").json()["group_id"] == "task-8"
 
 
 def test_without_an_id_every_conversation_is_a_session(renderer):
@@ -286,6 +296,27 @@ def test_more_sessions_than_the_limit_are_refused_and_none_is_lost(renderer):
         assert server.trajectory("b").num_turns == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [{"max_sessions": 3}, {"max_bytes": 20_000}])
+def test_ended_sessions_that_were_handed_over_make_room_for_others(renderer, limits):
+    ended = []
+    options = {"limits": GatewayLimits(**limits), "on_session_end": ended.append}
+    with served(echo(renderer), renderer, **options) as server:
+        for name in "abc":
+            ask(server.client(name), "x")
+        for name in "cb":
+            httpx.post(f"{server.root}/sessions/{name}/end")
+        for name in "defgh":
+            with suppress(openai.InternalServerError):
+                ask(server.client(name), "x")
+        kept = [session.id for session in server.gateway.sessions()]
+        assert [one.episode_id for one in ended] == ["c", "b"]
+        assert kept[0] == "a"
+        assert {"b", "c"}.isdisjoint(kept)
+        gone = httpx.get(f"{server.root}/sessions/b")
+    assert (gone.status_code, "another session needed its room" in gone.text) == (410, True)
+
+
 LONG = "x" * 2**20
 
 
@@ -297,6 +328,7 @@ LONG = "x" * 2**20
         ("/s/reward", "info", {"judge": LONG}),
         ("/s/reward", "info", {"parts": [{} for _ in range(20_000)]}),  # 60 KB of JSON, 1.4 MB in memory
         ("/s/end", "error", LONG),
+        ("/s/end", "group_id", LONG),
         ("/s/end", "metrics", {f"m{number}": 1 for number in range(300_000)}),
     ],
 )

@@ -23,6 +23,8 @@ from rollouts.testing import ScriptedEngine
         ("post", "/v1/completions", 404, "unknown_url", "POST /v1/chat/completions"),
         ("get", "/sessions/s/nope", 404, "unknown_url", "GET /sessions/s/nope"),
         ("get", "/v1/chat/completions", 405, "method_not_supported", "this path takes POST"),
+        ("post", "/v1/responses/compact", 405, "method_not_supported", "no conversation is shortened here"),
+        ("post", "/sessions/s/v1/responses/input_tokens", 405, "method_not_supported", "messages/count_tokens"),
     ],
 )
 def test_an_unknown_route_of_openais_api_is_told_in_its_form(open_server, method, path, status, code, said):
