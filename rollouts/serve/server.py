@@ -93,6 +93,7 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         http=HttpProtocol,
         backlog=_ACCEPTED,
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     _raise_descriptor_limit()
     server = _Server(config, on_ready, listener.getsockname()[:2])
     # uvicorn raises the signal again at the end, where the usual SIGTERM would end the process with its files
@@ -105,6 +106,11 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         server.run(sockets=[listener])
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether it is not the traceback of a request that was running after the time for its end."""
+    return not record.exc_info or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 #: Connections that asyncio accepts at a time, before any of them is refused.

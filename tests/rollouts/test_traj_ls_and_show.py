@@ -121,6 +121,15 @@ def test_an_episode_is_found_by_number_or_id_and_a_missing_one_is_one_line(tmp_p
     assert "no episode 'c'" in one_error(run("show", path, "c"))
 
 
+def test_of_several_episodes_with_one_id_the_first_is_shown_and_the_numbers_of_all_are_named(tmp_path: Path) -> None:
+    second = replace(short("a"), seed=7)
+    path = file_of(tmp_path / "t.mmr", short("a"), short("b"), second)
+    shown = run("show", path, "a")
+    assert "seed 0" in lines(shown)[0]
+    assert "note: the episodes 0, 2 have this id" in shown.stderr
+    assert "seed 7" in lines(run("show", path, "2"))[0]
+
+
 @pytest.mark.slow
 def test_an_episode_of_two_thousand_forks_is_shown_without_recursion(tmp_path: Path) -> None:
     nodes = [prompt_node(-1, 1)]

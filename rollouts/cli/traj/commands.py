@@ -75,11 +75,15 @@ def show(
     """Show one episode as a tree of nodes: role, tokens, weights, media, reward, text, tool calls."""
     problems: list[str] = []
     with open_reader(file) as reader:
-        found = _find_episode(reader, episode, problems)
-        if found is None:
+        all_found = _find_episodes(reader, episode, problems)
+        if not all_found:
             exit_with_error(
                 "; ".join([f"{file} holds no episode {episode!r}; `rollouts traj ls` lists them", *problems[:1]])
             )
+        if len(all_found) > 1:
+            numbers = ", ".join(str(each.number) for each in all_found)
+            print_note(f"the episodes {numbers} have this id; this is the first of them, name another by its number")
+        found = all_found[0]
         described = describe_episode(found)
         name, group = printable_line(described["episode"]), printable_line(described["group"]) or "-"
         print_line(
@@ -179,12 +183,11 @@ def repair(file: File, out: Annotated[Path, typer.Option(metavar="NEW_FILE", hel
     )
 
 
-def _find_episode(reader: RecordReader, name: str, problems: list[str]) -> Episode | None:
-    """The episode with this id, else with this number."""
-    by_number = None
-    for episode in read_episodes(reader, problems):
-        if episode.trajectory.episode_id == name:
-            return episode
-        if str(episode.number) == name:
-            by_number = episode
-    return by_number
+def _find_episodes(reader: RecordReader, name: str, problems: list[str]) -> list[Episode]:
+    """The episodes with this id, else that with this number."""
+    found = [
+        episode
+        for episode in read_episodes(reader, problems)
+        if name in (episode.trajectory.episode_id, str(episode.number))
+    ]
+    return [episode for episode in found if episode.trajectory.episode_id == name] or found

@@ -67,3 +67,12 @@ def test_a_port_in_use_is_an_error_before_the_model_is_loaded(tmp_path):
         f"error: cannot listen on 127.0.0.1 port {port}: Address already in use. Pass --port 0 for any free port, or "
         "another\n"
     )
+
+
+def test_a_file_that_is_no_record_is_named_before_the_model_is_loaded(tmp_path):
+    (tmp_path / "notes.txt").write_text("no record")
+    options = ["--port", "0", "--model", str(tmp_path / "absent"), "--record", str(tmp_path / "notes.txt")]
+    refused = CliRunner().invoke(app, ["serve", *options])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: {tmp_path / 'notes.txt'}: file does not start with the header")
+    assert (tmp_path / "notes.txt").read_text() == "no record"

@@ -1,7 +1,8 @@
-"""Tiny chunks, and more connections than descriptors: a server refuses them with little work and a line in its log."""
+"""Tiny chunks, more connections than descriptors, interrupts: a server ends these with little work and no traceback."""
 
 import contextlib
 import http.client
+import signal
 import socket
 import subprocess
 import sys
@@ -89,3 +90,43 @@ def test_connections_beyond_the_descriptors_get_a_503_and_one_line_in_the_log(tm
         process.wait()
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert "85 connections are open: further ones get HTTP 503. Raise the limit of open files" in line
+
+
+STREAM = """
+import asyncio, contextlib, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+from rollouts.serve.server import base_url, bound_socket, run_server
+
+config = uvicorn.Config
+uvicorn.Config = lambda app, **options: config(app, **options | {"timeout_graceful_shutdown": 0})
+
+async def endless(request):
+    async def pieces():
+        yield "begun"
+        await asyncio.Event().wait()
+    return StreamingResponse(pieces())
+
+listener = bound_socket("127.0.0.1", 0)
+app = Starlette(routes=[Route("/", endless)])
+with contextlib.suppress(KeyboardInterrupt):
+    run_server(app, listener, on_ready=lambda: print(base_url(listener), flush=True))
+"""
+
+
+def test_a_stream_that_an_interrupt_ends_leaves_no_traceback(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", STREAM], stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        address = urlsplit(process.stdout.readline().strip())
+        with socket.create_connection((address.hostname, address.port), timeout=60) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            while b"begun" not in client.recv(1000):
+                pass
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "log").read_text().count("\n") == 1  # how many requests were cancelled
