@@ -7,8 +7,8 @@ all completions of a request have a stop string.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -66,65 +66,49 @@ def sendable_length(text: str, stop: Sequence[str], *, is_beginning: bool = Fals
     return max(0, len(text) - held)
 
 
-class EarlyStop:
+@asynccontextmanager
+async def ending_early(
+    abort: Callable[[list[str]], Coroutine[Any, Any, None]],
+    request: GenerateRequest,
+    stop: Sequence[str],
+    decode: Decode,
+    listen: TokenListener | None = None,
+) -> AsyncIterator[TokenListener | None]:
     """A listener that ends a request at its engine once each of its completions has a stop string.
 
-    `abort` is that of the engine. `listen` receives the tokens before those that
-    complete a stop string.
+    `abort` is that of the engine. `listen` receives the tokens before those that complete a stop string. The block
+    ends when the engine has been told; where it refuses, it samples to the end, which changes no completion.
     """
+    if not stop:
+        yield listen
+        return
+    # Tokens in which a stop string is looked for, beyond one for each of its bytes: some have no text.
+    window = max(len(string.encode()) for string in stop) + 8
+    sampled: list[list[int]] = [[] for _ in range(request.sampling.n)]
+    unfinished = set(range(request.sampling.n))
+    aborting: asyncio.Task[None] | None = None
 
-    def __init__(
-        self,
-        abort: Callable[[list[str]], Coroutine[Any, Any, None]],
-        request: GenerateRequest,
-        stop: Sequence[str],
-        decode: Decode,
-        listen: TokenListener | None = None,
-    ) -> None:
-        self._abort = abort
-        self._request_id = request.request_id
-        self._detectors = [_StopDetector(stop, decode) for _ in range(request.sampling.n)]
-        self._listen = listen
-        self._aborting: asyncio.Task[None] | None = None
-
-    def __call__(self, delta: TokenDelta) -> None:
-        detector = self._detectors[delta.index]
-        if detector.found:
+    def receive(delta: TokenDelta) -> None:
+        nonlocal aborting
+        if delta.index not in unfinished:
             return
-        detector.add(delta.token_ids.tolist())
-        if not detector.found:
-            if self._listen is not None:
-                self._listen(delta)
-        elif all(each.found for each in self._detectors):
-            # A listener is called and not awaited: `close` waits for the answer of the engine.
-            self._aborting = asyncio.ensure_future(self._abort([self._request_id]))
-
-    async def close(self) -> None:
-        """Wait until the engine has been told. Where it refuses, it samples to the end, which changes no completion."""
-        if self._aborting is not None:
-            with suppress(EngineError):
-                await self._aborting
-
-
-class _StopDetector:
-    """Whether the tokens of a completion have a stop string, as they arrive."""
-
-    def __init__(self, stop: Sequence[str], decode: Decode) -> None:
-        self._stop = stop
-        self._decode = decode
-        # Tokens in which a stop string is looked for, beyond one for each of its bytes: some have no text.
-        self._window = max(len(string.encode()) for string in stop) + 8
-        self._ids: list[int] = []
-        self.found = False
-
-    def add(self, ids: list[int]) -> None:
-        self._ids += ids
+        ids = sampled[delta.index]
+        ids += delta.token_ids.tolist()
         # The text of all tokens decides; the last ones alone are decoded for each new token.
-        last = self._ids[-(self._window + len(ids)) :]
-        self.found = (
-            _first_stop(self._decode(last), self._stop) is not None
-            and _first_stop(self._decode(self._ids), self._stop) is not None
-        )
+        last = ids[-(window + len(delta.token_ids)) :]
+        if _first_stop(decode(last), stop) is None or _first_stop(decode(ids), stop) is None:
+            if listen is not None:
+                listen(delta)
+            return
+        unfinished.remove(delta.index)
+        if not unfinished:
+            # A listener is called and not awaited.
+            aborting = asyncio.ensure_future(abort([request.request_id]))
+
+    yield receive
+    if aborting is not None:
+        with suppress(EngineError):
+            await aborting
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> str | None:

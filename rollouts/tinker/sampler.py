@@ -22,7 +22,7 @@ from rollouts.engines.protocol import (
     SamplingParams,
     TopLogprobs,
 )
-from rollouts.engines.stop_strings import EarlyStop, cut_at_stop
+from rollouts.engines.stop_strings import cut_at_stop, ending_early
 from rollouts.engines.token_checks import MAX_TOKEN_ID
 from rollouts.episodes.engine_calls import check_uninterrupted
 from rollouts.errors import ArgumentError, is_unicode
@@ -196,9 +196,8 @@ async def _with_texts(
         return await generate(request)
     # What scores a prompt goes through `generate`, which reports no tokens as they come.
     if engine.streams and not request.scores_prompt:
-        early_stop = EarlyStop(engine.abort, request, texts, endings.decode)
-        result = await engine.generate(request, early_stop)
-        await early_stop.close()
+        async with ending_early(engine.abort, request, texts, endings.decode) as listen:
+            result = await engine.generate(request, listen)
     else:
         result = await generate(request)
     cut = [cut_at_stop(each, texts, endings.decode)[0] for each in result.completions]

@@ -13,7 +13,7 @@ from renderers.parsing.format import Format
 from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts.engines.protocol import TokenListener
-from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
+from rollouts.engines.stop_strings import Decode, cut_at_stop, ending_early, text_before
 from rollouts.episodes.engine_calls import check_uninterrupted, generated
 from rollouts.episodes.turns import Prompt, SampledTurn, derived_seed
 from rollouts.serve.errors import RequestError, invalid_message
@@ -58,10 +58,8 @@ async def complete_turn(
                 generate = replace(recorder.request(prompt, sampling, seed, request_id), adapter=adapter)
                 began = time.perf_counter()
                 listen = None if make_listener is None else make_listener(prompt)
-                early_stop = EarlyStop(recorder.engine.abort, generate, stop, decode, listen) if stop else None
-                sampled = await generated(recorder.engine, generate, recorder.vocab_size, early_stop or listen)
-                if early_stop is not None:
-                    await early_stop.close()
+                async with ending_early(recorder.engine.abort, generate, stop, decode, listen) as listener:
+                    sampled = await generated(recorder.engine, generate, recorder.vocab_size, listener)
         except TimeoutError:
             reason = f"no completion within {request_seconds:g} s; nothing of it is recorded. Send a smaller max_tokens"
             raise RequestError(504, reason, code="timeout") from None
