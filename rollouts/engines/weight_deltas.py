@@ -94,7 +94,6 @@ def write_weight_delta(
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     replaced: dict[str, str] = {}
-    missing = set(weights)
     names: list[str] = []
 
     def wanted(name: str) -> bool:
@@ -102,7 +101,6 @@ def write_weight_delta(
         return name in weights
 
     for name, old in checkpoint_tensors(*delta_chain(origin), wanted):
-        missing.discard(name)
         new = torch.as_tensor(weights[name]).detach().to("cpu", old.dtype).contiguous()
         if new.shape != old.shape:
             reason = f"{name} has shape {tuple(new.shape)}, in {origin} it has {tuple(old.shape)}"
@@ -119,6 +117,7 @@ def write_weight_delta(
             replaced[name] = _digest_at(old, places)
         else:
             tensors[name] = new
+    missing = weights.keys() - set(names)
     for name in sorted(missing):
         # Files have tied parameters under one of their names.
         own = torch.as_tensor(weights[name])
@@ -173,14 +172,13 @@ def delta_chain(directory: Path, version: str | None = None) -> tuple[Path, list
     return directory, deltas
 
 
-def deltas_after(deltas: Sequence[WeightDelta], version: str) -> Sequence[WeightDelta]:
-    """The deltas that are left to apply to the weights of `version`, in use. Raises `WeightUpdateError`."""
-    for number in reversed(range(len(deltas))):
-        if deltas[number].base == version:
-            return deltas[number:]
-    last = deltas[-1]
-    reason = f"{last.directory} changes the weights {last.base!r}, and those in use are {version!r}"
-    raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint")
+def deltas_after(directory: Path, version: str) -> list[WeightDelta]:
+    """The deltas up to that of a directory, from the weights `version` on, in use. Raises `WeightUpdateError`."""
+    _, deltas = delta_chain(directory, version)
+    if deltas[0].base != version:
+        reason = f"{directory} changes the weights {deltas[-1].base!r}, and those in use are {version!r}"
+        raise WeightUpdateError(f"{reason}; nothing was changed. Pass a whole checkpoint")
+    return deltas
 
 
 def checkpoint_tensors(

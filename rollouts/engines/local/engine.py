@@ -45,7 +45,7 @@ except ImportError as error:
 
 from rollouts.engines.local.adapters import LocalAdapters
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.weights import apply_deltas, checkpoint_weights, matched_weights
+from rollouts.engines.local.weights import apply_deltas, as_tensor, checkpoint_weights, matched_weights
 from rollouts.models.architecture import Architecture
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.item_features import FeatureCache, ItemFeatures
@@ -376,8 +376,7 @@ class LocalEngine(Engine):
                 weights = checkpoint_weights(self._model, weights)
             with self._lock, torch.no_grad():
                 for target, value in matched_weights(self._model, weights):
-                    # Arrays from the wire are read-only, which torch cannot represent: they are copied.
-                    target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
+                    target.copy_(as_tensor(value))
         self._features.clear()
         self._weight_version = version
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from rollouts.engines.weight_deltas import WeightDelta, delta_chain, deltas_after
+from rollouts.engines.weight_deltas import WeightDelta, deltas_after
 from rollouts.errors import WeightUpdateError
 from rollouts.models.loading import without_progress_bars
 
@@ -45,9 +45,10 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
             if tuple(value.shape) != tuple(target.shape):
                 raise _error(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
             if isinstance(target, torch.nn.Parameter):
-                _check_finite(name, value, target.dtype)
+                _check_finite(name, as_tensor(value), target.dtype)
         for name in given[1:]:
-            if not _equal(weights[given[0]], weights[name]):
+            one, other = as_tensor(weights[given[0]]), as_tensor(weights[name])
+            if one.dtype != other.dtype or not torch.equal(one, other.to(one.device)):
                 raise _error(f"{given[0]} and {name} are one tensor in the model and differ in the given weights")
         matched.append((target, weights[given[0]]))
     if missing:
@@ -70,7 +71,7 @@ def checkpoint_weights(
     if isinstance(checkpoint, Mapping):
         for name, value in checkpoint.items():
             _check_type(name, value)
-        tensors = {name: value if torch.is_tensor(value) else torch.tensor(value) for name, value in checkpoint.items()}
+        tensors = {name: as_tensor(value) for name, value in checkpoint.items()}
         source = {"pretrained_model_name_or_path": None, "config": model.config, "state_dict": tensors}
         place = "the mapping of weights"
     elif not Path(checkpoint).is_dir():  # transformers would take the path for the name of a repository
@@ -101,7 +102,7 @@ def apply_deltas(model: torch.nn.Module, directory: str | Path, version: str) ->
     own = model.state_dict()
     parameters = dict(model.named_parameters(remove_duplicate=False))
     changes: dict[str, list[WeightDelta]] = {}
-    for delta in deltas_after(delta_chain(Path(directory), version)[1], version):
+    for delta in deltas_after(Path(directory), version):
         known = {id(parameters.get(name)) for name in delta.names}  # under one of their names, of tied ones
         if missing := [name for name, parameter in parameters.items() if id(parameter) not in known]:
             raise _error(f"the base of {delta.directory} has no {missing[0]}; pass a whole checkpoint")
@@ -125,6 +126,11 @@ def apply_deltas(model: torch.nn.Module, directory: str | Path, version: str) ->
         list(pool.map(change, (names[first::threads] for first in range(threads))))
 
 
+def as_tensor(value: Any) -> torch.Tensor:
+    """A copy of an array: those from the wire are read-only, which torch cannot represent."""
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value)
+
+
 def _check_type(name: str, value: Any) -> None:
     is_array = isinstance(value, np.ndarray)
     if not isinstance(value, torch.Tensor) and not (is_array and value.dtype.kind in "fiu"):
@@ -132,30 +138,15 @@ def _check_type(name: str, value: Any) -> None:
         raise _error(f"{name} is {described}, not a tensor or an array that torch can convert; pass a tensor")
 
 
-def _check_finite(name: str, value: torch.Tensor | np.ndarray, dtype: torch.dtype) -> None:
+def _check_finite(name: str, value: torch.Tensor, dtype: torch.dtype) -> None:
     """In the model's dtype, of which float16 has no number above 65,504."""
-    if isinstance(value, torch.Tensor):
-        value = value.to(dtype)
-        # The sum is quick to compute, and finite only if all values are; a large one may overflow.
-        is_finite = bool(value.sum(dtype=torch.float32).isfinite())
-        wrong = 0 if is_finite else value.numel() - int(value.isfinite().sum())
-    else:
-        wrong = value.size - int((np.abs(value) <= torch.finfo(dtype).max).sum())
-    if wrong:
+    value = value.to(dtype)
+    # The sum is quick to compute, and finite only if all values are; a large one may overflow.
+    is_finite = bool(value.sum(dtype=torch.float32).isfinite())
+    if wrong := 0 if is_finite else value.numel() - int(value.isfinite().sum()):
         raise _error(
             f"{name} has {wrong} values that are NaN or infinite; go back to weights from before the training failed"
         )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.device == other.device:
-        return one.dtype == other.dtype and torch.equal(one, other)
-    return np.array_equal(_array(one), _array(other))
-
-
-def _array(value: Any) -> np.ndarray:
-    array: np.ndarray = value.detach().float().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    return array
 
 
 def _error(reason: str) -> WeightUpdateError:

@@ -437,7 +437,7 @@ class ServerControl(HttpControl):
             return partial(self._load, str(path))
         await self._require_whole_weights(path)
         served = await self.served_version()
-        deltas = added = deltas_after((await asyncio.to_thread(delta_chain, path, served))[1], served)
+        deltas = added = await asyncio.to_thread(deltas_after, path, served)
         # Until they are loaded, the files are not those of the weights in use.
         layers, self._state.layers = self._state.layers, None
         if layers is not None and layers.newest == added[0].base_directory:
