@@ -30,6 +30,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "renderers"))
 
 from bytewise import bytewise_tokenizer, ids_of_text
+from loaded import renderer_of
 from tool_call_texts import CONTROL
 
 from renderers import MediaPolicy, MediaSource
@@ -57,6 +58,7 @@ MOST_GROWTH = 3.0
 TOO_SHORT = 0.02  # processor seconds, of which no growth is told
 _HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 _POLICY = MediaPolicy(max_bytes=2**30)
+_QUESTION = {"role": "user", "content": "question"}
 
 
 class Attack(NamedTuple):
@@ -145,6 +147,17 @@ def template(size: int) -> Call:
     return refused(lambda: ChatTemplate(source, model="attacked").print([{"role": "user", "content": "Q"}]))
 
 
+def conversation(template: str) -> Callable[[int], Call]:
+    """A conversation of many turns, with another end for each size, so that no cache has it."""
+
+    def prepare(size: int) -> Call:
+        renderer, turns = renderer_of(template), [_QUESTION, {"role": "assistant", "content": "answer"}] * (size // 64)
+        renderer.render(turns[:2])  # compiles the template
+        return lambda: renderer.render([*turns, {"role": "user", "content": f"{size}"}], add_generation_prompt=True)
+
+    return prepare
+
+
 def trajectory(size: int) -> Call:
     """Nodes that share one list of messages, which a file has once."""
     shared = [{"role": index} for index in range(size // 32)]
@@ -203,6 +216,8 @@ ATTACKS: dict[str, Attack] = {
     "refusal of digits": Attack(20 * _K, lambda size: lambda: overflow_in(400, None, "context length " + "1" * size)),
     "control tokens in a text": Attack(100 * _K, stripping_tokens),
     "template: keys without end": Attack(40 * _K, template),
+    "turns of Qwen3": Attack(100 * _K, conversation("trl/qwen3")),
+    "turns of gpt-oss": Attack(100 * _K, conversation("trl/gptoss")),
     "nodes of one list": Attack(100 * _K, trajectory),
     "TOML of unknown keys": Attack(10 * _K, toml),
     "message of tuples": Attack(200 * _K, message),

@@ -16,7 +16,7 @@ import pytest
 from error_classes import error_classes
 
 from rollouts import Trajectory
-from rollouts.errors import ContextLengthError, RolloutsError
+from rollouts.errors import ContextLengthError
 from transport.errors import DecodeError
 
 
@@ -112,15 +112,6 @@ def test_the_walk_finds_the_errors_of_all_packages() -> None:
         "rollouts.errors",
         "rollouts.episodes.errors",
     }
-
-
-def test_the_check_sees_an_error_that_pickles_without_its_fields() -> None:
-    class PlantedError(RolloutsError):
-        def __reduce__(self) -> tuple[object, ...]:
-            return ValueError, self.args
-
-    error = PlantedError("text")
-    assert content(copy.copy(error)) != content(error)
 
 
 def test_a_subclass_of_a_user_keeps_its_fields_too() -> None:

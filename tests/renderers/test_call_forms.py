@@ -125,8 +125,9 @@ def test_a_template_that_fails_on_arguments_has_the_cure_for_those_that_it_was_g
     )
     template = ChatTemplate(printed_arguments.join(loops), model="m")
     calls = [corpus.call("get_weather", each) for each in arguments]
-    with pytest.raises(TemplateError, match=cure):
+    with pytest.raises(TemplateError, match=cure) as refused:
         template.print(check_messages([corpus.user("Q"), corpus.says("", None, calls)]), tools=corpus.TOOLS)
+    assert "at message 1" in str(refused.value)
 
 
 SCHEMAS = [tool["function"] for tool in corpus.TOOLS]

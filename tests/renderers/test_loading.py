@@ -48,7 +48,7 @@ def test_an_unknown_directory_is_named_without_a_request_to_the_hub(name: Any) -
 @pytest.mark.parametrize(
     "filename", ["tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "chat_template.json"]
 )
-@pytest.mark.parametrize("content", ["{", "[1]", "\udcff"])
+@pytest.mark.parametrize("content", ["{", "[1]", "\udcff", pytest.param('{"a":' * 100_000, id="nested too deeply")])
 def test_a_broken_json_file_is_named(model: Path, filename: str, content: str) -> None:
     if filename == "chat_template.json":
         (model / "chat_template.jinja").unlink()

@@ -153,18 +153,3 @@ def test_hostile_content_does_not_change_the_control_tokens(template: str, data:
 
     assert control_tokens(hostile, "x") == control_tokens("x", "x")
     assert control_tokens("x", hostile) == control_tokens("x", "x")
-
-
-@pytest.mark.parametrize(
-    ("template", "arguments", "cure"),
-    [("own/deepseek-v3.1", {"a": 1}, "json.dumps"), ("own/glm-5", '{"a": 1}', "json.loads")],
-)
-def test_arguments_in_the_form_that_a_template_cannot_read_are_refused_with_the_cure(
-    template: str, arguments: object, cure: str
-) -> None:
-    conversation = [corpus.user("a"), corpus.says("", None, [corpus.call("f", arguments)])]
-    with pytest.raises(TemplateError) as refused:
-        compiled(template).print(check_messages(conversation))
-    assert cure in str(refused.value)
-    assert "at message 1" in str(refused.value)
-    assert "TracedStr" not in str(refused.value)

@@ -133,15 +133,3 @@ def test_the_calls_of_these_tests_reach_every_state(tmp_path: Path) -> None:
     kinds = [event[0] for _, event in run.events]
     assert {kind: kinds.count(kind) for kind in kinds} == {"start": 4, "attempt": 12, "finish": 4, "close": 4}
     assert sorted({size for size, _ in run.events}) == [size for size, _ in run.events]
-
-
-@pytest.mark.parametrize("planted", ["an episode that was not written is expected", "one that was written is not"])
-def test_the_comparison_finds_a_planted_fault(tmp_path: Path, planted: str) -> None:
-    run = Run(tmp_path / "first", [(0, 0, 0), (1, 0, 0)])
-    sizes = [size for size, _ in run.events]
-    left, expected = sizes if planted.startswith("an episode") else sizes[::-1]
-    leave(tmp_path / "killed", run.data[:left])
-    recorder = open_recorder(tmp_path / "killed")
-    with pytest.raises(AssertionError):
-        compare(recorder, run.expected_after(expected))
-    recorder.close()
