@@ -18,9 +18,8 @@ class ComparedTokens:
 
     `sampler` and `trainer` float32, log-probabilities in nats. The others are int32: `sample`, an index into
     `names`; `position` in the sample; `turn`, the number of the run of trained tokens in the sample, from 0;
-    `turn_position`, the position in that run; `item`, the last image, video or sound before the token, an
-    index into `media_hashes` and `media_modalities`, -1 where there is none; `version`, an index into
-    `versions`, -1 where it is not known.
+    `item`, the last image, video or sound before the token, an index into `media_hashes` and
+    `media_modalities`, -1 where there is none; `version`, an index into `versions`, -1 where it is not known.
     """
 
     sampler: np.ndarray = field(default_factory=_no_floats)
@@ -28,7 +27,6 @@ class ComparedTokens:
     sample: np.ndarray = field(default_factory=_no_integers)
     position: np.ndarray = field(default_factory=_no_integers)
     turn: np.ndarray = field(default_factory=_no_integers)
-    turn_position: np.ndarray = field(default_factory=_no_integers)
     item: np.ndarray = field(default_factory=_no_integers)
     version: np.ndarray = field(default_factory=_no_integers)
     names: tuple[str, ...] = ()

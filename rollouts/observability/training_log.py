@@ -82,7 +82,7 @@ class TrainingLog:
 
 
 def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> ComparedTokens:
-    """One record of `mismatch.mmr`, without `turn`, `turn_position` and `version`. Raises `TransportError`."""
+    """One record of `mismatch.mmr`, without `turn` and `version`. Raises `TransportError`."""
     held = reader[record]
     if reason := _violation(held):
         raise MalformedError(f"{path}, record {record}: {reason}", "Delete the file if another program wrote it.")

@@ -40,7 +40,6 @@ def compare_tokens(batch: TrainingBatch, logprobs: torch.Tensor) -> ComparedToke
     count = len(batch.samples)
     ends = np.searchsorted(places.sample, np.arange(count), side="right")
     tokens_of = np.split(np.arange(len(places.sample)), ends[:-1]) if count else []
-    turn, turn_position = _turns(places)
     items, hashes, modalities = _last_items(batch.samples, places, tokens_of)
     version, versions = _token_versions(batch.samples, len(places.sample), tokens_of)
     return ComparedTokens(
@@ -48,8 +47,7 @@ def compare_tokens(batch: TrainingBatch, logprobs: torch.Tensor) -> ComparedToke
         trainer=logprobs.detach().float().cpu().numpy()[at],
         sample=places.sample.astype(np.int32),
         position=places.position.astype(np.int32),
-        turn=turn,
-        turn_position=turn_position,
+        turn=_turns(places),
         item=items,
         version=version,
         names=tuple(sample.name for sample in batch.samples),
@@ -102,17 +100,16 @@ def _trained_places(batch: TrainingBatch) -> _Places:
     return _Places(row[order], column[order], sample[order], position[order])
 
 
-def _turns(places: _Places) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each token's turn in its sample, and the token's position in the turn, int32 (n,)."""
+def _turns(places: _Places) -> np.ndarray:
+    """The number of each token's turn in its sample, int32 (n,)."""
     count = len(places.sample)
     is_first_of_sample = np.ones(count, dtype=bool)
     is_first_of_sample[1:] = np.diff(places.sample) != 0
     is_first_of_turn = is_first_of_sample.copy()
     is_first_of_turn[1:] |= np.diff(places.position) != 1
     turns = np.cumsum(is_first_of_turn)
-    first = np.maximum.accumulate(np.where(is_first_of_turn, np.arange(count), 0))
-    turn = turns - np.maximum.accumulate(np.where(is_first_of_sample, turns, 0))
-    return turn.astype(np.int32), (np.arange(count) - first).astype(np.int32)
+    turn: np.ndarray = turns - np.maximum.accumulate(np.where(is_first_of_sample, turns, 0))
+    return turn.astype(np.int32)
 
 
 def _last_items(

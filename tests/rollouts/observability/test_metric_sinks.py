@@ -31,7 +31,6 @@ def compared(version: str = "3") -> ComparedTokens:
         sample=two * 0,
         position=two + 4,
         turn=two * 0,
-        turn_position=two,
         item=np.array([-1, 0], np.int32),
         version=two * 0,
         names=("episode/1",),

@@ -72,7 +72,6 @@ def compared(numbers: range, versions: tuple[str, str]) -> ComparedTokens:
         sample=np.repeat(np.arange(count, dtype=np.int32), 2),
         position=np.tile(np.array([3, 4], np.int32), count),
         turn=np.zeros(2 * count, np.int32),
-        turn_position=np.tile(np.arange(2, dtype=np.int32), count),
         item=np.zeros(2 * count, np.int32),
         version=(~older).astype(np.int32),
         names=tuple(f"episode-{number}/1" for number in numbers),

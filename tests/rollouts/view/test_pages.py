@@ -84,7 +84,7 @@ def compared(trajectory, leaf, position, logprob, name=None):
         sampler=np.array([-0.5], np.float32),
         trainer=np.array([logprob], np.float32),
         position=np.array([position], np.int32),
-        **{one: np.zeros(1, np.int32) for one in ("sample", "turn", "turn_position", "item", "version")},
+        **{one: np.zeros(1, np.int32) for one in ("sample", "turn", "item", "version")},
         names=(name or f"{trajectory.episode_id}/{leaf}",),
     )
 
