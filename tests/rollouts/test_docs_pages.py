@@ -1,7 +1,10 @@
 """The code of the pages on environments, trajectories, training runs and concepts, the values that its comments state,
 and the limits on the page on security."""
 
+import ast
+import contextlib
 import inspect
+import io
 import os
 import re
 import shlex
@@ -30,14 +33,69 @@ FILE = re.compile(r'^```\w+ title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOT
 
 
 def run_page(page):
-    """Runs the page's blocks in order, as one program, and returns its global names."""
+    """Runs the page's blocks in order, as one program, and returns its global names.
+
+    A value, or the text that is printed, is as the comment behind its statement says.
+    """
     text = (DOCS / page).read_text("utf-8")
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count("```python")
     names = {"__name__": page}
     for number, block in enumerate(blocks):
-        exec(compile(block, f"{page}, block {number}", "exec"), names)
+        run_block(block, names, f"{page}, block {number}")
     return names
+
+
+def run_block(block, names, place):
+    lines = block.split("\n")
+    for statement in ast.parse(block).body:
+        comment = lines[statement.end_lineno - 1].partition("  # ")[2]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            if isinstance(statement, ast.Expr):
+                value = eval(compile(ast.Expression(statement.value), place, "eval"), names)
+            else:
+                exec(compile(ast.Module([statement], []), place, "exec"), names)
+                value = names.get(next((node.id for node in ast.walk(statement) if isinstance(node, ast.Name)), None))
+        print(printed.getvalue(), end="")
+        if printed.getvalue() and re.match(r"[\d\[({]", comment):
+            assert printed.getvalue().startswith(re.split(": |, and", comment)[0]), f"{place}: {comment}"
+        elif printed.getvalue() == "":
+            for stated in stated_values(comment, names):
+                assert agrees(stated, value), f"{place}: {comment}, not {value!r}"
+
+
+def stated_values(comment, names):
+    """The value of constants with which a comment begins, if it does. A comparison in its place must hold."""
+    for text in (comment, comment.partition(": ")[0], comment.partition(", ")[0]):
+        with contextlib.suppress(SyntaxError):
+            expression = ast.parse(text, mode="eval")
+            if isinstance(expression.body, ast.Compare):
+                assert eval(text, names), comment
+            elif not any(isinstance(node, ast.Name | ast.Call) for node in ast.walk(expression)):
+                yield eval(text)
+            return
+
+
+def agrees(stated, found):
+    """Whether a value is the stated one, to three digits; `...` stands for anything."""
+    if stated is ... or not isinstance(stated, str | float | list | tuple | dict):
+        return stated is ... or found == stated
+    if isinstance(stated, str):
+        return re.fullmatch(re.escape(stated).replace(re.escape("..."), ".*"), str(found), re.DOTALL) is not None
+    if isinstance(stated, float):
+        return found == pytest.approx(stated, rel=2e-3)
+    if isinstance(stated, dict):
+        return stated.keys() == found.keys() and all(agrees(value, found[key]) for key, value in stated.items())
+    return len(stated) == len(found) and all(map(agrees, stated, found))
+
+
+@pytest.mark.parametrize(
+    "block", ["1 + 1  # 3: the sum", "a = [0.5]  # [0.25]", "print([1, 2])  # [1, 3]", "a = 1  # a == 2"]
+)
+def test_another_value_than_a_comment_states_is_found(block):
+    with pytest.raises(AssertionError):
+        run_block(block, {}, "page")
 
 
 pytestmark = pytest.mark.usefixtures("empty_working_directory")
@@ -92,33 +150,14 @@ def test_the_page_on_models_that_hear():
 @pytest.mark.slow
 def test_the_page_on_environments():
     names = run_page("environments.md")
-    trajectory = names["trajectory"]
-    assert (trajectory.reward, trajectory.num_turns, trajectory.done) == (1.0, 2, True)
-    assert [turn.info for turn in trajectory.turns] == [{"tries": 1}, {"tries": 2}]
-    assert names["scored"].reward == 1.0
-    assert names["several"].reward == pytest.approx(1.0 - 0.03 + 0.25)
-    assert names["several"].turns[0].info["rewards"]["length"] == {"score": 3.0, "weight": -0.01}
-    assert names["group"].reward_parts["shorter"].tolist() == [1.0, 0.0]
-    assert names["group"].reward_parts["match"].tolist() == [1.0, 0.0]
-    assert names["group"].rewards == pytest.approx([1.0 - 0.03 + 0.5, -0.08])
-    assert names["lake"].reward == 1.0
-    assert names["lake"].turns[0].info == {"prob": 1.0, "action": 1, "terminated": False, "truncated": False}
-    assert names["lake"].turns[2].info == {"invalid_action": "there is no action in the answer"}
-    assert [t.episode_id for t in names["trajectories"]] == [spec.episode_id for spec in names["specs"]]
     assert [t.reward for t in names["trajectories"]] == [0.0] * 8 + [1.0] * 4
     assert names["rewards"] == dict.fromkeys(names["scripts"], 1.0)
-    assert [turn.agent for turn in names["essay"].turns if turn.reward] == ["", "reader-1", "critic"]
-    assert (names["essay"].reward, len(names["essay"].leaves())) == (2.25, 4)
-    assert [int(sample.loss_mask.sum()) for sample in names["critic"]] == [4]
-    assert [t.reward for t in names["counted"]] == [1.0] * 4
+    assert names["essay"].reward == 2.25
 
 
 def test_the_page_on_trajectories():
     names = run_page("trajectories.md")
-    trajectory, third, fourth = names["trajectory"], names["third"], names["fourth"]
-    assert [node.parent for node in trajectory.nodes[:4]] == [-1, 0, 1, 2]
-    assert (trajectory.forks, trajectory.reward, trajectory.num_turns) == (2, 0.5, 4)
-    assert trajectory.path(fourth)[:-1] == trajectory.path(third)[:-1]
+    assert (names["trajectory"].forks, names["trajectory"].num_turns) == (2, 4)
     assert names["packed"].pixels == "source"
 
 
@@ -134,8 +173,6 @@ def test_the_page_on_the_trainer():
 def test_the_page_on_prefix_trees():
     names = run_page("prefix-trees.md")
     assert (names["logprobs"] - names["separate"]).abs().max() < 1e-5
-    summary = "1 steps, 70.3% filled, imbalance 0.0%; 1760 tokens, 360 of them distinct; "
-    assert names["plan"].summary().startswith(summary)
 
 
 @pytest.mark.slow
@@ -144,8 +181,6 @@ def test_the_page_on_training():
     assert len(names["samples"]) == 8
     assert not any(t.error for t in names["trajectories"])
     assert names["report"].tokens == sum(int(sample.loss_mask.sum()) for sample in names["samples"])
-    assert names["diagnosis"].side == "trainer"
-    assert [found.cause for found in names["diagnosis"].causes] == ["doubled normalisation"]
     assert names["batch"].input_ids.shape == names["batch"].advantages.shape
     assert [len(part) <= 3 for part in names["parts"]] == [True] * len(names["parts"])
     assert sum(report.tokens for report in names["reports"]) == names["trained"] > 0
@@ -156,8 +191,6 @@ def test_the_page_on_training():
     assert names["plan"].summary().endswith("; 0 left out")
     assert names["inputs"]["num_images"] == [1] * 8
     assert int((names["supervised"]["labels"] != -100).sum()) == names["trained"]
-    assert [len(part) for part in names["recorded"]] == [4, 4]
-    assert names["engine"].weight_version == "1"
     assert all(torch.isfinite(loss) for loss in names["losses"].values())
     correction, trained = names["correction"].mask, names["batch"].loss_mask
     assert 0 < correction.sum() <= trained.sum() == (correction | trained).sum()
@@ -187,7 +220,6 @@ def test_the_page_on_migrating(tiny_model_dir, monkeypatch):
 @pytest.mark.slow
 def test_the_page_on_weight_updates():
     names = run_page("weight-updates.md")
-    assert names["synchronous"] == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
     for versions, limit in ((names["one_step"], 1), (names["asynchronous"], 2)):
         assert [len(of_step) for of_step in versions] == [3] * 4
         assert all(0 <= step - oldest <= limit for step, of_step in enumerate(versions) for oldest in of_step)
@@ -195,19 +227,10 @@ def test_the_page_on_weight_updates():
     assert names["metrics"]["weight_updates"] == 4
 
 
-def test_the_page_on_fleets():
-    names = run_page("fleet.md")
-    assert names["rewards"] == {"Ada": [1.0] * 3, "Grace": [0.0] * 3}
-    assert names["states"] == ["ready"] * 3
-
-
 @pytest.mark.slow
 def test_the_page_on_observability(capsys):
     names = run_page("observability.md")
-    values, lines = names["values"], names["lines"]
-    assert [values[key] for key in ("episodes_ended/done", "turns", "groups_delivered")] == [6, 6, 3]
-    assert values["total_reward_mean"] == pytest.approx(1 / 3)
-    ended = [line for line in lines if line["event"] == "EpisodeEnded"]
+    ended = [line for line in names["lines"] if line["event"] == "EpisodeEnded"]
     assert [line["outcome"] for line in ended] == ["done"] * 3
     printed = capsys.readouterr().out.splitlines()
     assert "groups 3 of 3 finished, 0 queued, 3 delivered; episodes 0 running, 6 done" in printed[-1]
@@ -223,11 +246,9 @@ def test_the_page_on_observability_has_a_row_for_each_metric():
 @pytest.mark.slow
 def test_the_page_on_the_runner():
     names = run_page("runner.md")
-    assert names["rewards"] == {"two and two": [1.0] * 4, "one and two": [0.0] * 4}
     assert sorted(group.task.data[0] for group in [*names["first"], *names["second"]]) == list(range(6))
-    assert names["retried"].attempts == (2,)
     assert names["before"] == names["after"][:1]
-    assert (sorted(names["after"]), names["again"]) == (sorted(task.task_id for task in names["tasks"]), [])
+    assert sorted(names["after"]) == sorted(task.task_id for task in names["tasks"])
 
 
 def test_the_page_on_the_viewer(tmp_path):
@@ -245,14 +266,9 @@ def test_the_page_on_reports(tmp_path):
 
 def test_the_page_on_the_gateway():
     names = run_page("gateway.md")
-    trajectory = names["trajectory"]
-    assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
-    assert (trajectory.reward, trajectory.finished) == (1.0, True)
+    assert (names["trajectory"].reward, names["trajectory"].finished) == (1.0, True)
     assert names["response"].content.startswith(b"MMRRECS\n")
     assert len(names["samples"]) == 1
-
-
-# The code of the pages on concepts (`docs/concepts`), and the values that its comments state.
 
 
 def test_each_concept_has_a_drawing_that_its_page_shows():
@@ -263,17 +279,13 @@ def test_each_concept_has_a_drawing_that_its_page_shows():
         assert (DOCS / "concepts" / f"{page}.svg").is_file()
 
 
-@pytest.mark.parametrize(
-    ("page", "is_as_stated"),
-    [
-        ("token", lambda names: list(names["prompt"].token_ids) == list(names["engine"].requests[0].prompt_ids)),
-        ("image", lambda names: names["first_hash"] == names["second_hash"]),
-        ("bridging", lambda names: names["bridged"].token_ids[: len(names["prefix"])] == names["prefix"]),
-        ("staleness", lambda names: names["modes"][2].max_staleness == 2),
-    ],
-)
-def test_a_page_on_a_concept(page, is_as_stated):
-    assert is_as_stated(run_page(f"concepts/{page}.md"))
+@pytest.mark.parametrize("page", ["token", "image", "bridging", "staleness"])
+def test_a_page_on_a_concept(page):
+    run_page(f"concepts/{page}.md")
+
+
+def test_the_page_on_fleets():
+    run_page("fleet.md")
 
 
 # The limits that docs/security.md states are those of the code.

@@ -32,8 +32,7 @@ def test_the_guide_to_an_own_model():
 
 
 def test_the_guide_to_an_own_environment():
-    names = run_page("how-to/own-environment.md")
-    assert names["rewards"] == {"2 squares": [0.0] * 4, "3 squares": [1.0] * 4}
+    run_page("how-to/own-environment.md")
 
 
 PRINTS_ITS_CALLS = """\
@@ -90,9 +89,7 @@ def test_the_guide_to_tools():
 
 
 def test_the_guide_to_judges():
-    names = run_page("how-to/judges.md")
-    assert names["rewards"] == {"red": 1.0, "blue": 0.0}
-    usage = names["judge"].usage
+    usage = run_page("how-to/judges.md")["judge"].usage
     assert (usage.verdicts, usage.judged, usage.requests, usage.unreadable) == (2, 2, 2, 0)
 
 
@@ -107,9 +104,7 @@ def test_the_guide_to_the_flags_of_vllm(tmp_path, monkeypatch):
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
     names = run_page("how-to/vllm-flags.md")
-    trajectory = names["trajectory"]
-    assert not trajectory.error
-    assert (trajectory.num_turns, trajectory.nodes[-1].weight_spans[0].version) == (1, "default")
+    assert not names["trajectory"].error
 
 
 @pytest.mark.slow
@@ -136,24 +131,19 @@ def test_the_guide_to_a_loop():
 def test_the_guide_to_analysis(monkeypatch):
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
     names = run_page("how-to/analyse-a-run.md")
-    assert len(names["episodes"]) == 12
     easy, hard = names["by_level"].loc["easy"], names["by_level"].loc["hard"]
     assert (hard.environment_reward, hard.group_reward, hard.total_reward) == pytest.approx((0.0, 0.1, 0.1))
     assert easy.total_reward == pytest.approx(easy.environment_reward + 0.1)
     assert sorted(names["parts"].columns) == ["right", "short"]
     assert names["parts"].right.sum() == names["episodes"].environment_reward.sum() == len(names["best"])
-    assert names["share_cut"] == 0.0
     assert names["hardest"][0] == ("6+6", "hard", pytest.approx(0.1), 0)
-    assert [answer for answer, _ in names["surest"]] == ["4", "5"]
     means = [mean for _, mean in names["of_all"]]
     assert means == pytest.approx([names["episodes"].total_reward.mean()] * 2)
     assert type(names["dataset"].features["image_files"].feature).__name__ == "Image"
 
 
 def test_the_guide_for_users_of_verifiers():
-    names = run_page("how-to/migrate-from-verifiers.md")
-    rewards = {name: group.rewards.tolist() for name, group in names["groups"].items()}
-    assert rewards == {"1": [1.1, 1.1], "2": [0.1, 0.1]}
+    run_page("how-to/migrate-from-verifiers.md")
 
 
 def test_every_guide_is_run_here_or_with_the_packages_of_other_trainers():
