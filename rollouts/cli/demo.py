@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from contextlib import ExitStack
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,8 +71,8 @@ def _write(out: Path, seed: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if (earlier := out / "out").exists():
         if (output := OutputDirectory(earlier)).training_lock.exists():
-            with output.locked_for_training():
-                pass
+            with ExitStack() as held:
+                output.lock_training(held)
         print_line(f"in {earlier} is an earlier run, which is replaced (--out names another directory)")
         shutil.rmtree(earlier)
     for name in _FILES:

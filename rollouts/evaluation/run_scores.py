@@ -56,8 +56,9 @@ class StoredRun:
     def name(self) -> str:
         """The last part of the directory's path, with the version: "out@10", also of a step's evaluation."""
         path = self.path.resolve()
-        if path.parent.name == "evaluations" and (path.parent.parent / "checkpoints").is_dir():  # of a training run
-            return f"{path.parent.parent.name}@{path.name}"
+        run = path.parent.parent
+        if path.parent.name == "evaluations" and (run / "checkpoints").is_dir():  # of a training run
+            return f"{run.name}@{path.name}"
         return str(StoredRun(Path(path.name), self.version))
 
     @property

@@ -157,7 +157,8 @@ class Collected:
     def training_steps(self) -> int:
         """How many steps have figures of more than an evaluation and the warm start of `rollouts train`."""
         others = ("forward_", "held_out_", "supervised_loss")
-        return len({row["step"] for row in self.training if any(not key.startswith(others) for key in row["metrics"])})
+        trained = (row for row in self.training if any(not key.startswith(others) for key in row["metrics"]))
+        return len({row["step"] for row in trained})
 
     def error_kinds(self) -> list[tuple[str, int, EpisodeFigures]]:
         """The classes of errors with the number of episodes that have one, and the first of these; at most 20."""

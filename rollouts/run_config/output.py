@@ -1,8 +1,7 @@
 """The output directory of a run: the names of its files, and whether it can be used."""
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 from rollouts.errors import CommandFileError
@@ -44,16 +43,13 @@ class OutputDirectory:
         """What training appends to, step by step."""
         return [self.trajectories, self.metrics, self.training, self.mismatch]
 
-    @contextmanager
-    def locked_for_training(self) -> Iterator[None]:
-        """No other process trains in it during the block. Raises `CommandFileError` where one does."""
-        with ExitStack() as held:
-            try:
-                held.enter_context(locked(self.training_lock, make=True))
-            except FileLockedError as error:
-                reason = "another process trains in it; end it, or name another directory"
-                raise CommandFileError(self.path, reason) from error
-            yield
+    def lock_training(self, held: ExitStack | AsyncExitStack) -> None:
+        """Let no other process train in it until `held` is closed. Raises `CommandFileError` where one does."""
+        try:
+            held.enter_context(locked(self.training_lock, make=True))
+        except FileLockedError as error:
+            reason = "another process trains in it; end it, or name another directory"
+            raise CommandFileError(self.path, reason) from error
 
 
 _KEY = ("output", "directory")

@@ -47,7 +47,7 @@ def make_tasks(file: ConfigFile) -> TaskSource:
 
 
 def check_tasks(file: ConfigFile, tasks: TaskSource, count: int | None = None) -> None:
-    """Refuse what would end the run when it is taken, perhaps after hours: in a file, and of a list two equal ids.
+    """Refuse rows of a file, and two equal ids in a list, that would end the run when they are taken.
 
     Only the first `count` tasks are checked, or all. Raises `TaskFileError` and `RunConfigError`.
     """

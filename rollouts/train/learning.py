@@ -51,7 +51,7 @@ class Learner:
         self._trainer = policy.trainer
         self._section = section
         config = file.config
-        self._seed, sampling = config.seed, config.sampling
+        self._seed, self._supervised, sampling = config.seed, config.supervised, config.sampling
         with file.naming("train"):
             required = named_loss(section.loss).required
         if any("teacher" in name for name in required) and config.teacher is None:
@@ -118,8 +118,10 @@ class Learner:
         log.write(step, figures, mismatch=report)
         return mismatch
 
-    def warm_start(self, tasks: Sequence[Task], section: SupervisedSection, log: TrainingLog) -> None:
-        """Supervised steps on the conversations of the tasks, which each pass shuffles."""
+    def warm_start(self, tasks: Sequence[Task], log: TrainingLog) -> int:
+        """Supervised steps on the conversations of the tasks, which each pass shuffles. Returns their number."""
+        section = self._supervised
+        assert section is not None  # who has conversations
         samples = supervised_samples(self._policy.renderer, tasks, section, longest=self._trainer.max_length)
         order = np.random.default_rng(self._seed)
         queue: list[int] = []
@@ -134,6 +136,7 @@ class Learner:
             self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))
             # Before the first step on rewards: training.jsonl has ascending steps.
             log.write(step - section.steps, {"supervised_loss": loss})
+        return section.steps
 
     def _samples(self, groups: Sequence[Group], step: int, figures: dict[str, float]) -> list[TrainingSample]:
         section, renderer = self._section, self._policy.renderer

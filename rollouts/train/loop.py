@@ -70,12 +70,12 @@ class Training:
         parts, section, output = self.parts, self.section, self.output
         file = parts.file
         async with AsyncExitStack() as opened:
-            opened.enter_context(output.locked_for_training())
+            output.lock_training(opened)
             checkpoints = Checkpoints(output, file, self._configuration(), section.keep)
             policy = Policy(parts, section, output.weights)
             restored = checkpoints.restore(policy.trainer)
             if restored is not None:
-                self.console.print(f"continuing after step {restored.step} of {section.steps}", highlight=False)
+                self.console.print(f"continuing after step {restored.step} of {section.steps}")
             state = restored or TrainingState()
             learner = Learner(policy, file, section)
             order = TaskOrder(
@@ -94,8 +94,10 @@ class Training:
                 opened.push_async_callback(server.close)
             if restored is None:
                 if self.conversations is not None:
-                    await asyncio.to_thread(self._warm_start, learner, log)
-                state = await asyncio.to_thread(checkpoints.save, policy.trainer, replace(state, tasks=order.state()))
+                    steps = await asyncio.to_thread(learner.warm_start, self.conversations, log)
+                    self.console.print(f"warm start: {steps} supervised steps")
+                state = replace(state, tasks=order.state())
+                state = await asyncio.to_thread(checkpoints.save, policy.trainer, state)
             engine, *others = await policy.engines(server, state.step)
             for each in (*others, engine):
                 if each is not server:
@@ -149,7 +151,7 @@ class Training:
             self.state = state
 
     def _configuration(self) -> dict[str, Any]:
-        """What must not change while the run continues: the values, and the content of modules and files of tasks.
+        """What must not change while the run continues: values, modules, and files of tasks.
 
         A position in the order of the tasks is that of a row, and rewards are compared.
         """
@@ -169,13 +171,6 @@ class Training:
         """
         if state.step == state.best_step:
             await asyncio.to_thread(policy.save, self.output.path / "best")
-
-    def _warm_start(self, learner: Learner, log: TrainingLog) -> None:
-        section = self.parts.file.config.supervised
-        assert section is not None
-        assert self.conversations is not None
-        learner.warm_start(self.conversations, section, log)
-        self.console.print(f"warm start: {section.steps} supervised steps")
 
     async def _teacher(self, opened: AsyncExitStack, engine: Engine) -> ScoreEpisode | None:
         if (teacher := self.parts.teacher) is None:

@@ -98,8 +98,8 @@ class _TiledLogprobs(torch.autograd.Function):
         head: _Head,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(hidden)
-        # log_total is that of logits less the largest so far. The sum of both has the rounding of the largest logit,
-        # 5e-7 where it is above 8, and would bring it into the log-probability of a token that is nearly certain.
+        # log_total is that of logits less the largest so far. The sum of both would have the rounding of the
+        # largest logit, 5e-7 where it is above 8, also in the log-probability of a token that is nearly certain.
         largest = hidden.new_full((count,), -math.inf, dtype=torch.float32)
         log_total = largest.clone()
         entropy = torch.zeros_like(largest)
@@ -217,7 +217,7 @@ def _tile(
 
 
 def _log_sum_and_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """max(z) of each row, log(s), and the entropy of its softmax, with one exponential. `logits` is overwritten.
+    """max(z) of each row, log(s), and the entropy of its softmax, with one exponential. Overwrites `logits`.
 
     With d = z - max(z) and s = sum(exp(d)), log(sum(exp(z))) is max(z) + log(s), and the entropy is log(s) -
     sum(exp(d) d) / s.
