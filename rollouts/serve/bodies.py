@@ -107,6 +107,14 @@ def validated(kind: type[Body], value: Any, place: str = "") -> Body:
         raise _invalid_body(error, kind, place) from None
 
 
+#: In place of pydantic's messages, by its types of errors.
+_MESSAGES: Final = {
+    "model_type": "Input should be an object",
+    "none_required": "leave it out",
+    "string_pattern_mismatch": "this value is not supported",
+}
+
+
 def _invalid_body(error: ValidationError, kind: type[BaseModel], place: str) -> RequestError:
     typed = kind.typed if issubclass(kind, Strict) else ()
     first = validation_errors(error)[0]
@@ -121,15 +129,11 @@ def _invalid_body(error: ValidationError, kind: type[BaseModel], place: str) -> 
     if first["type"] == "extra_forbidden":
         return unknown_field(place)
     value = "missing" if first["type"] == "missing" else short_repr(first["input"])
-    message, context = first["msg"], first.get("ctx", {})
-    if first["type"] == "model_type":
-        message = "Input should be an object"
-    elif first["type"] == "union_tag_invalid":
+    message, context = _MESSAGES.get(first["type"], first["msg"]), first.get("ctx", {})
+    if first["type"] == "union_tag_invalid":
         message = f"the type {short_repr(context['tag'])} is not supported; it is one of {context['expected_tags']}"
-    elif context.get("max_length") == 0 or first["type"] == "none_required":
-        message = "leave it out"
-    elif first["type"] == "string_pattern_mismatch":
-        message = "this value is not supported"
+    elif context.get("max_length") == 0:
+        message = _MESSAGES["none_required"]
     field = kind.model_fields.get(str(loc[0])) if loc else None
     reason = f" ({field.description})" if field is not None and field.description else ""
     return invalid_field(f"{place or 'the body'} is {value}: {message}{reason}", place)

@@ -240,9 +240,11 @@ async def on_unrouted(request: Request, error: Exception) -> Response:
         root = str(request.base_url)[:200].rstrip("/")
         if session := _SESSION_PATH.match(request.url.path):
             root += session[0]
-        known = "POST /v1/chat/completions, /v1/responses and /v1/messages, and GET /v1/models"
-        cure = f"the base URL is {root}/v1 for OpenAI's SDK, and {root} for Anthropic's, which adds /v1 itself"
-        message = f"{requested}: there is no such route. The routes of agents are {known}: {cure}"
+        message = (
+            f"{requested}: there is no such route. The routes of agents are POST /v1/chat/completions, /v1/responses "
+            f"and /v1/messages, and GET /v1/models: the base URL is {root}/v1 for OpenAI's SDK, and {root} for "
+            "Anthropic's, which adds /v1 itself"
+        )
         refusal = RequestError(error.status_code, message, code="unknown_url")
     response = error_response(refusal, request.url.path)
     response.headers.update(headers)

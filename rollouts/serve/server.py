@@ -76,7 +76,7 @@ def base_url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None], access_log: bool = False) -> None:
+def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. `on_ready` is called once requests are answered.
 
     Running requests have some seconds to end after the signal, or until a second SIGINT; then their
@@ -86,7 +86,7 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
     config = uvicorn.Config(
         app,
         log_level="warning",
-        access_log=access_log,
+        access_log=False,
         timeout_keep_alive=75,  # clients keep idle connections for less: 3 s in `HttpLimits`, 5 s in the OpenAI client
         timeout_graceful_shutdown=5,
         server_header=False,

@@ -216,17 +216,13 @@ def check_tool_results(request: TurnRequest) -> None:
     """
     known: set[str | None] = set()
     for index, message in enumerate(request.history.messages):
-        for call in message.get("tool_calls") or ():
-            known.add(call.get("id"))
+        known.update(call.get("id") for call in message.get("tool_calls") or ())
         sent = message.get("tool_call_id") or None
         if message["role"] != "tool" or (known and (sent is None or not known.isdisjoint((sent, None)))):
             continue
         at = request.place(index)
-        if not known:
-            reason = "is the result of a call, and no call is before it; send the call before its result"
-            raise invalid_message(f"{at.message} {reason}", at.message)
         place = f"{at.message}.{at.answered}"
-        reason = "is the id of no call before it; send the id of the call that the result answers"
+        reason = "is the id of no call before it; send the call before its result, and its id with the result"
         raise invalid_message(f"{place} {short_repr(sent)} {reason}", place)
 
 

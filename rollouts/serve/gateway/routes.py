@@ -130,11 +130,10 @@ class Gateway:
     def routes(self) -> list[BaseRoute]:
         """The routes for an application of Starlette."""
         session = "/sessions/{session_id}"
-        limits = self._limits
         bound = Middleware(
             BodyLimitMiddleware,
-            max_bytes=limits.max_body_bytes,
-            seconds=limits.body_seconds,
+            max_bytes=self._limits.max_body_bytes,
+            seconds=self._limits.body_seconds,
             option="--max-body-mb of `rollouts serve` (max_body_bytes of the gateway)",
         )
         agents: list[tuple[str, str, Handler]] = [  # each also below a session
@@ -324,8 +323,7 @@ class Gateway:
         trajectory = snapshot(session.trajectory)
         if form == "json":
             return await asyncio.to_thread(lambda: JSONResponse(trajectory_json(trajectory)))
-        data = await asyncio.to_thread(record_file, trajectory)
-        return Response(data, media_type="application/octet-stream")
+        return Response(await asyncio.to_thread(record_file, trajectory), media_type="application/octet-stream")
 
     def _session(self, request: Request) -> Session:
         return self._sessions.get(request.path_params["session_id"])

@@ -233,8 +233,10 @@ class Session:
         turns = self.trajectory.turns
         index = len(turns) - 1 if turn is None else turn
         if not 0 <= index < len(turns):
-            reason = f"has {len(turns)} turns, and no turn {short_repr(index)}: each completion is one"
-            raise invalid_field(f"the session {self.id!r} {reason}", "turn")
+            raise invalid_field(
+                f"the session {self.id!r} has {len(turns)} turns, and no turn {short_repr(index)}",
+                "turn",
+            )
         before = kept_bytes(turns[index].info)
         self.trajectory.record_reward(reward, info, turn=turn)
         self.count(kept_bytes(turns[index].info) - before)

@@ -82,8 +82,8 @@ MESSAGES: list[tuple[Any, str, str]] = [
     ),
     (
         said({"type": "tool_result", "tool_use_id": "c1"}),
-        "messages[0].content[0]",
-        "no call is before it",
+        "messages[0].content[0].tool_use_id",
+        "'c1' is the id of no call before it",
     ),
     (called({**RESULT, "tool_use_id": "c2"}), "messages[2].content[0].tool_use_id", "'c2' is the id of no call"),
     (answered({"type": "tool_result", "tool_use_id": "c1"}), "messages[1].content[0]", "no block tool_result"),
@@ -144,7 +144,7 @@ RESPONSES: list[tuple[Any, str, str]] = [
     (items({"type": "input_image", "file_id": "f"}), "input[0].content[0].file_id", "unknown field"),
     (items({"type": "input_image", "image_url": "https://example.org"}), "input[0].content[0]", "fetches none"),
     (items({"type": "input_image", "image_url": "/etc/passwd"}), "input[0].content[0]", "neither a data URL"),
-    ({"input": [OUTPUT]}, "input[0]", "no call is before it"),
+    ({"input": [OUTPUT]}, "input[0].call_id", "'c1' is the id of no call before it"),
     ({"input": [CALL, {**OUTPUT, "call_id": "c2"}]}, "input[1].call_id", "'c2' is the id of no call"),
     ({"input": [CALL, {**OUTPUT, "output": 5}]}, "input[1].output", "valid list"),
     (

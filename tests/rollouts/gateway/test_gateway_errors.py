@@ -90,7 +90,8 @@ def with_arguments(arguments):
 
 
 WRONG = [
-    ({"messages": [user("a"), result("c1")]}, "messages[1]", "no call is before it"),
+    ({"messages": [user("a"), result("c1")]}, "messages[1].tool_call_id", "'c1' is the id of no call before it"),
+    ({"messages": [user("a"), result()]}, "messages[1].tool_call_id", "None is the id of no call before it"),
     ({"messages": [user("a"), asked("c1"), result("c2")]}, "messages[2].tool_call_id", "'c2' is the id of no call"),
     ({}, "messages", "missing"),
     ({"messages": []}, "messages", "at least 1 item"),
