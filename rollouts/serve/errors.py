@@ -241,9 +241,9 @@ async def on_unrouted(request: Request, error: Exception) -> Response:
         if session := _SESSION_PATH.match(request.url.path):
             root += session[0]
         message = (
-            f"{requested}: there is no such route. The routes of agents are POST /v1/chat/completions, /v1/responses "
-            f"and /v1/messages, and GET /v1/models: the base URL is {root}/v1 for OpenAI's SDK, and {root} for "
-            "Anthropic's, which adds /v1 itself"
+            f"{requested}: there is no such route. The routes of agents are POST /v1/chat/completions, "
+            f"/v1/responses and /v1/messages, and GET /v1/models: the base URL is {root}/v1 for OpenAI's SDK, "
+            f"and {root} for Anthropic's, which adds /v1 itself"
         )
         refusal = RequestError(error.status_code, message, code="unknown_url")
     response = error_response(refusal, request.url.path)

@@ -317,13 +317,13 @@ class Gateway:
 
     async def _trajectory(self, request: Request) -> Response:
         session = self._session(request)
-        form = request.query_params.get("format", _FORMATS[0])
-        if form not in _FORMATS:
+        if (form := request.query_params.get("format", _FORMATS[0])) not in _FORMATS:
             raise invalid_field(f"format is {form[:80]!r}; it is one of {', '.join(_FORMATS)}", "format")
         trajectory = snapshot(session.trajectory)
         if form == "json":
             return await asyncio.to_thread(lambda: JSONResponse(trajectory_json(trajectory)))
-        return Response(await asyncio.to_thread(record_file, trajectory), media_type="application/octet-stream")
+        records = await asyncio.to_thread(record_file, trajectory)
+        return Response(records, media_type="application/octet-stream")
 
     def _session(self, request: Request) -> Session:
         return self._sessions.get(request.path_params["session_id"])
