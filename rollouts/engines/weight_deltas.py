@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from rollouts.errors import ArgumentError, WeightUpdateError
+from rollouts.engines.protocol import check_version
+from rollouts.errors import WeightUpdateError
 from rollouts.files import replaced_path
 
 if TYPE_CHECKING:  # the engine of vLLM imports this module without torch
@@ -82,13 +83,12 @@ def write_weight_delta(
     when it is complete. A value takes its own size and 2 bytes.
 
     Raises `WeightUpdateError` for other names or shapes, and for a base that cannot be read; `ArgumentError`
-    for a `base` that is no text; `OSError`.
+    for a `base` that is no version; `OSError`.
     """
     import torch
     from safetensors.torch import save
 
-    if not isinstance(base, str):
-        raise ArgumentError("base", base, "pass the version that the engine has, a text")
+    check_version("base", base)
     # Without links: the way from one directory to the other is another one through a link.
     target, origin = Path(os.path.realpath(directory)), Path(os.path.realpath(base_directory))
     tensors: dict[str, torch.Tensor] = {}
@@ -173,7 +173,7 @@ def delta_chain(directory: Path, version: str | None = None) -> tuple[Path, list
 
 
 def deltas_after(directory: Path, version: str) -> list[WeightDelta]:
-    """The deltas up to that of a directory, from the weights `version` on, in use. Raises `WeightUpdateError`."""
+    """The deltas from the weights in use, `version`, to those of a directory. Raises `WeightUpdateError`."""
     _, deltas = delta_chain(directory, version)
     if deltas[0].base != version:
         reason = f"{directory} changes the weights {deltas[-1].base!r}, and those in use are {version!r}"
@@ -218,13 +218,12 @@ class ChangedLayers:
         """Apply the deltas after `newest`, in place where a layer has a file. Raises `WeightUpdateError`."""
         from safetensors.torch import save_file
 
-        added: dict[str, dict[str, torch.Tensor]]
         try:
             if not self._paths:
                 self._root = Path(mkdtemp(prefix=".changed-layers-", dir=self._parent))
                 weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
             changed = _layers_of(deltas)
-            added = {layer: {} for layer in changed if layer not in self._paths}
+            added: dict[str, dict[str, Any]] = {layer: {} for layer in changed if layer not in self._paths}
             with ThreadPoolExecutor() as pool:
                 paths = [self._paths[layer] for layer in changed if layer in self._paths]
                 list(pool.map(_change_file, paths, [deltas] * len(paths)))

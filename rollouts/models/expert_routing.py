@@ -15,10 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from rollouts.errors import ArgumentError, UnsupportedModelError
-from rollouts.models.architecture import Architecture, same_random_numbers
-from rollouts.models.forward import hidden_states
-from rollouts.models.output_head import check_equal_states, probe_ids, relative_difference
-from rollouts.models.placed_rows import TokenRow, placed_rows
+from rollouts.models.architecture import Architecture
+from rollouts.models.output_head import check_equal_states, probe_ids, relative_difference, text_states
 
 # transformers' name for what it records of the modules that choose experts.
 _RECORDED = "router_logits"
@@ -88,13 +86,11 @@ def check_replay(architecture: Architecture) -> int:
     if architecture.model in _verified:
         return _verified[architecture.model]
     numbers: list[int] = []
-    rows = placed_rows([TokenRow(np.array(probe_ids(architecture)))], pad_id=0)
     count, routers = num_experts(architecture), _routers(architecture)
 
     def states(replace: _Replace) -> torch.Tensor:
-        replaced = _replaced(architecture, [replace] * len(routers))
-        with torch.no_grad(), same_random_numbers(architecture), replaced:
-            return hidden_states(architecture, rows)[0]
+        with _replaced(architecture, [replace] * len(routers)):
+            return text_states(architecture, probe_ids(architecture))
 
     def own_choice(chosen: torch.Tensor) -> torch.Tensor:
         numbers.append(chosen.shape[-1])

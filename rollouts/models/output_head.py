@@ -187,7 +187,7 @@ def _check_inputs(architecture: Architecture, plain: torch.Tensor) -> None:
     And that those of a token do not depend on later tokens.
     """
     ids = probe_ids(architecture)
-    hidden, changed = _states(architecture, ids), _states(architecture, [*ids[:-1], ids[0]])
+    hidden, changed = text_states(architecture, ids), text_states(architecture, [*ids[:-1], ids[0]])
     types = token_type_argument(architecture, architecture.base) or "no token types"
     check_equal_states(
         architecture,
@@ -217,7 +217,8 @@ def check_equal_states(
         raise UnsupportedModelError(architecture.model_type, f"{differ} {consequence}")
 
 
-def _states(architecture: Architecture, ids: Sequence[int]) -> torch.Tensor:
+def text_states(architecture: Architecture, ids: Sequence[int]) -> torch.Tensor:
+    """Hidden states (1, n, H) of a text, of a model in training mode with the same dropout each time."""
     with torch.no_grad(), same_random_numbers(architecture):
         return hidden_states(architecture, placed_rows([TokenRow(np.array(ids))], pad_id=0))[0]
 

@@ -82,8 +82,7 @@ def forward_kl_loss(
     as 1e-6, which is what sums of float32 can tell. A scalar. The first two arguments are (B, T, k); the
     others are those of `sft_loss`.
     """
-    trained = _checked_mask_of_top(top_logprobs, teacher_top_logprobs, mask)
-    teacher, student = _with_rest(teacher_top_logprobs.detach(), trained), _with_rest(top_logprobs, trained)
+    teacher, student = _checked(top_logprobs, teacher_top_logprobs, mask)
     return masked_mean(_divergence(teacher, student), mask, mean_over, sequence_ids, normaliser)
 
 
@@ -107,8 +106,7 @@ def generalised_jsd_loss(
     weight = finite_number(beta)
     if weight is None or not 0 < weight < 1:
         raise ArgumentError("beta", beta, "pass a number above 0 and below 1; forward_kl_loss is the limit of beta 0")
-    trained = _checked_mask_of_top(top_logprobs, teacher_top_logprobs, mask)
-    teacher, student = _with_rest(teacher_top_logprobs.detach(), trained), _with_rest(top_logprobs, trained)
+    teacher, student = _checked(top_logprobs, teacher_top_logprobs, mask)
     mixture = torch.logaddexp(teacher + math.log(weight), student + math.log1p(-weight))
     terms = weight * _divergence(teacher, mixture) + (1 - weight) * _divergence(student, mixture)
     return masked_mean(terms, mask, mean_over, sequence_ids, normaliser)
@@ -128,11 +126,12 @@ def _with_rest(top_logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.cat([top, rest], dim=-1)
 
 
-def _checked_mask_of_top(top_logprobs: torch.Tensor, teacher: torch.Tensor, mask: Mask) -> torch.Tensor:
-    """The mask (B, T) on the device of `top_logprobs` (B, T, k), after a check of all shapes and dtypes."""
-    for name, tensor in {"top_logprobs": top_logprobs, "teacher_top_logprobs": teacher}.items():
-        if tensor.dim() != 3 or tensor.shape != top_logprobs.shape or not tensor.is_floating_point():
+def _checked(student: torch.Tensor, teacher: torch.Tensor, mask: Mask) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_with_rest` of teacher and student, whose tensors are (B, T, k), after a check of both."""
+    for name, tensor in {"top_logprobs": student, "teacher_top_logprobs": teacher}.items():
+        if tensor.dim() != 3 or tensor.shape != student.shape or not tensor.is_floating_point():
             rule = "pass two tensors of floats (rows, tokens, k) of the same ids: candidate_logprobs"
             raise ArgumentError(name, f"{tensor.dtype} {tuple(tensor.shape)}", rule)
     # Sums (B, T), also for a k of 0: one of them is NaN where a value is.
-    return checked_mask(top_logprobs.detach().sum(dim=-1), mask, teacher_top_logprobs=teacher.sum(dim=-1))
+    trained = checked_mask(student.detach().sum(dim=-1), mask, teacher_top_logprobs=teacher.sum(dim=-1))
+    return _with_rest(teacher.detach(), trained), _with_rest(student, trained)

@@ -69,7 +69,7 @@ class ServerEngine(Engine, Generic[C]):
         self._requests = RunningRequests()
         self._weight_version = "default"  # vLLM's and SGLang's label of the weights that they were started with
         self._base_versions: dict[str, str] = {}  # by adapter: the label of the base weights when it was first seen
-        self._adapters_in_use: Counter[str] = Counter()  # by the requests that run
+        self._adapters_in_use: Counter[str | None] = Counter()  # by the requests that run
         self._abort_fails = False
 
     @property
@@ -166,8 +166,7 @@ class ServerEngine(Engine, Generic[C]):
         with error_context(self._connection, "unload_adapter"):
             while self._adapters_in_use[name]:  # noqa: ASYNC110  an event would be a second record of the requests
                 await asyncio.sleep(POLL_SECONDS)
-            if name not in (loaded := await self.adapters()):
-                raise UnknownAdapterError("unload_adapter", name, loaded)
+            await self._require_adapter("unload_adapter", name)
             await self.control.unload_adapter(name)
             self._base_versions.pop(name, None)
 
@@ -253,9 +252,6 @@ class ServerEngine(Engine, Generic[C]):
     @contextmanager
     def _using(self, adapter: str | None) -> Iterator[None]:
         """Keep an adapter from being unloaded inside the block."""
-        if adapter is None:
-            yield
-            return
         self._adapters_in_use[adapter] += 1
         try:
             yield
@@ -318,8 +314,6 @@ class ServerEngine(Engine, Generic[C]):
 
         async def context_length() -> int | None:
             nonlocal rounds
-            if self._requests.is_aborted(root_id):
-                return None
             if rounds == _MAX_CONTINUATIONS:
                 reason = f"completion {partial.index} was aborted {rounds} times; pause the server less often"
                 raise EngineError(request.request_id, reason)

@@ -169,7 +169,7 @@ class Batch:
         columns = self._decode(logits, cache, mask, positions)
         for sample, (row_ids, row_logprobs, top_ids, top_logprobs) in zip(self._samples, columns, strict=True):
             reason = self._finish_reason(sample, row_ids)
-            k = self._requests[sample.request].sampling.top_logprobs
+            sampling = self._requests[sample.request].sampling
             completion = Completion(
                 index=sample.number,
                 token_ids=row_ids,
@@ -177,9 +177,8 @@ class Batch:
                 finish_reason=reason,
                 stop_token_id=int(row_ids[-1]) if reason is FinishReason.STOP else None,
                 weight_spans=(WeightSpan(weight_version, 0, len(row_ids)),),
-                top_logprobs=_first(k, top_ids, top_logprobs),
+                top_logprobs=_first(sampling.top_logprobs, top_ids, top_logprobs),
             )
-            sampling = self._requests[sample.request].sampling
             completions[sample.request].append(with_kept_ids(completion, sampling, raw=True))
         results = []
         for index, (request, of_request) in enumerate(zip(self._requests, completions, strict=True)):
@@ -222,10 +221,9 @@ class Batch:
         prompts = {sample.request: sample.prompt for sample in self._samples}
         wanted = {index: prompts[index] for index, each in enumerate(self._requests) if each.scores_prompt}
         most = dict.fromkeys(wanted.values(), 0)
-        for index, prompt in wanted.items():
-            most[prompt] = max(most[prompt], self._requests[index].prompt_top_logprobs)
         observers: dict[int, list[PromptObserver]] = {prompt: [] for prompt in most}
         for index, prompt in wanted.items():
+            most[prompt] = max(most[prompt], self._requests[index].prompt_top_logprobs)
             if (observe := self._running[index].observe) is not None:
                 observers[prompt].append(observe)
         scored = {

@@ -212,14 +212,12 @@ class LocalEngine(Engine):
         """
         check_update_arguments(version, in_flight)
         interrupts = in_flight != "wait"
-        if self._closed.is_set():
-            raise closed_error("update_weights")
         if interrupts:
             # Before the worker has the update: the batch that runs now stops at its next token.
             self._interrupting.append(version)
         try:
             loading = self._worker.submit(self._load, weights, version, interrupts)
-        except RuntimeError as error:  # the worker was shut down since
+        except RuntimeError as error:  # the worker was shut down
             raise closed_error("update_weights") from error
         # Not cancelled with the caller: a load that never runs would leave its version in `_interrupting`.
         await asyncio.shield(asyncio.wrap_future(loading))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 
 from renderers import RendererError
 from rollouts.calls import gathered, parse_body
@@ -166,15 +167,16 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         """Send one request, whose response is streamed if `parts` are to collect it."""
         capabilities = await self._capabilities.get()
         try:
-            options = {
-                "experts": self._experts is not None,
-                "jpeg_as_file": self._jpeg_as_file,
-                "stream": parts is not None,
-            }
-            if request.media:  # encoding images takes milliseconds; in a thread it does not delay other requests
-                body = await asyncio.to_thread(request_body, request, capabilities, **options)
-            else:
-                body = request_body(request, capabilities, **options)
+            encode = partial(
+                request_body,
+                request,
+                capabilities,
+                experts=self._experts is not None,
+                jpeg_as_file=self._jpeg_as_file,
+                stream=parts is not None,
+            )
+            # Encoding images takes milliseconds; in a thread it does not delay other requests.
+            body = await asyncio.to_thread(encode) if request.media else encode()
         except RendererError as error:
             raise InvalidRequestError(request.request_id, str(error)) from error
         if parts is not None:

@@ -213,7 +213,7 @@ async def test_a_delta_of_another_model_is_refused_by_the_name_of_a_tensor(engin
         write_weight_delta(
             weights | {"wrong": weights[name] + 1}, tmp_path / "1", base="0", base_directory=tiny_model_dir
         )
-    with pytest.raises(ArgumentError, match="base is 7; pass the version that the engine has, a text"):
+    with pytest.raises(ArgumentError, match="base is 7; pass a name for the weights"):
         write_weight_delta(weights, tmp_path / "1", base=7, base_directory=tiny_model_dir)
     with pytest.raises(WeightUpdateError, match=f"{name} has shape"):
         write_weight_delta({name: weights[name][:1]}, tmp_path / "1", base="0", base_directory=tiny_model_dir)
