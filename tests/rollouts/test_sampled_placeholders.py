@@ -44,15 +44,17 @@ def logprobs(model, samples, **layout):
     "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "gemma4", "glm4v", "llava_next", "idefics3", "smolvlm", "mistral3"
 )
 def test_a_sampled_placeholder_token_is_the_text_token_that_its_embedding_says(family):
+    beside = family.row("beside", [family.pixels(32, 32)]).sample
+    check_is_text(family, min(architecture(family.model).placeholder_ids), beside, images=[family.pixels(32, 48)])
+
+
+def check_is_text(family, literal_id, beside, *, unused=UNUSED, **media):
     """The same text under an id that is no placeholder gives the same log-probabilities of what follows."""
-    literal_id = min(architecture(family.model).placeholder_ids)
-    model = with_copied_token(family.model, literal_id, UNUSED)
-    image = family.pixels(32, 48)
-    for images in ([image], []):
+    model = with_copied_token(family.model, literal_id, unused)
+    for shown in (media, {}):
         literal, usual = (
-            family.row("x", images, completion=[65, token, token, 66, 67]).sample for token in (literal_id, UNUSED)
+            family.row("x", **shown, completion=[65, token, token, 66, 67]).sample for token in (literal_id, unused)
         )
-        beside = family.row("beside", [family.pixels(32, 32)]).sample
         for layout in ("padded", "packed"):
             ours, _ = logprobs(model, [literal, beside], layout=layout)
             expected, _ = logprobs(model, [usual, beside], layout=layout)

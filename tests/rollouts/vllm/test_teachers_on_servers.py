@@ -92,15 +92,6 @@ async def test_an_adapter_that_the_server_does_not_have_is_refused_before_the_ru
     assert "--lora-modules NAME=DIRECTORY" in reason
 
 
-async def test_a_server_with_a_short_context_is_refused_before_the_run(tmp_path):
-    async with TeacherVLLM(lora=True, max_model_len=65) as server:
-        key, reason = await problem_of(tmp_path, server, "")
-    assert key == "teacher.engine"
-    assert "context has 65 tokens, and an episode may have 65" in reason
-    async with TeacherVLLM(lora=True, max_model_len=66) as server:
-        await check(tmp_path, server, "")
-
-
 async def test_a_teacher_that_dies_and_comes_back_with_other_weights_scores_every_episode(server, renderer):
     """It dies while it has the first episode, and is started again when the runner waits for it."""
     made, scored_by = [], []
