@@ -18,6 +18,7 @@ HEAVY = [
 PACKAGES = [
     *("renderers", "transport"),
     *("rollouts", "rollouts.testing", "rollouts.environments", "rollouts.runner", "rollouts.observability"),
+    "rollouts.cli.traj.levels",
 ]
 
 
