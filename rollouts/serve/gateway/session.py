@@ -245,7 +245,7 @@ class Session:
         """Set how the session ends; `done` None: unless it is truncated, or there is an error."""
         trajectory = self.trajectory
         trajectory.error, trajectory.truncated = error, truncated
-        trajectory.metrics.update(metrics)
+        trajectory.metrics = {**metrics, **trajectory.metrics}  # reports have charts of the first ones
         trajectory.done = not truncated and not error if done is None else done
         self.count(kept_bytes(error, metrics, trajectory.group_id))
 

@@ -147,6 +147,17 @@ def test_a_real_change_of_a_message_is_another_history(changed):
     assert History([user("a"), ANSWER], None).digests[-1] != History([user("a"), changed], None).digests[-1]
 
 
+def test_a_result_is_that_of_the_call_with_its_id_whatever_the_ids_are():
+    def digest(*ids: str | None) -> bytes:
+        calls = [{"id": one, "function": {"name": "look", "arguments": "{}"}} for one in ids[:2]]
+        results = [{"role": "tool", "content": "red", "tool_call_id": one} for one in ids[2:]]
+        return History([{"role": "assistant", "content": "", "tool_calls": calls}, *results], None).digests[-1]
+
+    assert digest("a", "b", "a", "b") == digest("x", "y", "x", "y")
+    different = [digest("a", "b", *answered) for answered in ("ab", "ba", "aa", "bb", "cb", "db", (None, "b"))]
+    assert len({*different}) == len(different)
+
+
 def test_another_image_behind_the_same_text_is_another_history():
     def digest(url: str) -> bytes:
         content = [{"type": "text", "text": "What is this?"}, {"type": "image", "image": url}]
