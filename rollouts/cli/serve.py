@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,15 +11,12 @@ import typer
 
 from rollouts.cli.options import MODEL_OPTIONS, SET, changes_of, model_changes, takes
 from rollouts.cli.run.command import exit_on_problems
-from rollouts.errors import CommandFileError
 from rollouts.terminal.text import exit_with_error, print_line
-from transport.errors import TransportError
 
 if TYPE_CHECKING:
     from renderers import TemplateRenderer
     from rollouts.engines.protocol import Engine
     from rollouts.run_config.config_file import EngineFile
-    from transport import RecordWriter
 
 _OPTIONS: Final = (*MODEL_OPTIONS, SET)
 
@@ -61,15 +58,17 @@ def serve(
     from rollouts.serve.gateway.routes import Gateway
     from rollouts.serve.server import base_url as address
     from rollouts.serve.server import bound_socket, check_protection, read_keys, run_server
+    from transport import RecordWriter, TransportError
 
     api_key = None if api_key_file is None else read_keys(api_key_file, most=1)[0]
     check_protection(host, api_key)
     with exit_on_problems():
         file = _configuration(config, values)
-    with (  # whose errors come before the model is loaded
-        bound_socket(host, port) as listener,
-        nullcontext() if record is None else _record_writer(record) as writer,
-    ):
+    with bound_socket(host, port) as listener, ExitStack() as at_end:  # before the model is loaded
+        try:
+            writer = None if record is None else at_end.enter_context(RecordWriter(record))
+        except TransportError as refusal:
+            exit_with_error(f"{record}: {refusal}")
         with exit_on_problems():
             engine, renderer = _engine(file)
         name = name or _name(file)
@@ -110,16 +109,6 @@ def _configuration(path: Path | None, values: dict[str, Any]) -> EngineFile:
     written = {} if path is None else read_values(path)
     model = model_changes(values, configured=None if path is None else engine_kind(written))
     return checked_engine_config(path or Path("options"), written, [*model, *changes_of(_OPTIONS, values)])
-
-
-def _record_writer(path: Path) -> RecordWriter:
-    """Raises `OSError`, and `CommandFileError` for a file to which no trajectories can be appended."""
-    from transport import RecordWriter
-
-    try:
-        return RecordWriter(path)
-    except TransportError as error:
-        raise CommandFileError(path, str(error)) from error
 
 
 def _engine(file: EngineFile) -> tuple[Engine, TemplateRenderer]:

@@ -41,14 +41,15 @@ class History:
         self.identities = list(map(identity, messages)) if identities is None else identities
         self._hash = blake2b(json.dumps(tools or None, sort_keys=True).encode(), digest_size=_SIZE)
         self.digests = [self._hash.digest()]
-        numbers: dict[str | None, int] = {}  # of the calls so far, by the ids that they have in this request
+        numbers: dict[str | None, bytes] = {}  # of the calls so far, by their ids in this request
         counter = count()
         for message, each in zip(messages, self.identities, strict=True):
             self._hash.update(each)
-            numbers.update((call.get("id"), next(counter)) for call in message.get("tool_calls") or ())
+            for call in message.get("tool_calls") or ():
+                numbers[call.get("id")] = next(counter).to_bytes(_SIZE)
             if message["role"] == "tool":
                 answered = message.get("tool_call_id")
-                self._hash.update(_digest(numbers.get(answered, answered)))
+                self._hash.update(numbers.get(answered) or _digest(answered))
             self.digests.append(self._hash.digest())
         self.turn = turn
 
@@ -107,7 +108,7 @@ def _argument_identity(arguments: str | Mapping[str, Any]) -> str:
     """A text that is equal for arguments of equal value, whatever the order of their keys."""
     try:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
+        return _ENCODER.encode(_DECODER.decode(text))
     except (ValueError, RecursionError):  # no JSON
         return str(arguments).strip()
 
@@ -115,3 +116,7 @@ def _argument_identity(arguments: str | Mapping[str, Any]) -> str:
 def _number(text: str) -> float:
     value = float(text)
     return int(value) if value.is_integer() else value  # JavaScript writes 1.0 as 1
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=_number)
+_ENCODER: Final = json.JSONEncoder(sort_keys=True)

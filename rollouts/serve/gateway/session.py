@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import ChainMap, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -132,11 +132,13 @@ class Session:
 
     def model_messages(self, history: History, turn: RecordedTurn | None) -> Sequence[Any]:
         """The messages after a turn, None for all, with the ids of tool calls that the model wrote."""
-        own = self.internal_ids
-        pairs = () if turn is None else turn.ids_of_calls(history)
-        ids = ChainMap(own, {sent: own.get(known, known) for sent, known in pairs if known})
-        start = 0 if turn is None else turn.num_messages
-        return [_with_ids(message, ids) for message in history.messages[start:]] if ids else history.messages[start:]
+        start, ids = 0 if turn is None else turn.num_messages, self.internal_ids
+        new = history.messages[start:]
+        answered = {message.get("tool_call_id") for message in new} - {None, ""}
+        if turn is not None and not answered <= ids.keys():
+            pairs = turn.ids_of_calls(history)
+            ids = {**{sent: ids.get(known, known) for sent, known in pairs if known}, **ids}
+        return [_with_ids(message, ids) for message in new] if ids else new
 
     # Recording.
 
