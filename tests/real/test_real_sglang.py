@@ -122,6 +122,20 @@ async def test_a_stream_reports_the_tokens_of_its_result(
         assert completion.top_logprobs.token_ids.shape == (len(completion.token_ids), 2)
 
 
+async def test_the_ids_that_top_k_with_top_p_kept_are_known(engine: SGLangEngine, rendered: RenderedTokens) -> None:
+    sampling = SamplingParams(max_tokens=12, top_k=8, top_p=0.03, top_logprobs=8)
+    for listen in (None, lambda delta: None):
+        (completion,) = (await engine.generate(_request(rendered, sampling), listen)).completions
+        assert completion.sampling_masks is not None
+        assert completion.top_logprobs is not None
+        assert any(len(mask) < sampling.top_k for mask in completion.sampling_masks)
+        for token, mask, top in zip(
+            completion.token_ids, completion.sampling_masks, completion.top_logprobs.token_ids, strict=True
+        ):
+            assert token in mask
+            assert set(mask) == set(top[: len(mask)])
+
+
 async def test_another_image_gives_other_log_probabilities(
     engine: SGLangEngine, reference: Reference, rendered: RenderedTokens, checkpoint: Path
 ) -> None:
