@@ -93,19 +93,21 @@ def checkpoint_weights(
     return weights
 
 
-def apply_deltas(model: torch.nn.Module, directory: str | Path, version: str) -> None:
+def apply_deltas(model: Any, directory: str | Path, version: str) -> None:
     """Write the values of weight deltas into a model with the weights of `version`.
 
     Raises `WeightUpdateError`, changing nothing, where none of them changes these weights, or one those of
     another model.
     """
     own = model.state_dict()
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    # Tied, it has several names.
+    of_head = {name for name, each in model.named_parameters(remove_duplicate=False) if each is head}
     changes: dict[str, list[WeightDelta]] = {}
     for delta in deltas_after(Path(directory), version):
-        known = {id(parameters.get(name)) for name in delta.names}  # under one of their names, of tied ones
-        if missing := [name for name, parameter in parameters.items() if id(parameter) not in known]:
-            raise _error(f"the base of {delta.directory} has no {missing[0]}; pass a whole checkpoint")
+        if of_head and of_head.isdisjoint(delta.names):
+            reason = f"the base of {delta.directory} ties {min(of_head)} to its embeddings, the model does not"
+            raise _error(f"{reason}; pass a whole checkpoint")
         for name, shape in delta.shapes.items():
             target = own.get(name)
             if target is None or tuple(target.shape) != shape or not target.is_contiguous():
