@@ -38,6 +38,7 @@ COMMANDS = {
     "traj export --parquet": "traj export BAD --parquet OUT/e.parquet",
     "traj merge": "traj merge GOOD BAD --out OUT/merged.mmr",
     "traj repair": "traj repair BAD --out OUT/repaired.mmr",
+    "view": "view BAD --out OUT/page.html",
     "render": "render BAD --model MODEL",
     "render --row": "render BAD --model MODEL --row 0",
     "render --json": "render BAD --model MODEL --json",
@@ -52,16 +53,17 @@ TARGETS = {
     "traj merge": "traj merge GOOD --out BAD",
     "traj repair": "traj repair GOOD --out BAD",
     "demo": "demo --out BAD",
+    "init": "init BAD",
 }
 
 
 def bad_inputs(directory: Path) -> dict[str, str]:
     made = {
-        name: directory / name for name in ("directory", "rubbish", "zeros", "text.json", "pipe", "loop", "torn.mmr")
+        name: directory / name for name in ("directory", "\x1bred", "zeros", "text.json", "pipe", "loop", "torn.mmr")
     }
     made["directory"].mkdir()
     (made["directory"] / "a.txt").write_text("a")
-    made["rubbish"].write_bytes(np.random.default_rng(0).bytes(5000))
+    made["\x1bred"].write_bytes(np.random.default_rng(0).bytes(5000))
     made["zeros"].write_bytes(bytes(5000))
     made["text.json"].write_text("hello, this is no JSON {{ oops")
     os.mkfifo(made["pipe"])
@@ -126,10 +128,11 @@ def check(command: list[str], result: list[Any], path: str) -> None:
     code, output, error, kind = result
     assert kind in (None, "SystemExit"), (command, kind, error)
     assert "Traceback" not in output + error, (command, error)
+    assert "\x1b" not in output + error, (command, error)
     assert code not in (0, None), (command, output, error)
     printed = (output + error).replace("\n", "")
     name = path.encode("utf-8", "backslashreplace").decode()
-    forms = {path, path[:80] if len(path) > 255 else path, name, printable(path)}
+    forms = {path, path[:80] if len(path) > 255 else path, name, printable(path), repr(path)[1:-1]}
     # The error of a file that is read and is no template names the chat template of the model.
     template = "--chat-template" in command and "the chat template of" in printed
     named = any(form in printed for form in forms) or template

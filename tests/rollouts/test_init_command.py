@@ -84,10 +84,3 @@ def test_after_a_failed_write_nothing_is_left(tmp_path: Path, monkeypatch: pytes
     assert result.exit_code == 2
     assert "test_environment.py: No space left on device; nothing was written" in result.output
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "project").write_text("")
-    result = rollouts("init", tmp_path / "project")
-    assert result.exit_code == 2
-    assert "nothing was written" in result.output

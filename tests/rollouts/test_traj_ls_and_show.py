@@ -167,17 +167,6 @@ def test_control_characters_in_a_file_are_escaped_on_the_terminal(tmp_path: Path
         assert len(result.stdout.splitlines()) == 4, "head, error and two nodes"
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "export --jsonl", "merge --out", "repair --out"])
-def test_a_path_that_is_no_trajectory_file_is_one_error_line(tmp_path: Path, command: str) -> None:
-    path = tmp_path / "x\x1b[31m.mmr"
-    path.write_bytes(b"hello " * 100)
-    name, *option = command.split()
-    result = run(name, path, *option, *([tmp_path / "o"] if option else []))
-    one_error(result)
-    assert "\x1b" not in result.output
-    assert not (tmp_path / "o").exists()
-
-
 def test_every_command_takes_the_directory_of_a_run(tmp_path: Path) -> None:
     directory = tmp_path / "out"
     directory.mkdir()

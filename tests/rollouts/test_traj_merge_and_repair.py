@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-import pytest
-from trajectory_files import damage, file_of, lines, one_error, png, run, short
+from trajectory_files import damage, file_of, lines, png, run, short
 
 from transport import RecordReader, read_records
 
@@ -30,13 +29,3 @@ def test_repair_copies_undamaged_records_and_leaves_the_damaged_file_unchanged(t
     assert path.read_bytes() == before
     assert run("ls", tmp_path / "good.mmr").exit_code == 0
     assert sorted(os.listdir(tmp_path)) == ["good.mmr", "t.mmr"]
-
-
-@pytest.mark.parametrize("command", ["export --jsonl", "merge --out", "repair --out"])
-def test_no_command_overwrites_an_existing_file(tmp_path: Path, command: str) -> None:
-    path = file_of(tmp_path / "t.mmr", short("a"))
-    other = file_of(tmp_path / "o.mmr", short("b"))
-    before = other.read_bytes()
-    name, option = command.split()
-    assert f"{other}" in one_error(run(name, path, option, other))
-    assert other.read_bytes() == before

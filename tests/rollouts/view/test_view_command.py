@@ -52,15 +52,6 @@ def test_a_record_without_an_episode_is_named_on_the_page_and_in_the_terminal(tm
     assert "not shown: record 0" in result.stderr
 
 
-def test_other_files_and_directories_are_errors_of_one_line(tmp_path):
-    (tmp_path / "text.mmr").write_text("no record file")
-    for argument, reason in ((tmp_path / "text.mmr", "not a trajectory file"), (tmp_path, "no trajectories.mmr")):
-        result = run(argument)
-        assert result.exit_code == 2
-        assert reason in result.stderr
-    assert not list(tmp_path.glob("*.html"))
-
-
 def test_a_directory_in_place_of_the_page_is_an_error_with_its_name(tmp_path):
     directory = tmp_path / "page"
     directory.mkdir()
