@@ -18,7 +18,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "traj repair": {"command": "traj repair FILE --out DISK/repaired.mmr"},
     "view": {"command": "view FILE --out DISK/page.html"},
     "report": {"command": "report RUN --out DISK/r.html", "whole": "r-viewer.html"},
-    "init": {"command": "init DISK/project"},
+    "init": {"command": "init DISK/new/project"},
 }
 
 # Runs each command on disks with 0, 1, 2, 4... free pages, until one is large enough. Prints, for each disk, the exit

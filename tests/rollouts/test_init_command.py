@@ -69,18 +69,3 @@ def test_a_link_without_a_target_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "run.toml").symlink_to(tmp_path / "elsewhere")
     assert rollouts("init", tmp_path).exit_code == 2
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_after_a_failed_write_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_path = Path.open
-
-    def full_disk(path: Path, *arguments: object, **options: object) -> object:
-        if path.name == "test_environment.py":
-            raise OSError(28, "No space left on device", str(path))
-        return open_path(path, *arguments, **options)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(Path, "open", full_disk)
-    result = rollouts("init", tmp_path / "new/project")
-    assert result.exit_code == 2
-    assert "test_environment.py: No space left on device; nothing was written" in result.output
-    assert list(tmp_path.iterdir()) == []
