@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,8 +107,6 @@ def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> TaskSo
 
 
 def _conversations(file: ConfigFile) -> Sequence[Task] | None:
-    from collections.abc import Iterable
-
     if (section := file.config.supervised) is None:
         return None
     tasks = _tasks(file, "supervised", section.tasks)

@@ -54,6 +54,16 @@ class Learner:
         self._seed, self._supervised, sampling = config.seed, config.supervised, config.sampling
         with file.naming("train"):
             required = named_loss(section.loss).required
+            if section.correction and "logprobs" not in required:
+                raise ArgumentError("correction", section.correction, f"the loss {section.loss!r} takes none")
+            self._options = loss_options(section.loss, section.loss_options)
+            correction_options(section.correction)
+            if "max_lag" in section.correction:
+                raise ArgumentError("correction", section.correction, "pass max_staleness in [mode] for max_lag")
+            try:
+                self._adam = AdamParams(learning_rate=section.learning_rate, **section.adam)
+            except TypeError as error:
+                raise ArgumentError("adam", section.adam, "pass fields of AdamParams, such as weight_decay") from error
         if any("teacher" in name for name in required) and config.teacher is None:
             raise file.error(("train", "loss"), f"{section.loss!r} compares with a teacher; add [teacher]")
         if section.loss not in _WITHOUT_ADVANTAGES and not section.kl:
@@ -66,19 +76,8 @@ class Learner:
         if leaves_out and not sampling.top_logprobs and config.engine.kind == "local":
             reason = "top_p and top_k leave ids out, and a trainer has to know which; write as many as are kept"
             raise file.error(("sampling", "top_logprobs"), f"{reason}, or leave top_p and top_k out")
-        with file.naming("train"):
-            if section.correction and "logprobs" not in required:
-                raise ArgumentError("correction", section.correction, f"the loss {section.loss!r} takes none")
-            self._options = loss_options(section.loss, section.loss_options)
-            correction_options(section.correction)
-            if "max_lag" in section.correction:
-                raise ArgumentError("correction", section.correction, "pass max_staleness in [mode] for max_lag")
-            try:
-                self._adam = AdamParams(learning_rate=section.learning_rate, **section.adam)
-            except TypeError as error:
-                raise ArgumentError("adam", section.adam, "pass fields of AdamParams, such as weight_decay") from error
-            if section.kl:
-                self._trainer.create_model(_START, lora=LoraOptions(rank=1, seed=0))
+        if section.kl:
+            self._trainer.create_model(_START, lora=LoraOptions(rank=1, seed=0))
 
     def learn(self, groups: Sequence[Group], step: int, log: TrainingLog, figures: dict[str, float]) -> float:
         """Take a step on the episodes of `groups`; write its figures, with `figures`.
