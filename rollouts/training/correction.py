@@ -18,8 +18,8 @@ from rollouts.training.masked_terms import (
 )
 from rollouts.values import Bounded, number_field
 
-#: A larger weight is not finite in float32, or makes the sum of a loss so.
-_MAX_WEIGHT = 1e9
+#: The sum of a loss with larger weights is not finite in float32.
+_MAX_WEIGHT = 1e30
 
 
 @dataclass(frozen=True, slots=True)
