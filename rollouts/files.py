@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -23,12 +24,14 @@ def replaced_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path at which the block writes a file, or a directory with files, that takes the place of `path` at its end.
 
     A file is replaced at once, so that a process that is killed leaves the old one or the new one; a
-    directory that has files is not replaced (an `OSError`). Each process writes at a path of its own,
-    `.NAME.PID.partial`, which one that is killed leaves. After an error nothing is left of what the block
-    wrote. Errors of the system name `path`.
+    directory that has files is not replaced (an `OSError`), nor is a device or a pipe. Each process writes at a
+    path of its own, `.NAME.PID.partial`, which one that is killed leaves. After an error nothing is left of what
+    the block wrote. Errors of the system name `path`.
     """
     target = Path(os.path.abspath(path))
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, which a file would replace", os.fspath(path))
     with errors_name(path, partial):
         _remove(partial)  # of a killed process: in a container, the next one may have its number
         try:

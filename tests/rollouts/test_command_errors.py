@@ -12,6 +12,7 @@ import pytest
 from trajectory_files import file_of, forked, short
 
 from rollouts.terminal.text import printable
+from rollouts.view import write_html
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
 MOST_SECONDS = 300
@@ -209,3 +210,10 @@ def test_a_conversation_may_come_through_a_pipe(places: dict[str, str]) -> None:
     done = run_in_shell(script, "render --model MODEL --json", places)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["messages"][0]["role"] == "user"
+
+
+def test_a_page_takes_the_place_of_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"device or a pipe.*/pipe'"):
+        write_html([short("a")], tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
