@@ -10,9 +10,9 @@ import pytest
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     path, thresholds = list(sys.path), gc.get_threshold()
-    yield
-    for name in ("vowels_env", "held"):
+    for name in ("vowels_env", "held"):  # of the test before, or of a fixture of the module
         sys.modules.pop(name, None)
+    yield
     sys.path[:] = path
     gc.unfreeze()
     gc.set_threshold(*thresholds)
