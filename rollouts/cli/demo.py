@@ -1,6 +1,5 @@
 """`rollouts demo`: a project in which a tiny vision-language model learns to read digits, written and trained."""
 
-import json
 import shlex
 import shutil
 from contextlib import ExitStack
@@ -12,7 +11,6 @@ from typing import Annotated
 import typer
 
 from renderers.installation import install_command
-from rollouts.cli.options import TrainedEngineKind, check_engine
 from rollouts.cli.run.command import exit_on_problems
 from rollouts.cli.train import train_from
 from rollouts.terminal.interrupts import defer_interrupts
@@ -26,18 +24,6 @@ def demo(
         int, typer.Option(min=0, metavar="N", help="Decides the first weights, the digits, and how samples are drawn.")
     ] = 0,
     out: Annotated[Path, typer.Option(metavar="DIRECTORY", help="The directory of the project.")] = Path("demo-out"),
-    engine: Annotated[
-        TrainedEngineKind, typer.Option(help="Where completions are sampled: in this process, or by a vLLM server.")
-    ] = TrainedEngineKind.LOCAL,
-    base_url: Annotated[
-        str,
-        typer.Option(
-            metavar="URL", help="The URL of the vLLM server, which must serve the directory `model` of --out."
-        ),
-    ] = "",
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the server's key.")
-    ] = None,
 ) -> None:
     """Watch a tiny vision-language model learn to read digits, from random weights, on this machine.
 
@@ -49,16 +35,10 @@ def demo(
     if missing:
         print_line(f"the demo needs {', '.join(missing)}: {install_command('demo')}")
         raise typer.Exit(2)
-    check_engine(engine, base_url)
     print_line("importing torch and making a model of random weights")
     _write(out, seed)
     config = out / "train.toml"
-    text = config.read_text("utf-8").replace("seed = 0 ", f"seed = {seed} ")
-    if base_url:
-        local = next(part for part in text.split("\n\n") if part.startswith("[engine]"))
-        key = "" if api_key_env is None else f"api_key_env = {json.dumps(api_key_env)}\n"
-        text = text.replace(local, f'[engine]\nkind = "vllm"\nbase_url = {json.dumps(base_url)}\n{key}')
-    config.write_text(text, "utf-8")
+    config.write_text(config.read_text("utf-8").replace("seed = 0 ", f"seed = {seed} "), "utf-8")
     with exit_on_problems():
         train_from(read_config(config), shlex.join(["rollouts", "train", str(config), "--resume"]))
     print_line(f"the project is {out}: {', '.join(_FILES)}, model; change it, and train again with `rollouts train`")
