@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class TrainedEngineKind(StrEnum):
-    """Of a command that trains: engines that take the trainer's weights or adapters."""
-
-    LOCAL = "local"
-    VLLM = "vllm"
-
-
 class EngineKind(StrEnum):
     """What serves at a base URL; `local` is transformers in this process."""
 

@@ -1,12 +1,20 @@
 """`rollouts tinker`: the Tinker API over a model that is trained and sampled here."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollouts.cli.options import TrainedEngineKind, api_key_from_environment, check_engine
+from rollouts.cli.options import api_key_from_environment, check_engine
 from rollouts.terminal.text import exit_with_error, print_line
+
+
+class _EngineKind(StrEnum):
+    """Engines that take the trainer's adapters."""
+
+    LOCAL = "local"
+    VLLM = "vllm"
 
 
 def tinker(
@@ -25,9 +33,9 @@ def tinker(
         typer.Option(metavar="FILE", help="A file with the keys that requests may carry, one a line and user."),
     ] = None,
     engine: Annotated[
-        TrainedEngineKind,
+        _EngineKind,
         typer.Option(help="What samples. local: the trained model itself; vllm: servers at --base-url."),
-    ] = TrainedEngineKind.LOCAL,
+    ] = _EngineKind.LOCAL,
     base_url: Annotated[
         str | None,
         typer.Option(metavar="URL[,URL]", help="With --engine vllm: the URLs of the vLLM servers, with --enable-lora."),

@@ -109,7 +109,7 @@ def write_weight_delta(
         if not differs.any():
             continue
         shapes[name] = tuple(new.shape)
-        differs[::_MAX_GAP] = True
+        differs[::_MAX_GAP] = True  # place 0, from which distances count, and so many that each fits
         places = differs.nonzero()[:, 0]
         gaps = places.diff(prepend=places[:1]).to(torch.int16)
         if gaps.nbytes + len(gaps) * new.itemsize < new.nbytes:

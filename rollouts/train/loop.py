@@ -21,7 +21,6 @@ from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.metric_sinks import last_step
 from rollouts.run_config.engines import connect
 from rollouts.run_config.group_files import GroupFiles
-from rollouts.run_config.import_paths import imported_files
 from rollouts.run_config.output import OutputDirectory, metric_sinks
 from rollouts.run_config.run_parts import RunParts
 from rollouts.run_config.sections import TrainSection
@@ -155,13 +154,10 @@ class Training:
 
         A position in the order of the tasks is that of a row, and rewards are compared.
         """
-        config = self.parts.file.config
-        values = self.parts.journal_configuration() | {"seed": config.seed, "group_size": config.group_size}
-        values["evaluation"] = config.evaluation.model_dump(mode="json", exclude={"every"})
-        values["modules"] = imported_files(self.parts.file)  # a moment after they were imported
-        for table, tasks in (("tasks", self.parts.tasks), ("evaluation", self.held_out)):
-            if isinstance(tasks, FileTaskSource):
-                values[table]["content_of_the_file"] = tasks.digest()
+        values = self.parts.configuration_and_files()
+        values["evaluation"] = self.parts.file.config.evaluation.model_dump(mode="json", exclude={"every"})
+        if isinstance(self.held_out, FileTaskSource):
+            values["evaluation"]["content_of_the_file"] = self.held_out.digest()
         return values
 
     async def _write_best(self, policy: Policy, state: TrainingState) -> None:
