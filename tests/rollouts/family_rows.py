@@ -49,6 +49,10 @@ class LoadedFamily:
         self.renderer = load_renderer(directory)
         self.processor = transformers.AutoProcessor.from_pretrained(directory)
         self.model = model_class.from_pretrained(directory, dtype=torch.float32).eval()
+        self.restart()
+
+    def restart(self) -> None:
+        """Make the same pictures and sounds again."""
         self._seeds = itertools.count()
 
     def keep(self, directory: tempfile.TemporaryDirectory[str]) -> None:
@@ -143,9 +147,16 @@ class LoadedFamily:
         return torch.log_softmax(logits.float(), -1).gather(1, completion.T)[:, 0]
 
 
-@functools.cache
 def loaded_family(name: str) -> LoadedFamily:
-    """One for all tests of a process; its directory is removed at the end."""
+    """One for all tests of a process, restarted: the pictures of a test do not depend on the tests before it."""
+    family = _kept_family(name)
+    family.restart()
+    return family
+
+
+@functools.cache
+def _kept_family(name: str) -> LoadedFamily:
+    """Its directory is removed at the end of the process."""
     directory = tempfile.TemporaryDirectory(prefix=name)
     family = LoadedFamily(name, Path(directory.name))
     family.keep(directory)

@@ -29,7 +29,7 @@ from rollouts.training.trainer import Trainer, datum_from_sample
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def family(request):
     return loaded_family(request.param)
 

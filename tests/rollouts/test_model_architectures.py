@@ -27,7 +27,7 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def family(request):
     return loaded_family(request.param)
 

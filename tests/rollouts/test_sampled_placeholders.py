@@ -14,7 +14,7 @@ from rollouts.training import TrainingBatch, model_inputs, token_logprobs
 UNUSED = 399  # an id without a token
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def family(request):
     return loaded_family(request.param)
 

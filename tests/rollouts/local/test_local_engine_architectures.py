@@ -25,7 +25,7 @@ MEDIA = ("qwen2_5_vl", "qwen3_5", "gemma3", "glm4v", "internvl", "idefics3")
 TEXT = ("qwen3", "gemma2", "gemma3_text", "gpt_oss", "cohere", "codegen", "llama4_text", "mamba")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def family(request):
     return loaded_family(request.param)
 
@@ -120,11 +120,8 @@ def test_sampled_log_probabilities_of_a_text_model_are_those_of_the_trainer(name
 
 @pytest.mark.parametrize("family", ["gemma4", "qwen2_5_vl", "qwen2_audio", "qwen2_5_omni"], indirect=True)
 def test_a_placeholder_token_that_the_engine_samples_is_text_for_engine_and_trainer(family):
-    rng = np.random.default_rng(0)  # the same in every order of the tests: what is sampled depends on it
-    if family.name in AUDIO_MODELS:
-        row = family.row("x", sounds=[rng.uniform(-0.3, 0.3, 4800).astype(np.float32)])
-    else:
-        row = family.row("x", [rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)])
+    hears = family.name in AUDIO_MODELS
+    row = family.row("x", sounds=[family.sound(0.3)]) if hears else family.row("x", [family.pixels(32, 32)])
     prompt = row.sample.token_ids[~row.sample.loss_mask].tolist()
     engine = LocalEngine(family.model)
     media = MultiModalData.from_items(row.sample.media)
