@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial, reduce
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,29 +14,24 @@ from typing import Any
 from rollouts.errors import describe_exception
 from rollouts.run_config.config_file import ConfigFile, EngineFile
 from rollouts.run_config.errors import KeyPath
-from rollouts.run_config.sections import ImportedEngine, ImportedEnvironment, VerifiersSection
+from rollouts.run_config.sections import ImportedEngine, ImportedEnvironment
 from rollouts.values import call_error
 
 
 def imported_files(file: ConfigFile) -> dict[str, str]:
-    """By import path, the SHA-256 digest of the module's file; not of modules in another directory than the file's.
+    """By module, the SHA-256 digest of its file: of all that are imported from the directory of the configuration.
 
-    The objects are imported already.
+    A file of Python that the configuration names brings the modules beside it. Packages that are installed
+    in an environment there are left out.
     """
+    named = [text.rpartition(":")[0] for text in _texts(file.config.model_dump()) if ".py:" in text]
+    directories = {file.directory, *(file.resolve(each).resolve().parent for each in named)}
     digests = {}
-    # The tables that name functions and classes.
-    tables = {"tasks", "environment", "engine", "group_rewards", "skip_group", "evaluation"}
-    import_paths = {*_texts(file.config.model_dump(include=tables))}
-    if isinstance(environment := file.config.environment, VerifiersSection):
-        import_paths.add(f"{environment.id.replace('-', '_')}:")
-    for import_path in sorted(import_paths):
-        module_name, colon, _ = import_path.rpartition(":")
-        path = file.resolve(module_name)
-        if not module_name.endswith(".py"):
-            found = getattr(sys.modules.get(module_name), "__file__", None)
-            path = Path(found) if colon and found is not None else file.directory
-        if path.is_file() and (module_name.endswith(".py") or path.is_relative_to(file.directory)):
-            digests[import_path] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for name, module in sorted(sys.modules.items(), key=itemgetter(0)):
+        path = Path(getattr(module, "__file__", None) or "")
+        is_own = directories.intersection(path.parents) and "site-packages" not in path.parts
+        if is_own and name != "__main__" and path.is_file():
+            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return digests
 
 

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     path, thresholds = list(sys.path), gc.get_threshold()
-    for name in ("vowels_env", "held", "digits"):  # of the test before, or of a fixture of the module
+    for name in ("vowels_env", "held", "beside", "digits"):  # of the test before, or of a fixture of the module
         sys.modules.pop(name, None)
     yield
     sys.path[:] = path

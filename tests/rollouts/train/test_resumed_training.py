@@ -147,15 +147,16 @@ def test_a_run_whose_files_of_tasks_have_changed_is_another_run(
     assert f"{table}.content_of_the_file: it was " in refused.output
 
 
-@pytest.mark.parametrize("key", ["environment.factory", "evaluation.tasks.source"])
-def test_a_run_whose_modules_have_changed_is_another_run(tmp_path: Path, tiny_model_dir: Path, key: str) -> None:
+@pytest.mark.parametrize("name", ["vowels_env", "held", "beside"])
+def test_a_run_whose_modules_have_changed_is_another_run(tmp_path: Path, tiny_model_dir: Path, name: str) -> None:
     held_out = HELD_OUT.replace('kind = "jsonl", path = "tasks.jsonl"', 'kind = "import", source = "held:TASKS"')
     path = project(tmp_path, tiny_model_dir, CONFIG + held_out, steps="1")
-    tasks = "from rollouts import Task\nTASKS = [Task('a', {'rgb': [1, 2, 3]})]\n"
-    (tmp_path / "held.py").write_text(tasks)
+    (tmp_path / "held.py").write_text(
+        "from beside import RGB\nfrom rollouts import Task\nTASKS = [Task('a', {'rgb': RGB})]\n"
+    )
+    (tmp_path / "beside.py").write_text("RGB = [1, 2, 3]\n")
     assert train(path).exit_code == 0
-    name = {"environment.factory": "vowels_env:ManyVowels", "evaluation.tasks.source": "held:TASKS"}[key]
-    module = tmp_path / f"{name.partition(':')[0]}.py"
+    module = tmp_path / f"{name}.py"
     before = module.read_text()
     module.write_text(f"{before}\n# mended\n")
     refused = train(path, "--resume", "--set", "train.steps=2")
