@@ -1,40 +1,46 @@
 """What an episode waits for, and what it reports of its turns."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
-#: What an episode waits for, in the names of `rollouts.runner.events`.
+#: What an episode waits for.
 Part = Literal["environment.make", "environment.reset", "environment.step", "renderer", "engine"]
 
 
-class TurnSeconds(NamedTuple):
-    """How long the parts of a turn took. The renderer's includes the prompt of the turn."""
+@dataclass(frozen=True, slots=True)
+class TurnFinished:
+    """A turn is part of the trajectory, with its reward unless its step in the environment `failed`.
 
-    engine: float
-    renderer: float
-    environment: float
+    A step also failed if it was cancelled, by a deadline for example. `prompt_tokens` is the length of the whole
+    prompt, `images` the number of images and videos in it, `sounds` that of sounds. The seconds include the time for
+    which the call waited for a thread or for the event loop; the renderer's include the prompt of the turn.
+    """
 
-
-class TurnCounts(NamedTuple):
-    """The tokens of the prompt and the completion of a turn, and the media of its prompt. Videos count as images."""
-
+    episode_id: str
+    turn: int
     prompt_tokens: int
     completion_tokens: int
     images: int
-    sounds: int
+    engine_seconds: float
+    renderer_seconds: float
+    environment_seconds: float
+    failed: bool = False
+    sounds: int = 0
 
 
-class EpisodeObserver(Protocol):
-    """Is called by an episode on its event loop; an exception fails the episode."""
+class EpisodeObserver:
+    """Is called by an episode on its event loop; an exception fails the episode. This one does nothing."""
 
     def waiting(self, turn: int, part: Part) -> None:
         """The episode begins to wait for `part`."""
 
     def requesting(self) -> AbstractContextManager[object]:
         """For the block of a request until its completion is recorded; several may run at once."""
+        return nullcontext()
 
-    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
-        """A turn is part of the trajectory, with its reward unless its step in the environment `failed`."""
+    def turn_finished(self, turn: TurnFinished) -> None:
+        """A turn is part of the trajectory."""
 
 
 class EpisodeActivity:
@@ -43,16 +49,8 @@ class EpisodeActivity:
     def __init__(self, observer: EpisodeObserver | None = None) -> None:
         self.turn = 0
         self.part: Part = "environment.make"
-        self._observer = observer
+        self.observer = observer or EpisodeObserver()
 
     def waits_for(self, part: Part, turn: int) -> None:
         self.part, self.turn = part, turn
-        if self._observer is not None:
-            self._observer.waiting(turn, part)
-
-    def requesting(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._observer is None else self._observer.requesting()
-
-    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
-        if self._observer is not None:
-            self._observer.turn_finished(turn, counts, seconds, failed)
+        self.observer.waiting(turn, part)

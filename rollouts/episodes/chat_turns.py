@@ -18,7 +18,7 @@ from rollouts.engines.protocol import (
     FinishReason,
     SamplingParams,
 )
-from rollouts.episodes.activity import EpisodeActivity, TurnCounts
+from rollouts.episodes.activity import EpisodeActivity
 from rollouts.episodes.errors import raise_naming_origin, wrap_exceptions
 from rollouts.episodes.own_messages import own_messages, own_tools
 from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, Prompt, SampledTurn, TurnRecorder
@@ -120,10 +120,11 @@ class ChatRecorder(EpisodeRecorder):
         completion = Completion(0, tokens.token_ids, tokens.logprobs, answer.finish_reason)
         trajectory.add_turn(rendered, completion, answer.message, messages=messages, after=after, **options)
 
-    def counts(self, turn: SampledTurn) -> TurnCounts:
+    def counts(self, turn: SampledTurn) -> dict[str, int]:
         assert isinstance(turn, AnsweredTurn)
         parts = (part for message in turn.prompt.conversation for _, part in media_parts(message))
-        return TurnCounts(turn.prompt_tokens, turn.completion_tokens, **media_counts(map(part_kind, parts)))
+        tokens = {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens}
+        return {**tokens, **media_counts(map(part_kind, parts))}
 
     async def _with_sources(self, messages: Sequence[Message], origin: str) -> list[Message]:
         """Checked copies of messages, with a `MediaSource` for each medium."""

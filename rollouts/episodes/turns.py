@@ -14,7 +14,7 @@ from urllib.parse import quote
 from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
 from renderers.errors import MediaError, MessageError
 from rollouts.engines.protocol import ChatEngine, Completion, Engine, GenerateRequest, SamplingParams
-from rollouts.episodes.activity import EpisodeActivity, TurnCounts, TurnSeconds
+from rollouts.episodes.activity import EpisodeActivity, TurnFinished
 from rollouts.episodes.calls import RendererCalls
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
 from rollouts.episodes.engine_calls import context_length, generate_completions, known_vocab_size
@@ -136,7 +136,7 @@ class EpisodeRecorder(ABC):
         self._in_flight += 1
         try:
             self.activity.waits_for("engine", number)
-            with self.activity.requesting():
+            with self.activity.observer.requesting():
                 yield
         finally:
             self._in_flight -= 1
@@ -150,12 +150,20 @@ class EpisodeRecorder(ABC):
         """Report a turn, whose reward is recorded unless its step `failed`, of an episode that goes on."""
         if self.trajectory.finished:
             return
-        seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
-        self.activity.turn_finished(turn.index, self.counts(turn), seconds, failed)
+        finished = TurnFinished(
+            self.trajectory.episode_id,
+            turn.index,
+            engine_seconds=turn.engine_seconds,
+            renderer_seconds=turn.renderer_seconds,
+            environment_seconds=environment_seconds,
+            failed=failed,
+            **self.counts(turn),
+        )
+        self.activity.observer.turn_finished(finished)
 
     @abstractmethod
-    def counts(self, turn: SampledTurn) -> TurnCounts:
-        """The numbers of tokens and media of a turn."""
+    def counts(self, turn: SampledTurn) -> dict[str, int]:
+        """`prompt_tokens`, `completion_tokens`, and the `images` and `sounds` of the prompt."""
 
     def limit_reached(self) -> EpisodeLimitError | None:
         """The limit that allows no further turn, those that are being sampled included."""
@@ -279,11 +287,12 @@ class TurnRecorder(EpisodeRecorder):
         index = len(trajectory.turns) - 1
         return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds)
 
-    def counts(self, turn: SampledTurn) -> TurnCounts:
+    def counts(self, turn: SampledTurn) -> dict[str, int]:
         rendered = turn.prompt.rendered
         media = {} if rendered.multi_modal_data is None else rendered.multi_modal_data.mm_hashes
         modalities = (modality for modality, hashes in media.items() for _ in hashes)
-        return TurnCounts(len(rendered), len(turn.completion_ids), **media_counts(modalities))
+        tokens = {"prompt_tokens": len(rendered), "completion_tokens": len(turn.completion_ids)}
+        return {**tokens, **media_counts(modalities)}
 
     def request(self, prompt: Prompt, sampling: SamplingParams, seed: int | None, request_id: str) -> GenerateRequest:
         """The request for a prompt, with `seed` for that of `sampling`, whose stop tokens default to the renderer's."""

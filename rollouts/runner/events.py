@@ -9,10 +9,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from rollouts.episodes.activity import Part
+from rollouts.episodes.activity import TurnFinished as TurnFinished
+
 #: What an episode waits for.
-WaitingFor = Literal[
-    "worker", "environment.make", "environment.reset", "environment.step", "renderer", "engine", "retry"
-]
+WaitingFor = Literal[Part, "worker", "retry"]
 Outcome = Literal["done", "truncated", "failed", "cancelled"]
 
 
@@ -36,27 +37,6 @@ class EpisodeWaiting:
     episode_id: str
     turn: int
     waiting_for: WaitingFor
-
-
-@dataclass(frozen=True, slots=True)
-class TurnFinished:
-    """A turn is part of the trajectory, with its reward unless its step in the environment `failed`.
-
-    A step also failed if it was cancelled, by a deadline for example. `prompt_tokens` is the length of the whole
-    prompt, `images` the number of images and videos in it, `sounds` that of sounds. The seconds include the time for
-    which the call waited for a thread or for the event loop.
-    """
-
-    episode_id: str
-    turn: int
-    prompt_tokens: int
-    completion_tokens: int
-    images: int
-    engine_seconds: float
-    renderer_seconds: float
-    environment_seconds: float
-    failed: bool = False
-    sounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

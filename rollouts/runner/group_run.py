@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import Self, TypeAlias
@@ -13,6 +12,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from rollouts.engines.protocol import SamplingParams
+from rollouts.episodes.activity import Part, TurnFinished
 from rollouts.episodes.errors import EpisodeError, ScoringError, ends_task, is_outage
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import derived_seed
@@ -24,12 +24,13 @@ from rollouts.runner.events import EpisodeEnded, EpisodeRetried, EpisodeStarted,
 from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal
 from rollouts.runner.journal_file import RecordedAttempt
-from rollouts.runner.reporting import EpisodeReporter, Reporter
+from rollouts.runner.reporting import Reporter
 from rollouts.runner.retries import FailedAttempts, RetryPolicy
 from rollouts.runner.version_history import VersionHistory, oldest_place
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeWorker
+from rollouts.workers.protocol import JobObserver
 from rollouts.workers.worker_pool import WorkerPool
 
 #: Gets an episode that has ended without an error, and returns a copy of it with more extras or metrics.
@@ -54,190 +55,95 @@ class GroupSettings:
     score_episode: ScoreEpisode | None = None
 
 
-class GroupRun:
-    """Runs the episodes of a task. A `run` that was cancelled may be called again: it runs the episodes that are left.
+class Attempt(JobObserver):
+    """One attempt at an episode: reports its events, and knows how old its tokens may be.
 
-    `recorded` are attempts of an earlier process.
+    `episode` grows with it.
     """
 
-    def __init__(
-        self, task: Task, settings: GroupSettings, recorded: Mapping[int, RecordedAttempt] = MappingProxyType({})
-    ) -> None:
-        size = settings.group_size
-        self.task = task
-        self.dropped_for: int | None = None  # the staleness for which the run was cancelled
-        self.is_interrupted = False  # whether it was cancelled, to be begun again
-        self.is_over = False  # whether nothing is left to do
-        self._is_assembling = False  # whether it runs, and all its episodes have ended
-        self._settings = settings
-        self._seed = task.seed  # of all environments; None until the first one needs it
-        self._ended: list[Trajectory | None] = [None] * size
-        self._running: list[Trajectory | None] = [None] * size
-        self._attempts = [0] * size
-        self._failures: dict[int, FailedAttempts] = {}
-        self._began = [settings.history.current_place] * size  # the place of the version in use at the start
-        # Of the versions in use when the running requests of each episode were sent.
-        self._requested: list[dict[object, int]] = [{} for _ in range(size)]
-        self._assigned: list[int | None] = [None] * size  # of the version in use when a worker of another process began
-        self._claims = Claims(settings.capacity)
-        self._group: Group | None = None
-        self._is_recorded = False
-        self._started_at: float | None = None
-        self._seconds = 0.0  # of a group that an earlier process ran
-        for index, attempt in recorded.items():
-            # The next attempt has a number, and so an id and a seed, that no earlier one had.
-            self._attempts[index] = attempt.attempt + 1
-            if attempt.final:
-                self._ended[index] = attempt.episode
+    def __init__(self, settings: GroupSettings, episode: Trajectory) -> None:
+        self._reporter = settings.reporter
+        self._history = settings.history
+        self._episode = episode
+        self.began = settings.history.current_place  # the place of the version in use at the start
+        self._assigned: int | None = None  # of that in use when a worker of another process began
+        self._requested: dict[object, int] = {}  # of those in use when the running requests were sent
 
-    @classmethod
-    def ended(cls, task: Task, settings: GroupSettings, episodes: Sequence[Trajectory]) -> Self:
-        """A group of which an earlier process has run all episodes; it has not recorded how often each was begun.
+    def assigned(self, worker: str) -> None:
+        self.began = self._assigned = self._history.current_place  # no token is older
 
-        That is part of their ids.
-        """
-        recorded = {
-            index: RecordedAttempt(_attempt_of(episode.episode_id), True, episode)
-            for index, episode in enumerate(episodes)
-        }
-        run = cls(task, settings, recorded)
-        run._seconds = max(episode.seconds for episode in episodes)
-        return run
+    @contextmanager
+    def requesting(self) -> Iterator[None]:
+        request = object()  # an environment may make several at once
+        self._requested[request] = self._history.current_place
+        try:
+            yield
+        finally:
+            del self._requested[request]
 
-    def claim(self) -> None:
-        """Claim capacity for the episodes that are left, before `run`."""
-        self._claims.add(self._ended.count(None))
-        self._note_assembling()
+    def waiting(self, turn: int, part: Part) -> None:
+        if self._reporter.listeners:  # the most frequent event, which counts nothing
+            self._reporter.emit(EpisodeWaiting(self._episode.episode_id, turn, part))
 
-    def release(self) -> None:
-        """Give back the capacity that is still claimed, after `run`."""
-        if self._is_assembling:
-            self._is_assembling = False
-            self._settings.capacity.assembling -= 1
-        self._claims.release()
-
-    def _note_assembling(self) -> None:
-        """If all episodes have ended, count the group as one of which rewards and record are left."""
-        if None not in self._ended:
-            self._is_assembling = True
-            self._settings.capacity.assembling += 1
+    def turn_finished(self, turn: TurnFinished) -> None:
+        # The trajectories of the agents of verifiers have ids of their own, until the episode has ended.
+        self._reporter.turn_finished(replace(turn, episode_id=self._episode.episode_id))
 
     def oldest_place(self) -> int | None:
-        """The place of the oldest version that sampled a token, in running episodes too."""
-        return _oldest(self.places())
-
-    def places(self) -> list[int | None]:
-        """The place of the oldest version of each episode, as far as it has come.
+        """The place of the oldest version that sampled a token.
 
         The tokens of a running request are not known yet; they count as sampled when it was sent. Those of an episode
         that runs in another process count as sampled when it began there.
         """
-        history = self._settings.history
-        places: list[int | None] = []
-        for index, began in enumerate(self._began):
-            episode = self._ended[index] or self._running[index]
-            sampled = None if episode is None else oldest_place(episode, history, began)
-            places.append(_oldest([sampled, *self._requested[index].values(), self._assigned[index]]))
-        return places
-
-    @property
-    def ended_episodes(self) -> tuple[Trajectory, ...]:
-        """The episodes that need no further attempt."""
-        return tuple(episode for episode in self._ended if episode is not None)
+        sampled = oldest_place(self._episode, self._history, self.began)
+        return _oldest([sampled, *self._requested.values(), self._assigned])
 
     def expect_no_older_tokens(self) -> None:
         """No running request has a token that is older than the version in use: they had to wait for an update."""
-        place = self._settings.history.current_place
-        for requested in self._requested:
-            requested.update(dict.fromkeys(requested, place))
+        self._requested.update(dict.fromkeys(self._requested, self._history.current_place))
 
-    async def run(self) -> Group:
-        """Run the episodes, compute the rewards of the group and record it. Raises `GroupFailedError`."""
-        await self._run_episodes()
-        if self._group is None:
-            self._group = await self.make_group()
-        journal = self._settings.journal
-        if journal is not None and not self._is_recorded:
-            self._is_recorded = True  # a cancelled call of the journal is carried out nevertheless
-            await journal.finished(self._group)
-        return self._group
 
-    async def _run_episodes(self) -> None:
-        if self._started_at is None:
-            self._started_at = time.monotonic()
-        indices = [index for index, episode in enumerate(self._ended) if episode is None]
-        if len(indices) == 1:
-            await self._run_episode(indices[0])
-        elif indices:
-            try:
-                async with asyncio.TaskGroup() as episodes:
-                    for index in indices:
-                        episodes.create_task(self._run_episode(index))
-                if None in self._ended:  # a `TaskGroup` does not report the cancellation of one of its tasks
-                    raise asyncio.CancelledError("an episode was cancelled")
-            except BaseExceptionGroup as group:  # no consumer expects a group; what ends one episode here ends all
-                failure = group.exceptions[0]
-            else:
-                return
-            raise failure  # outside of the handler, so that its own cause stays
+class EpisodeRun:
+    """One episode of a group, attempt after attempt. `recorded` is the last attempt of an earlier process."""
 
-    async def _run_episode(self, index: int) -> None:
-        settings = self._settings
-        while self._ended[index] is None:
-            async with settings.capacity.slots:
-                attempt = self._attempts[index]
-                self._attempts[index] += 1
-                try:
-                    episode, error = await self._attempt(index, attempt)
-                except BaseException:
-                    self._attempts[index] -= 1  # an attempt that was cancelled is begun again
-                    raise
-            delay = None if error is None else self._delay(index, error)
-            if delay is None:
-                self._ended[index] = episode
-                self._note_assembling()
-                if error is not None:
-                    settings.reporter.log_failure(episode, error)
-            # Before the journal, which may wait for the disk: another group can begin meanwhile.
-            self._claims.release(1)
-            if settings.journal is not None:
-                await settings.journal.attempted(self.task.task_id, index, attempt, episode, final=delay is None)
-            if delay is not None:
-                if error is not None and is_outage(error):
-                    settings.reporter.warn_of_outage(episode, settings.retry.outage_seconds)
-                settings.reporter.emit(EpisodeRetried, episode.episode_id, episode.error, delay)
-                settings.reporter.emit(EpisodeWaiting, episode.episode_id, episode.num_turns, "retry")
-                with self._claims.waiting():
-                    await asyncio.sleep(delay)
-                self._claims.add(1)
+    def __init__(self, task: Task, index: int, settings: GroupSettings, recorded: RecordedAttempt | None) -> None:
+        self.index = index
+        self.attempts = 0
+        self.ended: Trajectory | None = None  # after the final attempt
+        self.running: Attempt | None = None
+        self._task = task
+        self._settings = settings
+        self._began = settings.history.current_place  # as that of the attempt that has ended
+        if recorded is not None:
+            # The next attempt has a number, and so an id and a seed, that no earlier one had.
+            self.attempts = recorded.attempt + 1
+            self.ended = recorded.episode if recorded.final else None
+        self.failures = FailedAttempts(settings.retry, self.attempts)
 
-    def _delay(self, index: int, error: BaseException) -> float | None:
-        """The seconds before another attempt at an episode that has failed; None if there is no other."""
-        if index not in self._failures:
-            self._failures[index] = FailedAttempts(self._settings.retry, self._attempts[index] - 1)
-        return self._failures[index].delay(error, time.monotonic())
+    def oldest_place(self) -> int | None:
+        """The place of the oldest version that sampled a token, as far as the episode has come."""
+        if self.running is not None:
+            return self.running.oldest_place()
+        return None if self.ended is None else oldest_place(self.ended, self._settings.history, self._began)
 
-    async def _attempt(self, index: int, attempt: int) -> tuple[Trajectory, BaseException | None]:
-        """Run one attempt; the episode, and the exception that it failed with."""
-        settings, job = self._settings, self._job(index, attempt)
+    async def attempt(self) -> tuple[Trajectory, BaseException | None]:
+        """Run one attempt; the episode, and the exception that it failed with.
+
+        One that is cancelled does not count.
+        """
+        settings, job = self._settings, self._job()
         reporter, workers = settings.reporter, settings.workers
-        episode = self._running[index] = job.new_trajectory()
-        self._began[index] = self._settings.history.current_place
-        reporter.emit(EpisodeStarted, job.episode_id, self.task.task_id, index, attempt)
-        observer = EpisodeReporter(
-            reporter,
-            job.episode_id,
-            requesting=partial(self._requesting, index),
-            on_assigned=partial(self._note_assigned, index),
-        )
+        episode = job.new_trajectory()
+        running = self.running = Attempt(settings, episode)
+        reporter.emit(EpisodeStarted(job.episode_id, self._task.task_id, self.index, self.attempts))
         outcome: Outcome = "cancelled"
         failure: BaseException | None = None
         try:
             if isinstance(workers, EpisodeWorker):
-                await workers.record(job, episode, observer)
+                await workers.record(job, episode, running)
             else:
-                reporter.emit(EpisodeWaiting, job.episode_id, 0, "worker")
-                episode = await workers.run(job, observer)
+                reporter.emit(EpisodeWaiting(job.episode_id, 0, "worker"))
+                episode = await workers.run(job, running)
             if settings.score_episode is not None:
                 episode = await self._scored(settings.score_episode, episode)
             outcome = "done" if episode.done else "truncated"
@@ -248,19 +154,35 @@ class GroupRun:
             episode = replace(episode, done=False, truncated=False, error=describe_exception(error))
             outcome, failure = "failed", error
         finally:
-            self._running[index] = self._assigned[index] = None
-            self._requested[index] = {}  # of an episode that was left, a request may run on
+            self.running, self._began = None, running.began
             reporter.emit(
-                EpisodeEnded,
-                job.episode_id,
-                outcome,
-                episode.reward,
-                episode.error,
-                episode.seconds,
-                episode.forks,
-                episode.length_stops,
+                EpisodeEnded(
+                    job.episode_id,
+                    outcome,
+                    episode.reward,
+                    episode.error,
+                    episode.seconds,
+                    episode.forks,
+                    episode.length_stops,
+                )
             )
+        self.attempts += 1
         return episode, failure
+
+    def _job(self) -> EpisodeJob:
+        settings, task = self._settings, self._task
+        seed = derived_seed(settings.seed, "environment", task.task_id) if task.seed is None else task.seed
+        sampling_seed = derived_seed(settings.seed, "sampling", task.task_id, self.index, self.attempts)
+        return EpisodeJob(
+            episode_id=f"{task.task_id}/{self.index}.{self.attempts}",
+            task=task,
+            index=self.index,
+            attempt=self.attempts,
+            seed=seed,
+            sampling=replace(settings.sampling, seed=sampling_seed),
+            limits=settings.limits,
+            group_id=task.task_id,
+        )
 
     async def _scored(self, score_episode: ScoreEpisode, episode: Trajectory) -> Trajectory:
         """The episode with its scores, which `retry` repeats as it does episodes. Raises `ScoringError`.
@@ -281,43 +203,147 @@ class GroupRun:
                     times = "" if attempt == 1 else f" {attempt} times"
                     raise ScoringError(f"score_episode failed{times}: {text}") from error
                 settings.reporter.warn_of_score(episode.episode_id, error, text)
-            settings.reporter.emit(EpisodeWaiting, episode.episode_id, episode.num_turns, "retry")
+            settings.reporter.emit(EpisodeWaiting(episode.episode_id, episode.num_turns, "retry"))
             await asyncio.sleep(delay)
         if not isinstance(scored, Trajectory) or scored.episode_id != episode.episode_id:
             returned = short_repr(scored)
             raise ScoringError(f"score_episode returned {returned}; return the episode with its scores, as with_scores")
         return scored
 
-    def _job(self, index: int, attempt: int) -> EpisodeJob:
-        settings, task = self._settings, self.task
-        if self._seed is None:
-            self._seed = derived_seed(settings.seed, "environment", task.task_id)
-        sampling_seed = derived_seed(settings.seed, "sampling", task.task_id, index, attempt)
-        return EpisodeJob(
-            episode_id=f"{task.task_id}/{index}.{attempt}",
-            task=task,
-            index=index,
-            attempt=attempt,
-            seed=self._seed,
-            sampling=replace(settings.sampling, seed=sampling_seed),
-            limits=settings.limits,
-            group_id=task.task_id,
-        )
 
-    def _note_assigned(self, index: int) -> None:
-        """A worker of another process begins an episode: no token of it is older than the version in use."""
-        self._began[index] = self._assigned[index] = self._settings.history.current_place
+class GroupRun:
+    """Runs the episodes of a task. A `run` that was cancelled may be called again: it runs the episodes that are left.
 
-    @contextmanager
-    def _requesting(self, index: int) -> Iterator[None]:
-        """The block of a request of an episode, until its tokens are in the trajectory."""
-        # A key of its own for each request: an environment may make several at once.
-        request, requested = object(), self._requested[index]
-        requested[request] = self._settings.history.current_place
-        try:
-            yield
-        finally:
-            del requested[request]
+    `recorded` are attempts of an earlier process.
+    """
+
+    def __init__(
+        self, task: Task, settings: GroupSettings, recorded: Mapping[int, RecordedAttempt] = MappingProxyType({})
+    ) -> None:
+        self.task = task
+        self.dropped_for: int | None = None  # the staleness for which the run was cancelled
+        self.is_interrupted = False  # whether it was cancelled, to be begun again
+        self.is_over = False  # whether nothing is left to do
+        self._is_assembling = False  # whether it runs, and all its episodes have ended
+        self._settings = settings
+        self._episodes = [
+            EpisodeRun(task, index, settings, recorded.get(index)) for index in range(settings.group_size)
+        ]
+        self._claims = Claims(settings.capacity)
+        self._group: Group | None = None
+        self._is_recorded = False
+        self._started_at: float | None = None
+        self._seconds = 0.0  # of a group that an earlier process ran
+
+    @classmethod
+    def ended(cls, task: Task, settings: GroupSettings, episodes: Sequence[Trajectory]) -> Self:
+        """A group of which an earlier process has run all episodes; it has not recorded how often each was begun.
+
+        That is part of their ids.
+        """
+        recorded = {
+            index: RecordedAttempt(_attempt_of(episode.episode_id), True, episode)
+            for index, episode in enumerate(episodes)
+        }
+        run = cls(task, settings, recorded)
+        run._seconds = max(episode.seconds for episode in episodes)
+        return run
+
+    def claim(self) -> None:
+        """Claim capacity for the episodes that are left, before `run`."""
+        self._claims.add(len(self._left()))
+        self._note_assembling()
+
+    def release(self) -> None:
+        """Give back the capacity that is still claimed, after `run`."""
+        if self._is_assembling:
+            self._is_assembling = False
+            self._settings.capacity.assembling -= 1
+        self._claims.release()
+
+    def _left(self) -> list[EpisodeRun]:
+        return [episode for episode in self._episodes if episode.ended is None]
+
+    def _note_assembling(self) -> None:
+        """If all episodes have ended, count the group as one of which rewards and record are left."""
+        if not self._left():
+            self._is_assembling = True
+            self._settings.capacity.assembling += 1
+
+    def oldest_place(self) -> int | None:
+        """The place of the oldest version that sampled a token, in running episodes too."""
+        return _oldest(self.places())
+
+    def places(self) -> list[int | None]:
+        """The place of the oldest version of each episode, as far as it has come."""
+        return [episode.oldest_place() for episode in self._episodes]
+
+    @property
+    def ended_episodes(self) -> tuple[Trajectory, ...]:
+        """The episodes that need no further attempt."""
+        return tuple(episode.ended for episode in self._episodes if episode.ended is not None)
+
+    def expect_no_older_tokens(self) -> None:
+        """As `Attempt.expect_no_older_tokens`, of the attempts that run."""
+        for episode in self._episodes:
+            if episode.running is not None:
+                episode.running.expect_no_older_tokens()
+
+    async def run(self) -> Group:
+        """Run the episodes, compute the rewards of the group and record it. Raises `GroupFailedError`."""
+        await self._run_episodes()
+        if self._group is None:
+            self._group = await self.make_group()
+        journal = self._settings.journal
+        if journal is not None and not self._is_recorded:
+            self._is_recorded = True  # a cancelled call of the journal is carried out nevertheless
+            await journal.finished(self._group)
+        return self._group
+
+    async def _run_episodes(self) -> None:
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+        left = self._left()
+        if len(left) == 1:
+            await self._run_episode(left[0])
+        elif left:
+            try:
+                async with asyncio.TaskGroup() as episodes:
+                    for run in left:
+                        episodes.create_task(self._run_episode(run))
+                if self._left():  # a `TaskGroup` does not report the cancellation of one of its tasks
+                    raise asyncio.CancelledError("an episode was cancelled")
+            except BaseExceptionGroup as group:  # no consumer expects a group; what ends one episode here ends all
+                failure = group.exceptions[0]
+            else:
+                return
+            raise failure  # outside of the handler, so that its own cause stays
+
+    async def _run_episode(self, run: EpisodeRun) -> None:
+        settings = self._settings
+        while run.ended is None:
+            async with settings.capacity.slots:
+                episode, error = await run.attempt()
+            delay = None if error is None else run.failures.delay(error, time.monotonic())
+            if delay is None:
+                run.ended = episode
+                self._note_assembling()
+                if error is not None:
+                    settings.reporter.log_failure(episode, error)
+            # Before the journal, which may wait for the disk: another group can begin meanwhile.
+            self._claims.release(1)
+            if settings.journal is not None:
+                await settings.journal.attempted(
+                    self.task.task_id, run.index, run.attempts - 1, episode, final=delay is None
+                )
+            if delay is not None:
+                if error is not None and is_outage(error):
+                    settings.reporter.warn_of_outage(episode, settings.retry.outage_seconds)
+                settings.reporter.emit(EpisodeRetried(episode.episode_id, episode.error, delay))
+                settings.reporter.emit(EpisodeWaiting(episode.episode_id, episode.num_turns, "retry"))
+                with self._claims.waiting():
+                    await asyncio.sleep(delay)
+                self._claims.add(1)
 
     async def make_group(self) -> Group:
         """The group, after all its episodes have ended. Raises `GroupFailedError`."""
@@ -330,11 +356,11 @@ class GroupRun:
                 raise
             raise GroupFailedError(task_id, episodes, "a group reward", error) from error
         environment_rewards = np.array([episode.reward for episode in episodes], np.float64)
-        oldest = _oldest(self.places())
+        oldest = self.oldest_place()
         return Group(
             task=self.task,
             episodes=episodes,
-            attempts=tuple(self._attempts),
+            attempts=tuple(run.attempts for run in self._episodes),
             rewards=environment_rewards + scores.rewards,
             group_rewards=scores.rewards,
             reward_parts={**reward_parts(episodes), **scores.parts},

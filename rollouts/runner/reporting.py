@@ -1,18 +1,15 @@
 """Passes events to the listeners of a runner, counts them, and logs the failures of its episodes."""
 
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Final, ParamSpec
+from collections.abc import Iterable
+from typing import Final
 
-from rollouts.episodes.activity import Part, TurnCounts, TurnSeconds
 from rollouts.episodes.errors import EnvironmentFailedError, RemoteFailureError, RendererFailedError
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.runner.events import (
     EpisodeEnded,
     EpisodeRetried,
     EpisodeStarted,
-    EpisodeWaiting,
     GroupDelivered,
     GroupFinished,
     GroupSkipped,
@@ -80,7 +77,6 @@ def _counts_of(event: RunnerEvent) -> dict[str, float]:
     return {}
 
 
-P = ParamSpec("P")
 log = logging.getLogger("rollouts.runner")
 
 # An episode without a limit that has had as many turns is reported once.
@@ -97,9 +93,8 @@ class Reporter:
         self._logged: set[tuple[object, ...]] = set()  # the kinds of failures
         self.is_outage_logged = False  # since the latest turn
 
-    def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Make an event, count it and pass it to the listeners."""
-        event = make_event(*args, **kwargs)
+    def emit(self, event: RunnerEvent) -> None:
+        """Count an event and pass it to the listeners."""
         count_event(event, self.counts)
         # A copy: one that fails is removed within the loop.
         for listener in self.listeners.copy():
@@ -153,58 +148,15 @@ class Reporter:
             self._logged.add(kind)
             log.warning("episode %s could not be scored, which is tried again (RetryPolicy): %s", episode_id, text)
 
-    def warn_of_turns(self, episode_id: str, turns: int) -> None:
-        """Log once that an episode without a limit of turns or time goes on and on."""
-        if self._warns_of_turns and turns >= _MANY_TURNS:
+    def turn_finished(self, event: TurnFinished) -> None:
+        """Emit the event; log once that an episode without a limit of turns or time goes on and on."""
+        self.is_outage_logged = False
+        self.emit(event)
+        if self._warns_of_turns and event.turn + 1 >= _MANY_TURNS:
             self._warns_of_turns = False
             log.warning(
                 "episode %s has had %d turns and has no limit of turns or time; if its environment is never done, pass "
                 "limits=EpisodeLimits(max_turns=...) or episode_seconds=... to the Runner",
-                episode_id,
-                turns,
+                event.episode_id,
+                event.turn + 1,
             )
-
-
-class EpisodeReporter:
-    """A `JobObserver` for one attempt.
-
-    `requesting` makes the block of a request to the engine; `on_assigned` is called when a worker begins the episode.
-    """
-
-    def __init__(
-        self,
-        reporter: Reporter,
-        episode_id: str,
-        *,
-        requesting: Callable[[], AbstractContextManager[object]],
-        on_assigned: Callable[[], object],
-    ) -> None:
-        self._reporter = reporter
-        self._episode_id = episode_id
-        self.requesting = requesting
-        self._on_assigned = on_assigned
-
-    def assigned(self, worker: str) -> None:
-        self._on_assigned()
-
-    def waiting(self, turn: int, part: Part) -> None:
-        if self._reporter.listeners:  # the most frequent event, which counts nothing
-            self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
-
-    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
-        reporter = self._reporter
-        reporter.is_outage_logged = False
-        reporter.warn_of_turns(self._episode_id, turn + 1)
-        reporter.emit(
-            TurnFinished,
-            self._episode_id,
-            turn,
-            counts.prompt_tokens,
-            counts.completion_tokens,
-            counts.images,
-            seconds.engine,
-            seconds.renderer,
-            seconds.environment,
-            failed,
-            counts.sounds,
-        )

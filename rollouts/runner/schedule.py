@@ -242,7 +242,7 @@ class Schedule:
         if is_too_old(self._mode, worst):
             group = replace(group, sample_weights=np.array([sample_weight(self._mode, age) for age in of_episodes]))
             self._count_stale(group.task.task_id, worst, "downweight")
-        self._reporter.emit(GroupDelivered, group.task.task_id, worst)
+        self._reporter.emit(GroupDelivered(group.task.task_id, worst))
         return group
 
     def _set_demand(self, demand: Demand) -> None:
@@ -359,13 +359,14 @@ class Schedule:
             group = await run.run()
             run.is_over = True
             self._reporter.emit(
-                GroupFinished,
-                task_id,
-                group.rewards,
-                group.environment_rewards,
-                group.group_rewards,
-                group.reward_parts,
-                group.seconds,
+                GroupFinished(
+                    task_id,
+                    group.rewards,
+                    group.environment_rewards,
+                    group.group_rewards,
+                    group.reward_parts,
+                    group.seconds,
+                )
             )
             reason = self._skip_reason(group)
             if reason:
@@ -416,7 +417,7 @@ class Schedule:
             raise GroupFailedError(group.task.task_id, group.episodes, "skip_group", error) from error
 
     async def _skip(self, task_id: str, reason: str) -> None:
-        self._reporter.emit(GroupSkipped, task_id, reason)
+        self._reporter.emit(GroupSkipped(task_id, reason))
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row == _MANY_SKIPPED:
             log.warning(
@@ -461,4 +462,4 @@ class Schedule:
             await self._journal.discarded(task_id, f"stale by {age} versions")
 
     def _count_stale(self, task_id: str, age: int, action: str) -> None:
-        self._reporter.emit(GroupStale, task_id, age, action)
+        self._reporter.emit(GroupStale(task_id, age, action))

@@ -69,12 +69,12 @@ class WeightUpdates:
             finally:
                 self._set_update(None)
         except Exception as error:
-            self._reporter.emit(WeightUpdateFailed, version, describe_exception(error))
+            self._reporter.emit(WeightUpdateFailed(version, describe_exception(error)))
             raise
         finally:
             self.history.adopt_reported()  # also after an error
             self._running = self.history.expected = ""
-        self._reporter.emit(WeightsUpdated, version, in_flight, time.monotonic() - started)
+        self._reporter.emit(WeightsUpdated(version, in_flight, time.monotonic() - started))
 
     def _reported_version(self) -> str:
         """The version that the engine reports; empty for an engine without versions."""

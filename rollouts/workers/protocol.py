@@ -1,14 +1,13 @@
 """What passes between a runner and the processes that run its episodes."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from rollouts.episodes.activity import EpisodeObserver, Part, TurnCounts, TurnSeconds
+from rollouts.episodes.activity import EpisodeObserver, Part, TurnFinished
 from rollouts.errors import RolloutsError
 
 
-class JobObserver(EpisodeObserver, Protocol):
+class JobObserver(EpisodeObserver):
     """Is called with the progress of a job, on the event loop of the runner."""
 
     def assigned(self, worker: str) -> None:
@@ -40,8 +39,11 @@ class WorkersClosedError(RolloutsError):
 Progress: TypeAlias = tuple[Any, ...]
 
 
-class ProgressObserver:
-    """An `EpisodeObserver` in a worker: passes what the episode reports to `send`, as `Progress`."""
+class ProgressObserver(EpisodeObserver):
+    """In a worker: passes what the episode reports to `send`, as `Progress`.
+
+    It passes no requests: the runner counts the tokens of a job from its beginning.
+    """
 
     def __init__(self, send: Callable[[Progress], object]) -> None:
         self._send = send
@@ -49,11 +51,8 @@ class ProgressObserver:
     def waiting(self, turn: int, part: Part) -> None:
         self._send(("waiting", turn, part))
 
-    def requesting(self) -> AbstractContextManager[object]:
-        return nullcontext()  # the runner counts the tokens of a job from its beginning
-
-    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
-        self._send(("turn_finished", turn, counts, seconds, failed))
+    def turn_finished(self, turn: TurnFinished) -> None:
+        self._send(("turn_finished", turn))
 
 
 def report_progress(progress: Progress, observer: EpisodeObserver) -> None:

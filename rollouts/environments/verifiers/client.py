@@ -348,7 +348,7 @@ def _response(
             tool_calls=calls or None,
         ),
         finish_reason="length" if is_cut else "tool_calls" if calls else "stop",
-        usage=Usage(prompt_tokens=counts.prompt_tokens, completion_tokens=counts.completion_tokens),
+        usage=Usage(prompt_tokens=counts["prompt_tokens"], completion_tokens=counts["completion_tokens"]),
         tokens=_tokens(recorder, turn, pending) if isinstance(recorder, _TokenRecorder) else None,
     )
     response.raw = serialize_completion(response, model)
