@@ -27,16 +27,6 @@ from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport.wire.codec import is_plain
 
-
-def plain_configuration(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration. Raises `ArgumentError` unless it is a mapping from names to plain values."""
-    is_mapping = isinstance(configuration, Mapping) and all(isinstance(key, str) for key in configuration)
-    if not is_mapping or not is_plain(dict(configuration)):
-        rule = "pass a mapping from names to text, numbers, None, and lists and dicts of them"
-        raise ArgumentError("configuration", configuration, rule)
-    return dict(configuration)
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -78,8 +68,11 @@ class Journal:
         Raises `JournalOfAnotherRunError` if another process has the journal open, `JournalError` for files that cannot
         be read or made, and `ArgumentError`.
         """
-        plain = plain_configuration(configuration)
-        return cls(Recorder(Path(path), fsync=fsync), plain)
+        is_mapping = isinstance(configuration, Mapping) and all(isinstance(key, str) for key in configuration)
+        if not is_mapping or not is_plain(dict(configuration)):
+            rule = "pass a mapping from names to text, numbers, None, and lists and dicts of them"
+            raise ArgumentError("configuration", configuration, rule)
+        return cls(Recorder(Path(path), fsync=fsync), dict(configuration))
 
     def count_as_delivered(self, task_ids: Collection[str], *, lost: Collection[str] = ()) -> None:
         """Say of which tasks the consumer has the groups. They and no others count as delivered, as recorded or not.
@@ -149,13 +142,9 @@ class Journal:
         """Record that a group will not be delivered, because it is too old, for example."""
         await self._on_thread(self._recorder.close_task, task_id, reason or "discarded")
 
-    async def task(self, task_id: str) -> Task:
-        """An unfinished task of `ResumedRun`."""
+    async def task(self, task_id: str) -> tuple[Task, dict[int, RecordedAttempt]]:
+        """An unfinished task of `ResumedRun`, and the last attempt at each of its episodes, by index."""
         return await self._on_thread(self._recorder.read_task, task_id)
-
-    async def attempts(self, task_id: str) -> dict[int, RecordedAttempt]:
-        """The last attempt at each episode of an unfinished task, by episode index."""
-        return await self._on_thread(self._recorder.read_attempts, task_id)
 
     async def group(self, task_id: str) -> Group:
         """An undelivered group of `ResumedRun`."""

@@ -332,13 +332,10 @@ class Recorder:
 
     # Reading.
 
-    def read_task(self, task_id: str) -> Task:
-        task: Task = self._read(self._unfinished(task_id).record)[0]
-        return task
-
-    def read_attempts(self, task_id: str) -> dict[int, RecordedAttempt]:
-        attempts = self._unfinished(task_id).attempts
-        return {place: RecordedAttempt(*self._read(each.record)[2:]) for place, each in sorted(attempts.items())}
+    def read_task(self, task_id: str) -> tuple[Task, dict[int, RecordedAttempt]]:
+        task = self._unfinished(task_id)
+        attempts = {place: RecordedAttempt(*self._read(each.record)[2:]) for place, each in task.attempts.items()}
+        return self._read(task.record)[0], attempts
 
     def read_group(self, task_id: str) -> Group:
         task = self._tasks[task_id]

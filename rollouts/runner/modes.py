@@ -102,14 +102,9 @@ class Asynchronous(Bounded):
         return self.max_staleness * demand.batch + demand.waiting
 
 
-def is_too_old(mode: Mode, staleness: int) -> bool:
-    """Whether a sample is staler than the mode allows."""
-    return staleness > mode.max_staleness
-
-
 def is_dropped(mode: Mode, staleness: int) -> bool:
     """Whether a group with a sample of this staleness is dropped."""
-    return mode.on_stale == "drop" and is_too_old(mode, staleness)
+    return mode.on_stale == "drop" and staleness > mode.max_staleness
 
 
 def sample_weight(mode: Mode, staleness: int) -> float:

@@ -86,7 +86,7 @@ _MANY_TURNS = 1000
 class Reporter:
     """The counts and listeners of a runner. A listener that raises is logged and receives no more."""
 
-    def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits = EpisodeLimits()) -> None:  # noqa: B008
+    def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits) -> None:
         self.counts: dict[str, float] = dict.fromkeys(COUNTED, 0)
         self.listeners = list(listeners)
         self._warns_of_turns = limits.max_turns is None and limits.episode_seconds is None

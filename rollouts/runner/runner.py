@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from inspect import iscoroutinefunction
 from typing import Any, Self
@@ -33,51 +33,6 @@ from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer, has_members, whole_number
 from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.worker_pool import WorkerPool
-
-
-def check_workers(workers: object, make_environment: object, engine: object, renderer: object) -> None:
-    """Raises `ArgumentError` unless there are `workers`, and beside them no more than an engine."""
-    if not isinstance(workers, WorkerPool):
-        raise ArgumentError("workers", workers, "pass a WorkerPool, such as RayWorkers(...), or None")
-    for name, value in (("make_environment", make_environment), ("renderer", renderer)):
-        if value is not None:
-            raise ArgumentError(name, value, "pass None: with workers=... it is the workers that have one")
-    if engine is not None:
-        check_engine(engine)
-
-
-def check_options(
-    *,
-    sampling: object,
-    limits: object,
-    retry: object,
-    mode: object,
-    seed: object,
-    group_rewards: Any,
-    skip_group: object,
-    score_episode: object,
-    journal: object,
-    listeners: Iterable[object],
-) -> None:
-    """Raises `ArgumentError`, also for two rewards of one name."""
-    check_sampling(sampling)
-    is_function = skip_group is None or callable(skip_group)
-    waits = iscoroutinefunction(skip_group) or iscoroutinefunction(getattr(skip_group, "__call__", None))  # noqa: B004
-    are_rewards = isinstance(group_rewards, Sequence) and all(isinstance(one, GroupReward) for one in group_rewards)
-    for name, value, is_valid, rule in (
-        ("seed", seed, whole_number(seed) is not None, "pass an integer"),
-        ("limits", limits, isinstance(limits, EpisodeLimits), "pass EpisodeLimits(...)"),
-        ("retry", retry, isinstance(retry, RetryPolicy), "pass RetryPolicy(...)"),
-        ("mode", mode, has_members(mode, Mode), "pass Synchronous(), OneStepOffPolicy() or Asynchronous(...)"),
-        ("skip_group", skip_group, is_function and not waits, "pass a function of a Group that is not async, or None"),
-        ("score_episode", score_episode, score_episode is None or callable(score_episode), "pass a function, or None"),
-        ("journal", journal, isinstance(journal, Journal | None), "pass Journal.open(directory), or None"),
-        ("group_rewards", group_rewards, are_rewards, "pass a list of GroupReward(name, weight, function)"),
-        ("listeners", listeners, all(map(callable, listeners)), "pass a list of functions of an event"),
-    ):
-        if not is_valid:
-            raise ArgumentError(name, value, rule)
-    check_names("group_rewards", group_rewards)
 
 
 class Runner(ClosedAtEnd):
@@ -140,23 +95,41 @@ class Runner(ClosedAtEnd):
         with ExitStack() as refused:  # a runner that is refused keeps nothing open
             if isinstance(journal, Journal):
                 refused.callback(journal.close_unused)
+            check_sampling(sampling)
             # A journal records plain integers, and these may be integers of numpy.
             group_size = check_integer("group_size", group_size)
             concurrency = check_integer("concurrency", concurrency)
             rule = "pass the number of groups after which a run without a success stops, or 0 to run on"
             stop_after = check_integer("stop_after_failed_groups", stop_after_failed_groups, least=0, rule=rule)
-            check_options(
-                sampling=sampling,
-                limits=limits,
-                retry=retry,
-                mode=mode,
-                seed=seed,
-                group_rewards=group_rewards,
-                skip_group=skip_group,
-                score_episode=score_episode,
-                journal=journal,
-                listeners=listeners,
-            )
+            call = getattr(skip_group, "__call__", None)  # noqa: B004  of an object, which may be async too
+            is_async = iscoroutinefunction(skip_group) or iscoroutinefunction(call)
+            skips = skip_group is None or (callable(skip_group) and not is_async)
+            scores = score_episode is None or callable(score_episode)
+            rewards: Any = group_rewards
+            are_rewards = isinstance(rewards, Sequence) and all(isinstance(one, GroupReward) for one in rewards)
+            of_workers = "pass None: with workers=... it is the workers that have one"
+            for name, value, is_valid, rule in (
+                ("seed", seed, whole_number(seed) is not None, "pass an integer"),
+                ("limits", limits, isinstance(limits, EpisodeLimits), "pass EpisodeLimits(...)"),
+                ("retry", retry, isinstance(retry, RetryPolicy), "pass RetryPolicy(...)"),
+                ("mode", mode, has_members(mode, Mode), "pass Synchronous(), OneStepOffPolicy() or Asynchronous(...)"),
+                ("skip_group", skip_group, skips, "pass a function of a Group that is not async, or None"),
+                ("score_episode", score_episode, scores, "pass a function, or None"),
+                ("journal", journal, isinstance(journal, Journal | None), "pass Journal.open(directory), or None"),
+                ("group_rewards", rewards, are_rewards, "pass a list of GroupReward(name, weight, function)"),
+                ("listeners", listeners, all(map(callable, listeners)), "pass a list of functions of an event"),
+                (
+                    "workers",
+                    workers,
+                    isinstance(workers, WorkerPool | None),
+                    "pass a WorkerPool, as RayWorkers, or None",
+                ),
+                ("make_environment", make_environment, workers is None or make_environment is None, of_workers),
+                ("renderer", renderer, workers is None or renderer is None, of_workers),
+            ):
+                if not is_valid:
+                    raise ArgumentError(name, value, rule)
+            check_names("group_rewards", group_rewards)
             seed = int(seed)
             self._resources = refused.enter_context(ExitStack())
             running: EpisodeWorker | WorkerPool
@@ -165,7 +138,8 @@ class Runner(ClosedAtEnd):
                 self._resources.callback(running.release)
                 self._capacity = Capacity(concurrency)
             else:
-                check_workers(workers, make_environment, engine, renderer)
+                if engine is not None:
+                    check_engine(engine)
                 running = workers
                 self._capacity = Capacity(concurrency, lambda: workers.num_slots)
                 self._resources.callback(workers.on_slots_changed(self._capacity.changed.set))
@@ -247,7 +221,12 @@ class Runner(ClosedAtEnd):
         Raises `JournalOfAnotherRunError` and the other errors of `Journal.resume`.
         """
         self._check_open()
-        await self._resume_journal()
+        if self._journal is None:
+            return
+        if self._resuming is None:
+            self._resuming = asyncio.ensure_future(self._read_journal(self._journal))
+        # The journal is read to its end though a consumer that waits for it is cancelled.
+        await asyncio.shield(self._resuming)
 
     async def group_of(self, task: Task, episodes: Sequence[Trajectory]) -> Group:
         """The group of episodes that an earlier process ran and stored, with the rewards that this runner gives it.
@@ -287,8 +266,7 @@ class Runner(ClosedAtEnd):
         weights of before are then in use, unless the text says otherwise. A cancelled call waits for the end of the
         update.
         """
-        self._check_open()
-        await self._resume_journal()
+        await self.resume()
         try:
             await self._updates.update(weights, version, in_flight)
         finally:
@@ -350,7 +328,7 @@ class Runner(ClosedAtEnd):
     async def _next_groups(self, schedule: Schedule, count: int, demand: Demand) -> list[Group]:
         self._check_open()
         self._has_begun = True
-        await self._resume_journal()
+        await self.resume()
         # Where `collect` can be called, evaluations that stream other tasks do not receive what it left.
         if self._left is not None and self._collected in (None, schedule):
             left, self._left = self._left, None
@@ -360,18 +338,8 @@ class Runner(ClosedAtEnd):
             self._check_open()  # it may have been closed in the meantime
         return groups
 
-    async def _resume_journal(self) -> None:
-        """Read what earlier processes left, once. `collect` gets their groups, without `tasks` the first stream.
-
-        The journal is read to its end though a consumer that waits for it is cancelled.
-        """
-        if self._journal is None:
-            return
-        if self._resuming is None:
-            self._resuming = asyncio.ensure_future(self._read_journal(self._journal))
-        await asyncio.shield(self._resuming)
-
     async def _read_journal(self, journal: Journal) -> None:
+        """Read what earlier processes left. `collect` gets their groups, without `tasks` the first stream."""
         left = await journal.resume({"group_size": self._settings.group_size, "seed": self._settings.seed})
         self._updates.history.restore(left.versions)
         await journal.uses_weights(self._updates.history.current)

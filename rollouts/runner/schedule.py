@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from rollouts.runner.errors import GroupFailedError, TaskSourceError
 from rollouts.runner.events import GroupDelivered, GroupFinished, GroupSkipped, GroupStale
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings
-from rollouts.runner.modes import Demand, Mode, is_dropped, is_too_old, sample_weight
+from rollouts.runner.modes import Demand, Mode, is_dropped, sample_weight
 from rollouts.runner.task_source import TaskSource
 from rollouts.runner.version_history import oldest_place, staleness
 from rollouts.workers.episode_worker import EpisodeWorker
@@ -159,12 +159,10 @@ class Schedule:
 
     async def acknowledge(self, group: Group) -> bool:
         """Count a group as delivered for good; False if it is not one that was returned last."""
-        remaining = [one for one in self._unacknowledged if one is not group]
-        if len(remaining) == len(self._unacknowledged):
+        if not any(one is group for one in self._unacknowledged):
             return False
         if self._journal is not None:
             await self._journal.delivered(group.task.task_id)
-        # Again, because others may have been acknowledged while the journal wrote.
         self._unacknowledged = [one for one in self._unacknowledged if one is not group]
         return True
 
@@ -198,7 +196,7 @@ class Schedule:
                 run.dropped_for = age
                 task.cancel()
         # Recording that one is dropped takes time, in which the consumer may receive others.
-        while (stale := self._finished_stale()) is not None:
+        while stale := next((one for one in self._finished if self._is_stale(one)), None):
             self._finished.remove(stale)
             self._settings.capacity.changed.set()
             await self._drop(stale.group.task.task_id, max(self._ages(stale)))
@@ -239,9 +237,9 @@ class Schedule:
         self._dropped_in_a_row = self._skipped_in_a_row = 0
         group, of_episodes = finished.group, self._ages(finished)
         worst = max(of_episodes)
-        if is_too_old(self._mode, worst):
+        if worst > self._mode.max_staleness:
             group = replace(group, sample_weights=np.array([sample_weight(self._mode, age) for age in of_episodes]))
-            self._count_stale(group.task.task_id, worst, "downweight")
+            self._reporter.emit(GroupStale(group.task.task_id, worst, "downweight"))
         self._reporter.emit(GroupDelivered(group.task.task_id, worst))
         return group
 
@@ -340,16 +338,13 @@ class Schedule:
         if self._interrupted:
             return self._interrupted.popleft()
         if self._unfinished and self._journal is not None:
-            # Removed below, after the reads: a start that is cancelled meanwhile loses no task.
-            task_id = self._unfinished[0]
-            task = await self._journal.task(task_id)
-            recorded = await self._journal.attempts(task_id)
+            # Removed after it was read: a start that is cancelled meanwhile loses no task.
+            task, recorded = await self._journal.task(self._unfinished[0])
             self._unfinished.popleft()
             return GroupRun(task, self._settings, recorded)
         if self._source_error is not None:
             raise self._source_error
-        task = await self._source.next()
-        return GroupRun(task, self._settings)
+        return GroupRun(await self._source.next(), self._settings)
 
     async def _run_group(self, run: GroupRun) -> None:
         task_id = run.task.task_id
@@ -437,16 +432,11 @@ class Schedule:
             places = [oldest_place(episode, history, 0) for episode in finished.group.episodes]
         return [staleness(history, place) for place in places]
 
-    def _finished_stale(self) -> FinishedGroup | None:
-        """A group that waits for delivery and is too old; None if there is none."""
-        groups = (one for one in self._finished if isinstance(one, FinishedGroup))
-        return next(filter(self._is_stale, groups), None)
-
-    def _is_stale(self, finished: FinishedGroup) -> bool:
-        return is_dropped(self._mode, max(self._ages(finished)))
+    def _is_stale(self, finished: FinishedGroup | Exception) -> TypeGuard[FinishedGroup]:
+        return isinstance(finished, FinishedGroup) and is_dropped(self._mode, max(self._ages(finished)))
 
     async def _drop(self, task_id: str, age: int) -> None:
-        self._count_stale(task_id, age, "drop")
+        self._reporter.emit(GroupStale(task_id, age, "drop"))
         self._dropped_in_a_row += 1
         if self._dropped_in_a_row == _MANY_DROPPED:
             log.warning(
@@ -460,6 +450,3 @@ class Schedule:
             )
         if self._journal is not None:
             await self._journal.discarded(task_id, f"stale by {age} versions")
-
-    def _count_stale(self, task_id: str, age: int, action: str) -> None:
-        self._reporter.emit(GroupStale(task_id, age, action))

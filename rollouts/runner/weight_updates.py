@@ -33,7 +33,7 @@ class WeightUpdates:
         self,
         engine: Engine | ChatEngine | None,
         reporter: Reporter,
-        set_update: Callable[[InFlight | None], object] = lambda in_flight: None,
+        set_update: Callable[[InFlight | None], object],
     ) -> None:
         self._engine = engine
         self._reporter = reporter
@@ -41,7 +41,7 @@ class WeightUpdates:
         self._running = ""  # the version of the update that is under way
         self.history = VersionHistory(self._reported_version(), self._reported_version)
 
-    async def update(self, weights: Any, version: str, in_flight: InFlight = "abort") -> None:
+    async def update(self, weights: Any, version: str, in_flight: InFlight) -> None:
         """Replace the weights. Returns when the engine samples from the new ones.
 
         Raises `ArgumentError` for a version that has been in use and for a chat endpoint; `WeightUpdateError`

@@ -171,7 +171,7 @@ class WorkerPool:
         """Counts by name; `rollouts.observability.METRICS` has their meanings."""
         return {
             "workers": len(self._members),
-            "worker_slots": sum(member.slots for member in self._members.values()),
+            "worker_slots": self.num_slots,
             "worker_slots_used": sum(member.used for member in self._members.values()),
             "workers_lost": self._lost,
             "worker_jobs_waiting": sum(1 for waiting in self._waiting if not waiting.done()),

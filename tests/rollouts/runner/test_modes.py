@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.runner.modes import (
-    Asynchronous,
-    Demand,
-    OneStepOffPolicy,
-    Synchronous,
-    is_too_old,
-)
+from rollouts.runner.modes import Asynchronous, Demand, OneStepOffPolicy, Synchronous
 
 MODES = [
     Synchronous(),
@@ -50,7 +44,7 @@ def test_with_one_update_for_each_batch_and_delivery_in_order_no_sample_is_too_o
                 started.append(version)
             for _ in range(data.draw(st.integers(1, waiting))):
                 staleness = version - started.pop(0)
-                assert not is_too_old(mode, staleness)
+                assert staleness <= mode.max_staleness
                 waiting -= 1
         # The trainer trains on the batch, and then the next version comes into use.
         while len(started) < mode.max_undelivered(Demand(0, batch)):
