@@ -11,6 +11,7 @@ from typing import Self, TypeAlias
 
 import numpy as np
 
+from rollouts.calls import gathered
 from rollouts.engines.protocol import SamplingParams
 from rollouts.episodes.activity import Part, TurnFinished
 from rollouts.episodes.errors import EpisodeError, ScoringError, ends_task, is_outage
@@ -291,7 +292,9 @@ class GroupRun:
 
     async def run(self) -> Group:
         """Run the episodes, compute the rewards of the group and record it. Raises `GroupFailedError`."""
-        await self._run_episodes()
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+        await gathered(self._run_episode(run) for run in self._left())
         if self._group is None:
             self._group = await self.make_group()
         journal = self._settings.journal
@@ -299,25 +302,6 @@ class GroupRun:
             self._is_recorded = True  # a cancelled call of the journal is carried out nevertheless
             await journal.finished(self._group)
         return self._group
-
-    async def _run_episodes(self) -> None:
-        if self._started_at is None:
-            self._started_at = time.monotonic()
-        left = self._left()
-        if len(left) == 1:
-            await self._run_episode(left[0])
-        elif left:
-            try:
-                async with asyncio.TaskGroup() as episodes:
-                    for run in left:
-                        episodes.create_task(self._run_episode(run))
-                if self._left():  # a `TaskGroup` does not report the cancellation of one of its tasks
-                    raise asyncio.CancelledError("an episode was cancelled")
-            except BaseExceptionGroup as group:  # no consumer expects a group; what ends one episode here ends all
-                failure = group.exceptions[0]
-            else:
-                return
-            raise failure  # outside of the handler, so that its own cause stays
 
     async def _run_episode(self, run: EpisodeRun) -> None:
         settings = self._settings
