@@ -15,14 +15,13 @@ from rollouts.engines.protocol import (
     ChatEngine,
     ChatTokens,
     Completion,
-    FinishReason,
     SamplingParams,
 )
 from rollouts.episodes.activity import EpisodeActivity
-from rollouts.episodes.errors import raise_naming_origin, wrap_exceptions
+from rollouts.episodes.engine_calls import check_uninterrupted, naming_engine
+from rollouts.episodes.errors import raise_naming_origin
 from rollouts.episodes.own_messages import own_messages, own_tools
 from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, Prompt, SampledTurn, TurnRecorder
-from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError, describe_exception
 from rollouts.trajectory.media_reference import media_counts
 from rollouts.trajectory.prefixes import longest_prefixes
 from rollouts.trajectory.tree import Trajectory
@@ -77,18 +76,10 @@ class ChatRecorder(EpisodeRecorder):
         sampling = replace(sampling, seed=None)
         with self._requesting(number):
             sent_at = time.perf_counter()
-            failed = f"{type(self.engine).__name__} raised"
-            with (
-                self.deadlines.requesting(),
-                wrap_exceptions(
-                    lambda error: EngineFailedError(request_id, f"{failed} {describe_exception(error)}"),
-                    unchanged=(RolloutsError,),
-                ),
-            ):
+            with self.deadlines.requesting(), naming_engine(self.engine, request_id):
                 answer = await self.engine.chat(prompt.conversation, tools=prompt.tools, sampling=sampling, seed=seed)
             engine_seconds = time.perf_counter() - sent_at
-            if answer.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                raise GenerationInterruptedError(request_id, f"generation ended with {answer.finish_reason.value!r}")
+            check_uninterrupted(request_id, [answer])
             previous = prompt.previous_turn
             after = None if previous is None else trajectory.turns[previous].node
             if answer.tokens is None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeAlias
 
 from renderers import Message
@@ -12,7 +13,7 @@ from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import check_environment, close_environment
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.limits import OVERLONG_ERRORS, max_turns_limit, overlong_limit
-from rollouts.episodes.turns import EpisodeRecorder, Prompt, SampledTurn, check_sampling, derived_seed
+from rollouts.episodes.turns import EpisodeRecorder, SampledTurn, check_sampling, derived_seed
 from rollouts.errors import ArgumentError, is_unicode
 from rollouts.values import check_integer, whole_number
 
@@ -85,7 +86,7 @@ class EpisodeContext:
         self.agent = agent
         self.path = path
         self._play = play
-        self._num_calls = 0
+        self._calls = count()
 
     async def generate_turn(
         self,
@@ -115,10 +116,13 @@ class EpisodeContext:
             self._check_own("after", after)
             if tools is not None:
                 raise ArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
-        path = (*self.path, self._next_call(), 0)
+        path, origin = (*self.path, next(self._calls), 0), f"generate_turn of {agent!r}"
         with self._running():
             try:
-                prompt = await self._prompt(messages, tools, agent, after)
+                if after is None:
+                    prompt = await self.recorder.first_prompt(messages, tools, origin)
+                else:
+                    prompt = await self.recorder.next_prompt(after.sampled, messages, origin)
                 sampled = await self.recorder.sample(prompt, agent=agent, path=path, sampling=sampling)
             except OVERLONG_ERRORS as error:
                 raise overlong_limit(error) from error
@@ -141,7 +145,7 @@ class EpisodeContext:
         check_environment(environment)
         _check_agent(agent)
         turns = check_integer("max_turns", max_turns)
-        call = self._next_call()
+        call = next(self._calls)
         child_seed = derived_seed(self.seed, call) if seed is None else whole_number(seed)
         if child_seed is None:
             raise ArgumentError("seed", seed, "pass an integer, or None for a derived one")
@@ -182,16 +186,6 @@ class EpisodeContext:
             other = turn.recorder.trajectory.episode_id
             rule = f"it belongs to another episode, {other!r}; pass a turn that generate_turn returned in this episode"
             raise ArgumentError(name, turn, rule)
-
-    async def _prompt(self, messages: Sequence[Message], tools: Any, agent: str, after: GeneratedTurn | None) -> Prompt:
-        origin = f"generate_turn of {agent!r}"
-        if after is None:
-            return await self.recorder.first_prompt(messages, tools, origin)
-        return await self.recorder.next_prompt(after.sampled, messages, origin)
-
-    def _next_call(self) -> int:
-        self._num_calls += 1
-        return self._num_calls - 1
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager
 
 from renderers import RendererError
 from rollouts.engines.protocol import (
+    ChatAnswer,
+    ChatEngine,
     Completion,
     Engine,
     FinishReason,
@@ -18,38 +20,21 @@ from rollouts.errors import EngineFailedError, GenerationInterruptedError, Rollo
 from rollouts.values import whole_number
 
 
-async def generate_completions(
-    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
-) -> list[Completion]:
-    """The completions of a request, by index, none of which was interrupted. Raises as `generated`."""
-    completions = await generated(engine, request, vocab_size, listen)
-    check_uninterrupted(request, completions)
-    return completions
-
-
 async def generated(
     engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
 ) -> list[Completion]:
     """The completions, streamed to `listen` if the engine can. Raises `EngineError`."""
-    with _naming_engine(engine, request.request_id):
+    with naming_engine(engine, request.request_id):
         result = await generate_at(engine, request, listen)
         check_result(request, result, vocab_size=vocab_size)
     return sorted(result.completions, key=lambda completion: completion.index)
 
 
-async def context_length(engine: Engine) -> int | None:
-    """That of the engine. Raises as `generated`."""
-    with _naming_engine(engine, "context_length"):
-        return await engine.context_length()
-
-
-def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completion]) -> None:
+def check_uninterrupted(request_id: str, completions: Iterable[Completion | ChatAnswer]) -> None:
     """Raises `GenerationInterruptedError` for a completion that the engine ended before its end."""
     for completion in completions:
         if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-            raise GenerationInterruptedError(
-                request.request_id, f"generation ended with {completion.finish_reason.value!r}"
-            )
+            raise GenerationInterruptedError(request_id, f"generation ended with {completion.finish_reason.value!r}")
 
 
 def known_vocab_size(engine: Engine, renderer: object) -> int | None:
@@ -62,7 +47,7 @@ def known_vocab_size(engine: Engine, renderer: object) -> int | None:
     return None if tokenizer_size is None else tokenizer_size + 4096
 
 
-def _naming_engine(engine: Engine, request_id: str) -> AbstractContextManager[None]:
+def naming_engine(engine: Engine | ChatEngine, request_id: str) -> AbstractContextManager[None]:
     """Turns an exception that is not of this distribution into an `EngineFailedError`."""
     return wrap_exceptions(
         lambda error: EngineFailedError(request_id, f"{type(engine).__name__} raised {describe_exception(error)}"),

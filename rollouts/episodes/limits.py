@@ -48,8 +48,6 @@ class EpisodeLimits(Bounded):
         tokens = len(request.prompt_ids)
         if self.max_tokens is not None and tokens >= self.max_tokens:
             raise _reached("max_tokens", turn, f"{tokens} tokens", self.max_tokens)
-        if self.max_images is None and self.max_media_bytes is None:
-            return
         self.check_media([item.source for item, _ in request.media], turn)
 
     def check_media(self, sources: Sequence[MediaSource], turn: int) -> None:

@@ -17,7 +17,7 @@ from rollouts.engines.protocol import ChatEngine, Completion, Engine, GenerateRe
 from rollouts.episodes.activity import EpisodeActivity, TurnFinished
 from rollouts.episodes.calls import RendererCalls
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
-from rollouts.episodes.engine_calls import context_length, generate_completions, known_vocab_size
+from rollouts.episodes.engine_calls import check_uninterrupted, generated, known_vocab_size, naming_engine
 from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, raise_naming_origin
 from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
 from rollouts.episodes.own_messages import keep_media, own_messages, own_tools
@@ -201,7 +201,6 @@ class TurnRecorder(EpisodeRecorder):
         self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
 
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
-        """The prompt of a conversation. `origin` says in errors where the messages come from."""
         if self._calls.longest is None:
             self._calls.longest = await self._context_length()
         began = time.perf_counter()
@@ -218,41 +217,37 @@ class TurnRecorder(EpisodeRecorder):
     async def next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str) -> Prompt:
         """The prompt after a turn and new messages: bridged, or rendered again where the bridge refuses."""
         began = time.perf_counter()
-        messages = own_messages(messages)
+        previous, messages = turn.prompt, own_messages(messages)
         self.activity.waits_for("renderer", self.trajectory.num_turns)
         with self.engine.expecting_request():
-            return await self._next_prompt(turn, messages, origin, began)
-
-    async def _next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str, began: float) -> Prompt:
-        previous = turn.prompt
-        try:
-            bridged, refusal = await self._calls.bridge(
-                previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
-            )
-        except (MediaError, MessageError) as error:
-            raise_naming_origin(error, f"what {origin} returned for turn {turn.index}", messages)
-        # The message of the trajectory: the environment may have changed the one that its step received.
-        conversation = [*previous.conversation, self.trajectory.turns[turn.index].message, *messages]
-        if bridged is not None:
-            keep_media(messages, bridged)
-            start = len(previous.rendered.token_ids)
-            sampled = [*previous.sampled, (start, start + len(turn.completion_ids))]
-            seconds = time.perf_counter() - began
-            return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds, turn.index)
-        try:
-            rendered = await self._calls.render(conversation, previous.tools)
-        except (MediaError, MessageError) as error:
-            raise_naming_origin(error, f"the conversation after {origin} of turn {turn.index}", conversation)
-        keep_media(messages, rendered)
-        seconds, sampled = time.perf_counter() - began, _sampled_ranges(rendered)
-        return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index, refusal)
+            try:
+                bridged, refusal = await self._calls.bridge(
+                    previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
+                )
+            except (MediaError, MessageError) as error:
+                raise_naming_origin(error, f"what {origin} returned for turn {turn.index}", messages)
+            # The message of the trajectory: the environment may have changed the one that its step received.
+            conversation = [*previous.conversation, self.trajectory.turns[turn.index].message, *messages]
+            if bridged is not None:
+                keep_media(messages, bridged)
+                start = len(previous.rendered.token_ids)
+                sampled = [*previous.sampled, (start, start + len(turn.completion_ids))]
+                seconds = time.perf_counter() - began
+                return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds, turn.index)
+            try:
+                rendered = await self._calls.render(conversation, previous.tools)
+            except (MediaError, MessageError) as error:
+                raise_naming_origin(error, f"the conversation after {origin} of turn {turn.index}", conversation)
+            keep_media(messages, rendered)
+            seconds, sampled = time.perf_counter() - began, _sampled_ranges(rendered)
+            return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index, refusal)
 
     async def _context_length(self) -> int | None:
         """The most tokens of a prompt, for which a server is asked; None if the engine never knows."""
         if self.engine.max_model_len is None:
             self.activity.waits_for("engine", self.trajectory.num_turns)
-            with self.deadlines.requesting():
-                return await context_length(self.engine)
+            with self.deadlines.requesting(), naming_engine(self.engine, "context_length"):
+                return await self.engine.context_length()
         return self.engine.max_model_len
 
     async def _sample(
@@ -263,7 +258,8 @@ class TurnRecorder(EpisodeRecorder):
         with self._requesting(number):
             sent_at = time.perf_counter()
             with self.deadlines.requesting():
-                (completion,) = await generate_completions(self.engine, request, self.vocab_size)
+                (completion,) = await generated(self.engine, request, self.vocab_size)
+            check_uninterrupted(request_id, [completion])
             self.activity.waits_for("renderer", number)
             return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
 

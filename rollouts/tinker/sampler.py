@@ -166,7 +166,7 @@ async def generated(
         adapter=adapter,
     )
     result = await _with_texts(engine, generate or engine.generate, asked, texts, endings)
-    check_uninterrupted(asked, result.completions)
+    check_uninterrupted(asked.request_id, result.completions)
     sequences = [
         SampledSequence(each.token_ids, each.logprobs, each.finish_reason is FinishReason.STOP, each.top_logprobs)
         for each in sorted(result.completions, key=lambda each: each.index)

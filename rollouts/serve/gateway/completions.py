@@ -65,7 +65,7 @@ async def complete_turn(
             raise RequestError(504, reason, code="timeout") from None
         seconds = time.perf_counter() - began
         completions = [cut_at_stop(completion, stop, decode) for completion in sampled]
-        check_uninterrupted(generate, [completion for completion, _ in completions])
+        check_uninterrupted(generate.request_id, [completion for completion, _ in completions])
         choices = []
         for index, (completion, ended) in enumerate(completions):
             turn = await recorder.record(prompt, completion, agent="", engine_seconds=seconds)
