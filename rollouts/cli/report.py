@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from renderers import TemplateRenderer, load_renderer
+from renderers import TemplateRenderer
 from rollouts.errors import RolloutsError
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note
 
@@ -38,14 +38,11 @@ def report(
     The run may still be going, or may have been interrupted or killed. The viewer of its episodes is written
     beside the report, which links to it.
     """
-    from rollouts.cli.render.conversation_file import read_tools
+    from rollouts.cli.view import renderer_and_tools
     from rollouts.report import write_report
     from rollouts.report.run_files import run_directories
 
-    if tools is not None and model is None:
-        exit_with_error("--tools is used by the viewer's full render only: pass --model, too")
-    renderer = None if model is None else load_renderer(model)
-    offered = None if tools is None else read_tools(tools)
+    renderer, offered = renderer_and_tools(model, tools)
     found = run_directories(directory)
     if out is not None:
         if len(found) > 1 and found[0] != directory:

@@ -41,17 +41,21 @@ def view(
     Writes one HTML file that needs nothing else. With --serve, starts at once however large the file is, and
     shows the episodes that are written while it runs.
     """
-    if tools is not None and model is None:
-        exit_with_error("--tools is used by the full render only: pass --model, too")
     if serve and out is not None:
         exit_with_error("--serve writes no file: pass --out without it")
     path = trajectory_file(file)
-    renderer = None if model is None else load_renderer(model)
-    offered = None if tools is None else read_tools(tools)
+    renderer, offered = renderer_and_tools(model, tools)
     if serve:
         _serve(path, port, renderer, offered)
     else:
         _write(path, out or path.with_name(f"{path.name}.html"), renderer, offered)
+
+
+def renderer_and_tools(model: str | None, tools: Path | None) -> tuple[TemplateRenderer | None, list[Any] | None]:
+    """What the viewer's full render needs, from --model and --tools. Exits with an error for tools alone."""
+    if tools is not None and model is None:
+        exit_with_error("--tools is used by the viewer's full render only: pass --model, too")
+    return None if model is None else load_renderer(model), None if tools is None else read_tools(tools)
 
 
 def _serve(path: Path, port: int, renderer: TemplateRenderer | None, tools: list[Any] | None) -> None:

@@ -33,7 +33,8 @@ async def mismatch(target: Target, *, max_gigabytes: float) -> Finding:
     """Compare completions sampled at temperature 1 with scores of transformers; name the cause if known."""
     if (reason := _reason_to_skip(target.directory, max_gigabytes)) is not None:
         return reason
-    checked = [modality for modality, name in MEDIA.items() if target.is_ok(f"{name} request")]
+    passed = {check for check, finding in target.findings.items() if finding.outcome == "ok"}
+    checked = [modality for modality, name in MEDIA.items() if f"{name} request" in passed]
     requests = [
         target.request(modality, height=64 + 32 * number, max_tokens=32, temperature=1.0, seed=number)
         for modality in (None, *checked)

@@ -59,10 +59,6 @@ class Target:
     dtype: str
     findings: dict[str, Finding] = field(default_factory=dict)
 
-    def is_ok(self, check: str) -> bool:
-        """Whether a check has run and passed."""
-        return check in self.findings and self.findings[check].outcome == "ok"
-
     @cached_property
     def config(self) -> Mapping[str, Any]:
         return read_json(self.directory / "config.json")

@@ -9,7 +9,7 @@ from rich.console import Console
 from renderers import load_renderer
 from rollouts.cli.render.conversation_file import read_conversation, read_tools
 from rollouts.cli.render.token_cells import token_cells, tokens_as_json
-from rollouts.cli.render.token_lines import View, print_tokens
+from rollouts.cli.render.token_lines import print_tokens
 from rollouts.terminal.text import counted, print_json
 
 
@@ -47,8 +47,5 @@ def render(
     if as_json:
         print_json(tokens_as_json(rendered, cells))
         return
-    console = Console()
-    colours = console.color_system is not None and not console.no_color
-    view = View(ids, colours, width=console.width if console.is_terminal else None)
     counts = f"{counted(len(rendered.message_roles), 'message')}, {counted(len(rendered), 'token')}"
-    print_tokens(f"{conversation} as {model}: {counts}", rendered, cells, view, console)
+    print_tokens(f"{conversation} as {model}: {counts}", rendered, cells, Console(), ids=ids)

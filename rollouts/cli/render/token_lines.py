@@ -83,9 +83,11 @@ def legend(rendered: RenderedTokens, view: View) -> Text:
 
 
 def print_tokens(
-    title: str, rendered: RenderedTokens, cells: Iterable[TokenCell], view: View, console: Console
+    title: str, rendered: RenderedTokens, cells: Iterable[TokenCell], console: Console, *, ids: bool = False
 ) -> None:
     """Print a title, the legend, the lines of all tokens and the table of counts."""
+    colours = console.color_system is not None and not console.no_color
+    view = View(ids, colours, width=console.width if console.is_terminal else None)
     console.print(Text(printable(title), style="bold" if view.colours else ""), soft_wrap=True)
     console.print(legend(rendered, view), "", sep="\n", soft_wrap=True)
     for line in token_lines(rendered, cells, view):

@@ -9,7 +9,7 @@ from rich.console import Console
 from renderers import MediaPolicy, Message, RenderedTokens, RendererPool, TemplateRenderer
 from renderers.messages import PLURALS, is_media_part, media_value, part_kind
 from rollouts.cli.render.token_cells import token_cells
-from rollouts.cli.render.token_lines import View, print_tokens
+from rollouts.cli.render.token_lines import print_tokens
 from rollouts.engines.protocol import ChatAnswer, ChatEngine, Engine, GenerateRequest, GenerateResult, TokenListener
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import RolloutsError
@@ -145,11 +145,9 @@ def _first_group(
 
 
 def _print(renderer: TemplateRenderer, group: Group, rendered: RenderedTokens, tools: int, console: Console) -> None:
-    colours = console.color_system is not None and not console.no_color
-    view = View(ids=False, colours=colours, width=console.width if console.is_terminal else None)
     seed = group.episodes[0].seed
     title = f"first prompt: task {group.task.task_id}, environment seed {seed}\n{_counts(rendered, tools)}"
-    print_tokens(title, rendered, token_cells(renderer, rendered), view, console)
+    print_tokens(title, rendered, token_cells(renderer, rendered), console)
 
 
 def _counts(rendered: RenderedTokens, tools: int) -> str:
