@@ -269,7 +269,7 @@ async def _play(
 
 async def _wait_for_end(playing: asyncio.Task[Any], recorder: EpisodeRecorder) -> None:
     """Wait at most `END_SECONDS` for the task, also where the caller is cancelled meanwhile."""
-    recorder.refuse_turns()
+    recorder.is_closed = True
     playing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is reported already, or late
     loop = asyncio.get_running_loop()
     until = loop.time() + END_SECONDS

@@ -97,7 +97,7 @@ class EpisodeRecorder(ABC):
         self.activity = activity
         self.deadlines = EpisodeDeadlines(settings.limits, settings.pauses)
         self._in_flight = 0
-        self._closed = False
+        self.is_closed = False  # once it is, `check_open` raises
         self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
 
     @abstractmethod
@@ -143,7 +143,7 @@ class EpisodeRecorder(ABC):
 
     def check_open(self) -> None:
         """Raises `TrajectoryFinishedError` if the episode has ended."""
-        if self._closed:
+        if self.is_closed:
             raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
 
     def finish_turn(self, turn: SampledTurn, environment_seconds: float, *, failed: bool = False) -> None:
@@ -172,13 +172,9 @@ class EpisodeRecorder(ABC):
             return max_turns_limit(max_turns)
         return self.deadlines.passed(self.activity)
 
-    def refuse_turns(self) -> None:
-        """From now on `check_open` raises."""
-        self._closed = True
-
     async def close(self) -> None:
         """Refuse further turns, and cancel the tasks that still wait for one."""
-        self.refuse_turns()
+        self.is_closed = True
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel("the episode has ended")

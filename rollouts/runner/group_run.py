@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -234,21 +234,6 @@ class GroupRun:
         self._group: Group | None = None
         self._is_recorded = False
         self._started_at: float | None = None
-        self._seconds = 0.0  # of a group that an earlier process ran
-
-    @classmethod
-    def ended(cls, task: Task, settings: GroupSettings, episodes: Sequence[Trajectory]) -> Self:
-        """A group of which an earlier process has run all episodes; it has not recorded how often each was begun.
-
-        That is part of their ids.
-        """
-        recorded = {
-            index: RecordedAttempt(_attempt_of(episode.episode_id), True, episode)
-            for index, episode in enumerate(episodes)
-        }
-        run = cls(task, settings, recorded)
-        run._seconds = max(episode.seconds for episode in episodes)
-        return run
 
     def claim(self) -> None:
         """Claim capacity for the episodes that are left, before `run`."""
@@ -296,7 +281,7 @@ class GroupRun:
             self._started_at = time.monotonic()
         await gathered(self._run_episode(run) for run in self._left())
         if self._group is None:
-            self._group = await self.make_group()
+            self._group = await self.make_group(time.monotonic() - self._started_at)
         journal = self._settings.journal
         if journal is not None and not self._is_recorded:
             self._is_recorded = True  # a cancelled call of the journal is carried out nevertheless
@@ -329,8 +314,8 @@ class GroupRun:
                     await asyncio.sleep(delay)
                 self._claims.add(1)
 
-    async def make_group(self) -> Group:
-        """The group, after all its episodes have ended. Raises `GroupFailedError`."""
+    async def make_group(self, seconds: float) -> Group:
+        """The group, whose episodes have ended, all in `seconds`. Raises `GroupFailedError`."""
         settings, task_id = self._settings, self.task.task_id
         episodes = self.ended_episodes
         try:
@@ -349,7 +334,7 @@ class GroupRun:
             group_rewards=scores.rewards,
             reward_parts={**reward_parts(episodes), **scores.parts},
             oldest_version="" if oldest is None else settings.history.name_of(oldest),
-            seconds=self._seconds if self._started_at is None else time.monotonic() - self._started_at,
+            seconds=seconds,
         )
 
 
@@ -357,7 +342,7 @@ def _oldest(places: Sequence[int | None]) -> int | None:
     return min((place for place in places if place is not None), default=None)
 
 
-def _attempt_of(episode_id: str) -> int:
+def attempt_of(episode_id: str) -> int:
     """The attempt that an id names; 0 for an id of another form."""
     attempt = episode_id.rpartition(".")[2]
     return int(attempt) if attempt.isascii() and attempt.isdigit() else 0

@@ -19,9 +19,9 @@ from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.capacity import Capacity
 from rollouts.runner.events import Listener
 from rollouts.runner.group import Group
-from rollouts.runner.group_run import GroupRun, GroupSettings, ScoreEpisode
+from rollouts.runner.group_run import GroupRun, GroupSettings, ScoreEpisode, attempt_of
 from rollouts.runner.journal import Journal
-from rollouts.runner.journal_file import ResumedRun
+from rollouts.runner.journal_file import RecordedAttempt, ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
 from rollouts.runner.reporting import Reporter
 from rollouts.runner.retries import RetryPolicy
@@ -236,7 +236,10 @@ class Runner(ClosedAtEnd):
         """
         await self.resume()
         assert len(episodes) == self._settings.group_size
-        return await GroupRun.ended(task, self._settings, episodes).make_group()
+        # How often each was begun is part of its id.
+        attempts = [RecordedAttempt(attempt_of(each.episode_id), True, each) for each in episodes]
+        run = GroupRun(task, self._settings, dict(enumerate(attempts)))
+        return await run.make_group(max(each.seconds for each in episodes))
 
     @property
     def group_size(self) -> int:
