@@ -152,7 +152,7 @@ def _reason_for_nothing(stored: StoredRun, versions: Counter[str], problems: lis
 def _stored_rows(stored: StoredRun, problems: list[str]) -> Iterator[GroupMetrics]:
     for number, line in complete_lines(stored.metrics, problems):
         try:
-            yield GroupMetrics.of_line(line)
+            yield GroupMetrics.model_validate_json(line)
         except ValidationError as error:
             cure = "remove the line; `rollouts run` or `rollouts eval` with --resume writes it anew"
             reason = f"no line of a run ({line_violation(error)}); {cure}"

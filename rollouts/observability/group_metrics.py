@@ -108,18 +108,13 @@ class GroupMetrics(BaseModel):
             teacher_kl=teacher_kl if any(value is not None for value in teacher_kl) else None,
         )
 
-    @classmethod
-    def of_line(cls, line: bytes | str) -> Self:
-        """Read a line. Raises `ValueError`, of which `pydantic.ValidationError` is one, for anything else."""
-        return cls.model_validate_json(line)
-
     def line(self) -> str:
         """The line, without a line feed."""
         return json.dumps(self.model_dump(exclude={"teacher_kl"} if self.teacher_kl is None else None))
 
 
 def line_violation(error: ValidationError) -> str:
-    """What is wrong with a line of which `GroupMetrics.of_line` raises `error`: the place in it, and the reason."""
+    """What is wrong with a line of which `model_validate_json` raises `error`: the place in it, and the reason."""
     first = validation_errors(error)[0]
     return ": ".join([*map(str, first["loc"]), first["msg"]])
 

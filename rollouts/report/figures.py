@@ -183,7 +183,7 @@ def collect(files: RunFiles, deadline: float | None = None) -> Collected:
     collected.groups = list(files.groups())
     collected.evaluation = files.evaluation()
     collected.mismatch = by_modality(files.mismatches(files.problems))
-    for episode in files.episodes() if files.has_episodes else ():
+    for episode in files.episodes():
         collected.episodes.append(episode_figures(episode.trajectory, episode.number, episode.record, episode.place))
         if deadline is not None and time.monotonic() > deadline:
             collected.is_partial = True

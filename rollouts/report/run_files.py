@@ -30,12 +30,10 @@ class RunFiles:
     path: Path
     problems: list[str] = field(default_factory=list)
 
-    @property
-    def has_episodes(self) -> bool:
-        return (self.path / TRAJECTORIES_FILE).exists()
-
     def episodes(self) -> Iterator[Episode]:
-        """The episodes that are written so far and can be read, in order."""
+        """The episodes that are written so far and can be read, in order; none where there is no file."""
+        if not (self.path / TRAJECTORIES_FILE).exists():
+            return
         found: list[str] = []
         with open_reader(self.path / TRAJECTORIES_FILE) as reader:
             yield from read_episodes(reader, found)
@@ -76,7 +74,7 @@ class RunFiles:
         """The lines of `metrics.jsonl` that can be read, none where there is no file."""
         for number, line in complete_lines(self.path / GROUPS_FILE, self.problems):
             try:
-                yield GroupMetrics.of_line(line)
+                yield GroupMetrics.model_validate_json(line)
             except ValidationError as error:
                 self.problems.append(f"{GROUPS_FILE}, line {number}: no line of a group ({line_violation(error)})")
 

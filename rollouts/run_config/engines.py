@@ -181,12 +181,9 @@ def _local_engine(file: EngineFile, section: LocalEngineSection) -> Callable[[],
 
 
 def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[[], Engine]:
-    def make() -> Engine:
-        from rollouts.testing import ScriptedEngine
+    from rollouts.testing import ScriptedEngine
 
-        return ScriptedEngine(cycle(section.completions), renderer=renderer)
-
-    return make
+    return lambda: ScriptedEngine(cycle(section.completions), renderer=renderer)
 
 
 def _imported_engine(file: EngineFile, section: ImportedEngine) -> Callable[[], Engine]:

@@ -31,7 +31,7 @@ def read_group_rows(path: Path) -> Iterator[StoredRow]:
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield StoredRow(line, GroupMetrics.of_line(line))
+                yield StoredRow(line, GroupMetrics.model_validate_json(line))
             except ValidationError as error:
                 reason = f"no line of a run ({line_violation(error)}); {cure}"
                 raise CommandFileError(path, reason, line=number) from error

@@ -162,7 +162,7 @@ class RunParts:
             engine["kind"] = engine.pop("server_kind", "vllm")
         if engine["kind"] == "sglang":
             engine = {key: value for key, value in engine.items() if key not in ("model", "media")}  # vLLM's
-        if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
+        if isinstance(self.tasks, FileTaskSource) and self.tasks.section.id_key is None:
             values["tasks"]["content_of_the_file"] = self.tasks.digest()
         if values["teacher"] is not None:
             values["teacher"]["engine"] = _without_places(values["teacher"]["engine"])
@@ -185,15 +185,12 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
         tasks = problems.attempt(lambda: make_tasks(file))
         make_environment = problems.attempt(lambda: environment_factory(file))
     group_rewards = problems.attempt(lambda: make_group_rewards(file))
-    skip_group = problems.attempt(lambda: _skip_group(file))
+    skip_group = None
+    if (path := file.config.skip_group) is not None:
+        skip_group = problems.attempt(lambda: imported_function(file, ("skip_group",), path, ["group"]))
     renderer = problems.attempt(lambda: make_renderer(file, offline=offline))
     make_engine = problems.attempt(lambda: engine_factory(file, renderer))
     problems.attempt(lambda: check_sampling(file))
     problems.check()
     teacher = make_teacher(file, renderer, offline=offline)  # compared with the renderer, which is there now
     return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group, verifiers, teacher)
-
-
-def _skip_group(file: ConfigFile) -> Callable[..., Any] | None:
-    import_path = file.config.skip_group
-    return None if import_path is None else imported_function(file, ("skip_group",), import_path, ["group"])

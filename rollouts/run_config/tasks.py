@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -75,28 +76,23 @@ async def _first_of_async(tasks: AsyncIterable[Task], count: int) -> AsyncIterat
             return
 
 
+@dataclass(frozen=True, slots=True)
 class FileTaskSource:
     """The tasks of a file; each iteration reads it from the beginning."""
 
-    def __init__(self, path: Path, section: FileTasks) -> None:
-        self._path = path
-        self._section = section
-
-    @property
-    def has_ids(self) -> bool:
-        """Whether the rows have the ids of their tasks; else these are the numbers of the rows."""
-        return self._section.id_key is not None
+    path: Path
+    section: FileTasks
 
     def is_empty(self) -> bool:
         """Whether the file has no row. A first row that cannot be read is one: reading the tasks names it."""
         try:
-            return next(_rows(self._path, self._section), None) is None
+            return next(_rows(self.path, self.section), None) is None
         except (TaskFileError, OSError):
             return False
 
     def digest(self) -> str:
         """The SHA-256 digest of the file, in hexadecimal."""
-        with open(self._path, "rb") as content:
+        with open(self.path, "rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
 
     def check(self, count: int | None = None) -> None:
@@ -105,20 +101,20 @@ class FileTaskSource:
         Of a Parquet file only the columns of `id_key` and `seed_key` are read; what others hold is no error.
         Raises `TaskFileError` for the first row that cannot be read or has the id of an earlier one.
         """
-        keys = [key for key in (self._section.id_key, self._section.seed_key) if key is not None]
-        if isinstance(self._section, ParquetTasks) and not keys:
+        keys = [key for key in (self.section.id_key, self.section.seed_key) if key is not None]
+        if isinstance(self.section, ParquetTasks) and not keys:
             return
-        rows = _rows(self._path, self._section, columns=keys)
+        rows = _rows(self.path, self.section, columns=keys)
         places: dict[str, str] = {}
         for number, (place, row) in enumerate(islice(rows, None if count is None else min(count, sys.maxsize))):
-            task = _task(self._path, self._section, number, place, row)
+            task = _task(self.path, self.section, number, place, row)
             if (earlier := places.setdefault(task.task_id, place)) != place:
                 reason = f"has the id of {earlier}, {short_repr(task.task_id)}; give each task its own"
-                raise TaskFileError(self._path, place, reason)
+                raise TaskFileError(self.path, place, reason)
 
     def __iter__(self) -> Iterator[Task]:
-        for number, (place, row) in enumerate(_rows(self._path, self._section)):
-            yield _task(self._path, self._section, number, place, row)
+        for number, (place, row) in enumerate(_rows(self.path, self.section)):
+            yield _task(self.path, self.section, number, place, row)
 
 
 def _rows(path: Path, section: FileTasks, *, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:

@@ -80,9 +80,9 @@ def test_sounds_are_counted_beside_images(played):
     assert [(turn.images, turn.sounds) for turn in turns] == [(0, 1), (0, 2), (0, 4)]
     metrics = GroupMetrics.of(group)
     assert (metrics.images, metrics.sounds) == (0, 4)
-    assert GroupMetrics.of_line(metrics.line()).sounds == 4
+    assert GroupMetrics.model_validate_json(metrics.line()).sounds == 4
     earlier = {name: value for name, value in json.loads(metrics.line()).items() if name != "sounds"}
-    assert GroupMetrics.of_line(json.dumps(earlier)).sounds == 0  # a line of a version without sounds
+    assert GroupMetrics.model_validate_json(json.dumps(earlier)).sounds == 0  # a line of a version without sounds
 
 
 @pytest.mark.parametrize("form", ["source", "uint8", "float32"])

@@ -63,5 +63,5 @@ def add_results(directory: Path, *, samples: int, **options: Any) -> None:
     """The results.json that `rollouts eval` writes for the groups of the directory."""
     tally = Tally(samples=samples, **options)
     for text in (directory / "metrics.jsonl").read_text("utf-8").splitlines():
-        tally.add(GroupMetrics.of_line(text))
+        tally.add(GroupMetrics.model_validate_json(text))
     tally.results(complete=True, configuration=CONFIGURATION).write(directory / "results.json")

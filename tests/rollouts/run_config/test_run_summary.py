@@ -28,10 +28,10 @@ ROW: dict[str, Any] = {
 def test_a_line_with_a_reward_for_each_of_other_episodes_is_refused(column: str) -> None:
     row = {**ROW, "total_rewards": [0.0, 1.0], "environment_rewards": [0.0, 1.0], "group_rewards": [0.0, 0.0]}
     row["attempts"] = [1, 1]
-    assert GroupMetrics.of_line(json.dumps(row)).total_rewards == [0.0, 1.0]
+    assert GroupMetrics.model_validate_json(json.dumps(row)).total_rewards == [0.0, 1.0]
     short: Any = {"reward_parts": {"part": [0.0]}, "attempts": [1]}.get(column, [0.0])
     with pytest.raises(ValueError, match=f"1 {column}.* for 2 total rewards"):
-        GroupMetrics.of_line(json.dumps({**row, column: short}))
+        GroupMetrics.model_validate_json(json.dumps({**row, column: short}))
 
 
 # The data of a task in a line.
