@@ -14,8 +14,15 @@ import pytest
 
 from renderers.errors import MissingExtraError
 from renderers.installation import install_command
-from rollouts.errors import ArgumentError
-from rollouts.observability import JsonLinesSink, MetricHistory, RunMetrics, TensorBoardSink, TrainingLog, WandbSink
+from rollouts.observability import (
+    JsonLinesSink,
+    MetricHistory,
+    PrometheusEndpoint,
+    RunMetrics,
+    TensorBoardSink,
+    TrainingLog,
+    WandbSink,
+)
 from rollouts.observability.metric_sinks import last_step, read_json_lines
 from rollouts.observability.training_log import read_step_mismatch
 from rollouts.training.mismatch import ComparedTokens, MismatchReport
@@ -138,11 +145,6 @@ def test_a_sink_that_raises_is_logged_once_and_the_others_go_on(
     assert [row["step"] for row in read_json_lines(path, [])] == [40, 40]  # at the start and at the end
 
 
-def test_an_interval_of_no_seconds_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="seconds is 0"):
-        MetricHistory(RunMetrics(), [], seconds=0)
-
-
 @pytest.mark.slow
 def test_tensorboards_own_reader_finds_the_scalars(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -191,6 +193,7 @@ def test_wandbs_own_record_type_finds_the_metrics_of_an_offline_run(
     [
         ("tensorboardX", "tensorboard", TensorBoardSink),
         ("wandb", "wandb", lambda directory: WandbSink("project", directory=directory)),
+        ("prometheus_client", "prometheus", lambda directory: PrometheusEndpoint(RunMetrics())),
     ],
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch, module, extra, make) -> None:

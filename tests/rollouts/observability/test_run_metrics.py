@@ -10,14 +10,9 @@ from hypothesis import strategies as st
 from run_events import FakeClock, replay
 
 from rollouts.observability import METRICS, RunMetrics
-from rollouts.observability.run_metrics import BOUNDS, Histogram, RecentRate
+from rollouts.observability.run_metrics import RecentRate
 from rollouts.runner import events
-from rollouts.runner.events import (
-    GroupFinished,
-    GroupSkipped,
-    GroupStale,
-    WeightsUpdated,
-)
+from rollouts.runner.events import GroupFinished, GroupSkipped, GroupStale
 
 
 @pytest.fixture
@@ -53,13 +48,6 @@ def test_a_group_leaves_the_queue_when_it_will_not_be_delivered(run_metrics, eve
     assert (values[key], values["groups_queued"]) == (1, queued)
 
 
-def test_an_update_of_the_weights_is_counted_with_its_seconds(run_metrics):
-    run_metrics(WeightsUpdated("1", "abort", 0.5))
-    values = run_metrics.metrics()
-    assert values["weight_updates"] == values["weight_update_seconds_count"] == 1
-    assert values["weight_update_seconds_sum"] == 0.5
-
-
 def test_every_key_is_a_row_of_the_table_and_every_kind_of_value_is_as_it_says(run_metrics, clock):
     replay(run_metrics, clock, until=6.0)
     rows = {row.name: row for row in METRICS}
@@ -75,19 +63,6 @@ def test_every_key_is_a_row_of_the_table_and_every_kind_of_value_is_as_it_says(r
 def test_every_kind_of_event_of_a_runner_is_in_its_type():
     classes = {each for each in vars(events).values() if dataclasses.is_dataclass(each)}
     assert set(typing.get_args(events.RunnerEvent)) == classes
-
-
-@pytest.mark.slow
-@given(st.lists(st.floats(0, 1e5)))
-def test_a_histogram_counts_each_duration_once(durations):
-    histogram = Histogram()
-    for seconds in durations:
-        histogram.add(seconds)
-    cumulative = histogram.cumulative()
-    assert [bound for bound, _ in cumulative] == [*BOUNDS, float("inf")]
-    for bound, count in cumulative:
-        assert count == sum(seconds <= bound for seconds in durations)
-    assert histogram.count == len(durations)
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 100)), max_size=30), st.floats(0, 50))

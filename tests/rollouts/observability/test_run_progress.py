@@ -10,7 +10,7 @@ from rich.console import Console
 from run_events import FakeClock, replay
 
 from rollouts.errors import ArgumentError
-from rollouts.observability import METRICS, ProgressDisplay, RunMetrics
+from rollouts.observability import METRICS, MetricHistory, ProgressDisplay, RunMetrics
 from rollouts.observability.progress import progress_rows
 from rollouts.runner.events import EpisodeStarted, EpisodeWaiting, GroupFinished
 
@@ -106,6 +106,7 @@ def test_output_that_nobody_reads_any_more_does_not_fail_the_run(run_metrics):
 
 
 @pytest.mark.parametrize("seconds", [0, float("nan"), "10"])
-def test_seconds_that_are_not_above_0_are_refused(run_metrics, seconds):
+@pytest.mark.parametrize("make", [ProgressDisplay, lambda metrics, **options: MetricHistory(metrics, [], **options)])
+def test_seconds_that_are_not_above_0_are_refused(run_metrics, make, seconds):
     with pytest.raises(ArgumentError, match="seconds"):
-        ProgressDisplay(run_metrics, seconds=seconds)
+        make(run_metrics, seconds=seconds)
