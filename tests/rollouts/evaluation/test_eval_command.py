@@ -32,10 +32,6 @@ def half(completion, task):
     return 0.5
 
 
-def messages(task):
-    return [{"role": "user", "content": "Compute: " + task.data["question"]}]
-
-
 class Twice:
     def __init__(self, task):
         self.task, self.turn = task, 0
@@ -49,15 +45,6 @@ class Twice:
         right = float(assistant["content"] == self.task.data["answer"])
         again = [] if self.turn == 2 else [{"role": "user", "content": "sure?"}]
         return StepResult(again, right / 2, self.turn == 2)
-
-
-class Polite(Twice):
-    def __init__(self, task, word):
-        super().__init__(task)
-        self.word = word
-
-    def reset(self, seed):
-        return [{"role": "user", "content": f"{self.word} {self.task.data['question']}"}]
 """
 
 SUMS = {"2 + 2?": "4", "2 * 3?": "6", "9 - 8?": "2"}  # the last one is wrong

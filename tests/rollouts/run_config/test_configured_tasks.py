@@ -17,9 +17,6 @@ def parts_of(directory: Path, config: str = CONFIG) -> RunParts:
     return make_parts(read_config(write_run(directory, config)), offline=True)
 
 
-# Tasks.
-
-
 def with_tasks(lines: str) -> str:
     section = '[tasks]\nkind = "jsonl"\npath = "tasks.jsonl"\nid_key = "name"\n'
     assert section in CONFIG
@@ -64,30 +61,6 @@ def test_the_ids_and_seeds_of_a_parquet_file_are_checked(tmp_path: Path, keys: s
     else:
         with pytest.raises(TaskFileError, match=re.escape(reason)):
             source.check()
-
-
-ROWS = {
-    "no JSON": ("{'a': 1}", "line 2: not JSON in UTF-8", "write one JSON object a line"),
-    "no id": ('{"a": 1}', "line 2: has no 'name'", "add it, or remove tasks.id_key"),
-    "id of another type": ('{"name": 1.5}', "line 2: name is 1.5", "write a text or an integer"),
-    "half of a surrogate pair": ('{"name": "\\ud800"}', "line 2: not JSON in UTF-8", "surrogates not allowed"),
-    "empty id": ('{"name": ""}', "line 2: task_id is ''", "not empty"),
-    "Latin-1": ('{"name": "caf\udce9"}', "line 2: not JSON in UTF-8", "can't decode byte 0xe9"),
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_wrong_row_is_named_with_its_line(tmp_path: Path, name: str) -> None:
-    row, place, cure = ROWS[name]
-    text = f'{{"name": "a", "number": 1}}\n{row}\n'
-    (tmp_path / "wrong.jsonl").write_bytes(text.encode(errors="surrogateescape"))
-    parts = parts_of(tmp_path, CONFIG.replace("tasks.jsonl", "wrong.jsonl"))
-    iterator = iter(parts.tasks)
-    assert next(iterator).task_id == "a"
-    with pytest.raises(TaskFileError) as caught:
-        next(iterator)
-    assert place in str(caught.value)
-    assert cure in str(caught.value)
 
 
 def test_a_file_that_holds_no_tasks_is_an_error(tmp_path: Path) -> None:

@@ -16,12 +16,6 @@ import numpy as np
 def messages(task):
     return [{"role": "user", "content": f"Is {task.data['number']} the number?"}]
 
-def length(completion, task):
-    return len(completion["content"])
-
-def right(completion, task):
-    return float(completion["content"] == str(task.data["number"]))
-
 def look(side: int):
     '''Show the square.'''
     return np.zeros((side, side, 3), np.uint8)
@@ -36,7 +30,8 @@ def config_with(environment: str, completions: str) -> str:
     old = '[environment]\nkind = "import"\nfactory = "guess_env:Guess"\narguments = { tries = 2 }\n'
     assert old in CONFIG
     config = CONFIG.replace(old, "").replace('["4", "7"]', completions)
-    return f"{config.replace('max_tokens = 16', 'max_tokens = 128')}\n[environment]\n{environment}\n"
+    config = config.replace("max_tokens = 16", "max_tokens = 128").replace("concurrency = 4", "concurrency = 1")
+    return f"{config}\n[environment]\n{environment}\n"
 
 
 def run(directory: Path, environment: str, completions: str) -> dict[str, list[Trajectory]]:
@@ -58,14 +53,8 @@ messages = "functions_env:messages"
 name = "calls"
 function = "functions_env:calls"
 """
-    call = r"""['<tool_call>\n{"name": "look", "arguments": {"side": 32}}\n</tool_call>', "yes"]"""
-    call = call.replace(r"\n", " ")
-    config = config_with(environment, call).replace("concurrency = 4", "concurrency = 1")
-    path = write_run(tmp_path, config)
-    (tmp_path / "functions_env.py").write_text(FUNCTIONS)
-    result = CliRunner().invoke(app, ["run", str(path)])
-    assert result.exit_code == 0, result.output
-    episodes = [episode for group in read_records(tmp_path / "out/trajectories.mmr") for episode in group]
+    call = """['<tool_call> {"name": "look", "arguments": {"side": 32}} </tool_call>', "yes"]"""
+    episodes = [episode for group in run(tmp_path, environment, call).values() for episode in group]
     assert [(episode.reward, episode.num_turns, len(list(episode.all_media()))) for episode in episodes] == [
         (1.0, 2, 1)
     ] * 4
