@@ -280,18 +280,6 @@ PLAIN = st.recursive(
 )
 
 
-def play_anything(environment, engine, renderer):
-    try:
-        trajectory = asyncio.run(
-            run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=3)
-        )
-    except EpisodeError as error:
-        trajectory = error.trajectory
-        assert trajectory.num_turns >= 1
-    assert trajectory.finished
-    decode(encode([trajectory]))
-
-
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("messages", "reward", "done", "info"), PLAIN)))
@@ -300,26 +288,11 @@ def test_whatever_a_step_holds_the_first_turn_is_kept_and_can_be_stored(renderer
         def step(self, assistant):
             return replace(super().step(assistant), **fields)
 
-    play_anything(Anything(), scripted(renderer), renderer)
-
-
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "token_ids": st.one_of(PLAIN, st.lists(st.integers(-1, 300), max_size=3).map(np.array)),
-            "logprobs": st.one_of(PLAIN, st.lists(st.floats(width=32), max_size=3).map(np.array)),
-            "finish_reason": PLAIN,
-            "weight_spans": PLAIN,
-            "stop_token_id": PLAIN,
-            "routed_experts": PLAIN,
-            "sampling_masks": PLAIN,
-            "index": PLAIN,
-        },
-    )
-)
-def test_whatever_a_completion_holds_the_turn_before_it_is_kept_and_can_be_stored(renderer, fields):
-    engine = wrong.ReturningEngine(renderer, GenerateResult("r", [replace(GOOD, **fields)]))
-    play_anything(Talkative(), engine, renderer)
+    options = {"engine": scripted(renderer), "renderer": renderer, "sampling": SamplingParams(), "max_turns": 3}
+    try:
+        trajectory = asyncio.run(run_episode(Anything(), **options))
+    except EpisodeError as error:
+        trajectory = error.trajectory
+        assert trajectory.num_turns >= 1
+    assert trajectory.finished
+    decode(encode([trajectory]))

@@ -9,7 +9,6 @@ from rollouts import SamplingParams, StepResult, run_episodes
 from rollouts.errors import ArgumentError
 from rollouts.runner import Runner
 from rollouts.testing import ScriptedEngine
-from rollouts.workers import EpisodeWorker
 
 
 class Plain:
@@ -26,12 +25,10 @@ def two(task, other):
     return Plain()
 
 
-@pytest.fixture(params=[Runner, EpisodeWorker], ids=lambda place: place.__name__)
-def place(request, renderer):
-    options = {"sampling": SamplingParams()} if request.param is Runner else {}
-    return partial(
-        request.param, engine=ScriptedEngine(lambda request: "yes", renderer=renderer), renderer=renderer, **options
-    )
+@pytest.fixture
+def place(renderer):
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    return partial(Runner, engine=engine, renderer=renderer, sampling=SamplingParams())
 
 
 @pytest.mark.parametrize("make", [Plain, lambda: Plain(), two, lambda *, task: Plain()], ids=range(4))

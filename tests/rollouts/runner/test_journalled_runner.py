@@ -15,7 +15,6 @@ from rollouts.runner import (
     Group,
     Journal,
     JournalError,
-    JournalOfAnotherRunError,
 )
 from rollouts.runner.events import GroupFinished
 from rollouts.testing import ScriptedEngine
@@ -119,14 +118,6 @@ async def test_what_a_closed_stream_has_not_begun_to_deliver_goes_to_the_next_on
         others = [group async for group in runner.stream(tasks(5))]
     assert {first.task.task_id, *ids(others)} == left
     assert len(others) == len(left) - 1
-
-
-async def test_a_journal_of_another_group_size_or_seed_is_refused_by_the_runner(renderer: Any, tmp_path: Path) -> None:
-    await received(renderer, tmp_path, 1, group_size=2, seed=1)
-    for options in ({"group_size": 3, "seed": 1}, {"group_size": 2, "seed": 2}):
-        with pytest.raises(JournalOfAnotherRunError, match="give this run a directory of its own"):
-            await received(renderer, tmp_path, 1, **options)
-    assert await received(renderer, tmp_path, 1, group_size=2, seed=1) == []
 
 
 async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(renderer: Any, tmp_path: Path) -> None:

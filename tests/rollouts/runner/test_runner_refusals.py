@@ -33,7 +33,6 @@ OF_ENVIRONMENTS = GroupReward("environment", 1.0, lambda episodes: [0.0] * len(e
         ("listeners", {"listeners": ["print"]}),
         ("tasks", {"tasks": 5}),
         ("journal", {"journal": "journal"}),
-        ("workers", {"workers": 5}),
     ],
 )
 def test_an_argument_of_a_runner_that_cannot_be_is_an_error_that_names_it(renderer, name, bad):

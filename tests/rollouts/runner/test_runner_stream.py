@@ -4,8 +4,10 @@ import asyncio
 import itertools
 
 import pytest
+from misbehaviour import PanicError
 from runner_world import make_runner, run_groups, tasks
 
+from renderers import RendererPool
 from rollouts.rewards import GroupReward
 from rollouts.runner import GroupFailedError, Task, TaskSourceError
 from rollouts.testing import ScriptedEngine
@@ -97,10 +99,6 @@ async def test_skipped_groups_are_counted_under_their_reason_and_replaced_by_oth
     assert metrics["groups_delivered"] == 3
 
 
-class Interrupt(BaseException):
-    """An exception of a library that is no `Exception`."""
-
-
 @pytest.mark.parametrize(
     ("skip_group", "text"),
     [
@@ -132,7 +130,7 @@ def failing(source, error):
     [
         (lambda: failing(tasks(3), OSError("the disk is gone")), 3, "the source raised OSError: the disk is gone"),
         (lambda: failing(tasks(1), asyncio.CancelledError()), 1, "the source raised CancelledError"),
-        (lambda: failing(tasks(1), Interrupt("stop")), 1, "the source raised Interrupt: stop"),
+        (lambda: failing(tasks(1), PanicError("stop")), 1, "the source raised PanicError: stop"),
         (lambda: [*tasks(2), Task("t0")], 2, "the id 't0' was used before"),
         (lambda: [*tasks(2), {"task_id": "t2"}], 2, "it is a dict"),
     ],
@@ -182,3 +180,12 @@ def test_group_rewards_are_added_to_those_of_the_episodes(renderer):
     assert group.environment_rewards.tolist() == [2.0, 2.0, 2.0]
     assert group.rewards.tolist() == [12.0, 7.0, 2.0]
     assert group.reward_parts["place"].tolist() == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_a_pool_of_renderers_that_was_given_is_used_and_stays_open(renderer, threads):
+    async with RendererPool(renderer, threads=threads) as pool:
+        for _ in range(2):
+            async with make_runner(pool, engine=ScriptedEngine(lambda _: "yes", renderer=renderer)) as runner:
+                assert len([group async for group in runner.stream(tasks(3))]) == 3
+        assert await pool.render_async([{"role": "user", "content": "?"}])

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from rollouts import Trajectory, WeightSpan
 from rollouts.runner.version_history import VersionHistory, oldest_place, staleness
 from rollouts.trajectory.token_node import TokenNode
-from rollouts.version_order import VersionOrder
 
 names = st.lists(st.text("0123456789ab", min_size=1, max_size=3), min_size=1, max_size=8, unique=True)
 
@@ -31,17 +30,6 @@ def history_of(*versions):
     for version in versions[1:]:
         history.start_using(version)
     return history
-
-
-@given(names)
-def test_versions_are_ordered_by_use_and_not_by_text(versions):
-    history = history_of(*versions)
-    assert history.versions == tuple(versions)
-    assert history.current == versions[-1]
-    assert [history.place(version) for version in versions] == list(range(len(versions)))
-    assert [history.name_of(place) for place in range(len(versions))] == versions
-    order = VersionOrder.of_names(history.versions)
-    assert [order.place(version) for version in versions] == list(range(len(versions)))
 
 
 def test_a_version_that_the_engine_reports_and_nobody_set_is_the_newest_and_is_logged_once(caplog):

@@ -12,11 +12,11 @@ from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of
 from simulated_runs import LoopRenderer
 from test_runner_invariants import Run, rounds
 
-from rollouts import EpisodeLimits, SamplingParams
+from rollouts import EpisodeLimits, SamplingParams, Task
 from rollouts.errors import ArgumentError
 from rollouts.runner import RetryPolicy, Runner
 from rollouts.testing import ScriptedEngine
-from rollouts.workers import EpisodeWorker, WorkerPool, WorkersClosedError
+from rollouts.workers import EpisodeJob, EpisodeWorker, WorkerPool, WorkersClosedError
 
 
 class RunOnWorkers(Run):
@@ -259,3 +259,44 @@ async def test_a_stream_whose_workers_are_closed_while_its_groups_run_raises_eac
         for _ in range(3):
             with pytest.raises(WorkersClosedError):
                 await asyncio.wait_for(anext(stream), 10)
+
+
+def test_an_episode_begins_again_after_the_cleanup_of_all_its_cancelled_runs(renderer):
+    async def run():
+        began, cleans_up, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        order = []
+
+        class Slow(Counting):
+            """The first run waits until it is cancelled, and then cleans up until the test lets it end."""
+
+            async def reset(self, seed):
+                order.append("reset")
+                if not began.is_set():
+                    began.set()
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        cleans_up.set()
+                        await may_end.wait()
+                        order.append("cleaned up")
+                return super().reset(seed)
+
+        worker = EpisodeWorker(Slow, ScriptedEngine(lambda request: "yes", renderer=renderer), renderer)
+        job = EpisodeJob("episode", Task("t"), 0, 0, 1, SamplingParams(max_tokens=8), EpisodeLimits())
+        first = asyncio.ensure_future(worker.run(job))
+        await began.wait()
+        second = asyncio.ensure_future(worker.run(job))
+        await cleans_up.wait()
+        third = asyncio.ensure_future(worker.run(job))
+        await asyncio.wait([second])
+        assert second.cancelled()
+        for _ in range(50):  # in which the third run begins, if it does not wait
+            await asyncio.sleep(0)
+        may_end.set()
+        assert (await third).failure is None
+        assert order == ["reset", "cleaned up", "reset"]
+        assert first.cancelled()
+        await worker.close()
+        assert_no_task_is_left()
+
+    finish(run)
