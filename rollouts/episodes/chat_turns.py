@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from renderers import MediaPolicy, MediaSource, Message, RenderedTokens
@@ -28,14 +28,6 @@ from rollouts.trajectory.tree import Trajectory
 
 #: The metrics of an episode that hold what the endpoint has counted, summed over turns.
 PROMPT_TOKENS, COMPLETION_TOKENS = "endpoint_prompt_tokens", "endpoint_completion_tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredTurn(SampledTurn):
-    """A turn of an endpoint, with the tokens that it has counted."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 class ChatRecorder(EpisodeRecorder):
@@ -93,11 +85,13 @@ class ChatRecorder(EpisodeRecorder):
                 )
             else:
                 self._add_tokens(prompt, answer, answer.tokens, after, seconds=engine_seconds, agent=agent)
-        counts = answer.prompt_tokens or 0, answer.completion_tokens or 0
-        for name, count in zip((PROMPT_TOKENS, COMPLETION_TOKENS), counts, strict=True):
-            trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count
+        parts = (part for message in prompt.conversation for _, part in media_parts(message))
+        counts = media_counts(map(part_kind, parts))
+        counts |= {"prompt_tokens": answer.prompt_tokens or 0, "completion_tokens": answer.completion_tokens or 0}
+        for metric, name in ((PROMPT_TOKENS, "prompt_tokens"), (COMPLETION_TOKENS, "completion_tokens")):
+            trajectory.metrics[metric] = trajectory.metrics.get(metric, 0) + counts[name]
         index = len(trajectory.turns) - 1
-        return AnsweredTurn(prompt, (), answer.message, answer.parsed, index, engine_seconds, prompt.seconds, *counts)
+        return SampledTurn(prompt, (), answer.message, answer.parsed, index, engine_seconds, prompt.seconds, counts)
 
     def _add_tokens(
         self, prompt: Prompt, answer: ChatAnswer, tokens: ChatTokens, after: int | None, **options: Any
@@ -110,12 +104,6 @@ class ChatRecorder(EpisodeRecorder):
         rendered = RenderedTokens(tokens.prompt_ids.tolist(), message_roles=[each["role"] for each in messages])
         completion = Completion(0, tokens.token_ids, tokens.logprobs, answer.finish_reason)
         trajectory.add_turn(rendered, completion, answer.message, messages=messages, after=after, **options)
-
-    def counts(self, turn: SampledTurn) -> dict[str, int]:
-        assert isinstance(turn, AnsweredTurn)
-        parts = (part for message in turn.prompt.conversation for _, part in media_parts(message))
-        tokens = {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens}
-        return {**tokens, **media_counts(map(part_kind, parts))}
 
     async def _with_sources(self, messages: Sequence[Message], origin: str) -> list[Message]:
         """Checked copies of messages, with a `MediaSource` for each medium."""

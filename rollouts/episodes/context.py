@@ -12,7 +12,7 @@ from rollouts.engines.protocol import SamplingParams
 from rollouts.episodes.environment import Environment
 from rollouts.episodes.environment_calls import check_environment, close_environment
 from rollouts.episodes.errors import EpisodeLimitError
-from rollouts.episodes.limits import OVERLONG_ERRORS, max_turns_limit, overlong_limit
+from rollouts.episodes.limits import OVERLONG_ERRORS, overlong_limit
 from rollouts.episodes.turns import EpisodeRecorder, SampledTurn, check_sampling, derived_seed
 from rollouts.errors import ArgumentError, is_unicode
 from rollouts.values import check_integer, whole_number
@@ -53,12 +53,12 @@ class PlayedTurns:
     indices: list[int] = field(default_factory=list)
     message: Message | None = None
     reward: float = 0.0
-    done: bool = False
-    truncation_reason: str = ""
 
 
 #: Plays an environment to its end, for at most so many turns. The `PlayedTurns` grow, also when the call fails.
-PlayEnvironment: TypeAlias = "Callable[[Environment, EpisodeContext, int | None, PlayedTurns], Awaitable[None]]"
+PlayEnvironment: TypeAlias = (
+    "Callable[[Environment, EpisodeContext, int | None, PlayedTurns], Awaitable[EpisodeLimitError | None]]"
+)
 
 
 class EpisodeContext:
@@ -152,23 +152,12 @@ class EpisodeContext:
         child = EpisodeContext(self.recorder, self._play, seed=child_seed, agent=agent, path=(*self.path, call))
         played = PlayedTurns()
         with self._running():
-            reason = ""
             try:
-                await self._play(environment, child, turns, played)
-                if played.truncation_reason:
-                    reason = EpisodeLimitError("environment", played.truncation_reason).reason
-                elif not played.done:
-                    limit = self.recorder.limit_reached() or max_turns_limit(turns)
-                    reason = limit.reason
-            except EpisodeLimitError as error:
-                reason = error.reason
-            except OVERLONG_ERRORS as error:
-                reason = overlong_limit(error).reason
+                reached = await self._play(environment, child, turns, played)
             finally:
                 await close_environment(environment)
-        indices = tuple(played.indices)
-        done = played.done and not reason
-        return ChildEpisode(agent, indices, played.message, played.reward, done, bool(reason), reason)
+        indices, reason = tuple(played.indices), "" if reached is None else reached.reason
+        return ChildEpisode(agent, indices, played.message, played.reward, not reason, bool(reason), reason)
 
     def record_reward(self, turn: GeneratedTurn | int, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Set the reward and the info of a turn, in place of earlier ones.

@@ -36,7 +36,7 @@ from rollouts.episodes.errors import (
     ends_process,
     ends_task,
 )
-from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
+from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, max_turns_limit, overlong_limit
 from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, check_only_new, check_sampling
 from rollouts.errors import (
     ArgumentError,
@@ -185,12 +185,7 @@ async def _run(factory: EnvironmentFactory, recorder: EpisodeRecorder) -> None:
     """Run the turns of an episode within its deadlines, and close the environment."""
     trajectory = recorder.trajectory
     trajectory.provenance = Provenance.of(recorder.renderer, recorder.engine)
-    try:
-        reached = await _play_in_own_task(factory, recorder)
-    except EpisodeLimitError as error:
-        reached = error
-    except OVERLONG_ERRORS as error:
-        reached = overlong_limit(error)
+    reached = await _play_in_own_task(factory, recorder)
     if reached is None:
         trajectory.done = True
     else:
@@ -251,13 +246,7 @@ async def _play(
     environment = await make_environment(factory)
     try:
         context = EpisodeContext(recorder, play_environment, seed=recorder.trajectory.seed, agent="", path=())
-        played = PlayedTurns()
-        await play_environment(environment, context, recorder.limits.max_turns, played)
-        reached = None
-        if played.truncation_reason:
-            reached = EpisodeLimitError("environment", played.truncation_reason)
-        elif not played.done:
-            reached = recorder.limit_reached()
+        reached = await play_environment(environment, context, recorder.limits.max_turns, PlayedTurns())
         ended.set_result(reached)
     finally:
         try:
@@ -294,11 +283,22 @@ async def _wait_for_end(playing: asyncio.Task[Any], recorder: EpisodeRecorder) -
 
 async def play_environment(
     environment: Environment, context: EpisodeContext, max_turns: int | None, played: PlayedTurns
-) -> None:
+) -> EpisodeLimitError | None:
     """Play an environment until it is done, has had `max_turns`, or the episode has reached a limit.
 
-    Raises `EpisodeLimitError` where the limit was reached before the first turn, or in the environment.
+    Returns the limit that ended it; None where its task is done.
     """
+    try:
+        return await _play_turns(environment, context, max_turns, played)
+    except EpisodeLimitError as error:  # reached before the first turn, or in the environment
+        return error
+    except OVERLONG_ERRORS as error:
+        return overlong_limit(error)
+
+
+async def _play_turns(
+    environment: Environment, context: EpisodeContext, max_turns: int | None, played: PlayedTurns
+) -> EpisodeLimitError | None:
     recorder = context.recorder
     name = environment_name(environment)
     began = time.perf_counter()
@@ -323,9 +323,12 @@ async def play_environment(
             recorder.finish_turn(turn, environment_seconds + time.perf_counter() - began, failed=failed)
         environment_seconds = 0.0
         played.reward += float(step.reward)
-        played.done, played.truncation_reason = step.done, step.truncation_reason
-        if step.done or len(played.indices) == max_turns or recorder.limit_reached() is not None:
-            return
+        if step.done:
+            return EpisodeLimitError("environment", step.truncation_reason) if step.truncation_reason else None
+        if (limit := recorder.limit_reached()) is not None:
+            return limit
+        if max_turns is not None and len(played.indices) == max_turns:
+            return max_turns_limit(max_turns)
         if context.agent == "":
             recorder.deadlines.begin_turn()
         check_only_new(step.messages, turn, f"{name}.step")

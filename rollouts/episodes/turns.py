@@ -5,7 +5,7 @@ import hashlib
 import string
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
@@ -70,6 +70,7 @@ class SampledTurn:
     """A completion in the trajectory: its prompt, its token ids, the parsed message, and the index of the turn.
 
     The seconds are those of the call of the engine, and of the renderer for prompt and completion.
+    `counts` has the `prompt_tokens` and `completion_tokens`, and the `images` and `sounds` of the prompt.
     """
 
     prompt: Prompt
@@ -79,6 +80,7 @@ class SampledTurn:
     index: int
     engine_seconds: float
     renderer_seconds: float
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class EpisodeRecorder(ABC):
@@ -157,13 +159,9 @@ class EpisodeRecorder(ABC):
             renderer_seconds=turn.renderer_seconds,
             environment_seconds=environment_seconds,
             failed=failed,
-            **self.counts(turn),
+            **turn.counts,
         )
         self.activity.observer.turn_finished(finished)
-
-    @abstractmethod
-    def counts(self, turn: SampledTurn) -> dict[str, int]:
-        """`prompt_tokens`, `completion_tokens`, and the `images` and `sounds` of the prompt."""
 
     def limit_reached(self) -> EpisodeLimitError | None:
         """The limit that allows no further turn, those that are being sampled included."""
@@ -276,15 +274,11 @@ class TurnRecorder(EpisodeRecorder):
             agent=agent,
             after=None if previous is None else trajectory.turns[previous].node,
         )
+        media = {} if prompt.rendered.multi_modal_data is None else prompt.rendered.multi_modal_data.mm_hashes
+        counts = media_counts(modality for modality, hashes in media.items() for _ in hashes)
+        counts |= {"prompt_tokens": len(prompt.rendered), "completion_tokens": len(ids)}
         index = len(trajectory.turns) - 1
-        return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds)
-
-    def counts(self, turn: SampledTurn) -> dict[str, int]:
-        rendered = turn.prompt.rendered
-        media = {} if rendered.multi_modal_data is None else rendered.multi_modal_data.mm_hashes
-        modalities = (modality for modality, hashes in media.items() for _ in hashes)
-        tokens = {"prompt_tokens": len(rendered), "completion_tokens": len(turn.completion_ids)}
-        return {**tokens, **media_counts(modalities)}
+        return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds, counts)
 
     def request(self, prompt: Prompt, sampling: SamplingParams, seed: int | None, request_id: str) -> GenerateRequest:
         """The request for a prompt, with `seed` for that of `sampling`, whose stop tokens default to the renderer's."""
