@@ -50,15 +50,11 @@ def engine_factory(file: EngineFile, renderer: Any) -> Callable[[], Engine | Cha
     also `MissingExtraError`.
     """
     section = file.config.engine
-    if isinstance(section, LocalEngineSection):
-        return _local_engine(file, section)
-    if isinstance(section, EndpointEngineSection):
-        return _endpoint(file, section)
     if isinstance(section, ScriptedEngineSection):
-        return _scripted_engine(section, renderer)
-    if isinstance(section, ImportedEngine):
-        return _imported_engine(file, section)
-    return _served_engine(file, section)
+        from rollouts.testing import ScriptedEngine
+
+        return lambda: ScriptedEngine(cycle(section.completions), renderer=renderer)
+    return _FACTORIES[type(section)](file, section)
 
 
 def server_kind(section: ServedSection) -> ServerKind:
@@ -180,12 +176,6 @@ def _local_engine(file: EngineFile, section: LocalEngineSection) -> Callable[[],
     return make
 
 
-def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[[], Engine]:
-    from rollouts.testing import ScriptedEngine
-
-    return lambda: ScriptedEngine(cycle(section.completions), renderer=renderer)
-
-
 def _imported_engine(file: EngineFile, section: ImportedEngine) -> Callable[[], Engine]:
     factory = imported_factory(file, "engine", section, [])
 
@@ -201,6 +191,14 @@ def _imported_engine(file: EngineFile, section: ImportedEngine) -> Callable[[], 
         return engine
 
     return make
+
+
+_FACTORIES: Mapping[type, Callable[[EngineFile, Any], Callable[[], Engine | ChatEngine]]] = {
+    LocalEngineSection: _local_engine,
+    EndpointEngineSection: _endpoint,
+    ImportedEngine: _imported_engine,
+    **dict.fromkeys((VLLMEngineSection, SGLangEngineSection, FleetEngineSection), _served_engine),
+}
 
 
 async def connect(file: EngineFile, engine: Engine | ChatEngine) -> None:

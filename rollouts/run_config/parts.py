@@ -18,7 +18,7 @@ from rollouts.errors import describe_exception, validation_errors
 from rollouts.rewards import GroupReward, Reward, check_names
 from rollouts.run_config.config_file import ConfigFile, EngineFile
 from rollouts.run_config.engines import local_directory, media_policy, server_kind
-from rollouts.run_config.errors import KeyPath, ProblemList
+from rollouts.run_config.errors import KeyPath
 from rollouts.run_config.import_paths import imported_factory, imported_function, imported_object, make_importable
 from rollouts.run_config.sections import (
     AsynchronousSection,
@@ -121,15 +121,8 @@ def make_group_rewards(file: ConfigFile) -> list[GroupReward]:
     return [GroupReward(reward.name, reward.weight, reward.function, reward.threaded) for reward in rewards]
 
 
-def check_sampling(file: ConfigFile) -> None:
-    """Raise `RunConfigError` for options with which the engine would refuse every request of the run."""
-    problems = ProblemList()
-    for key, reason in _violations(file):
-        problems.add(file.error(key, reason))
-    problems.check()
-
-
-def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
+def sampling_problems(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
+    """The options with which the engine would refuse every request of the run, each with the reason."""
     engine, sampling = file.config.engine, file.config.sampling
     if isinstance(engine, ScriptedEngineSection | ImportedEngine):  # what they refuse is not known before a request
         return

@@ -17,12 +17,12 @@ from rollouts.run_config.engines import engine_factory
 from rollouts.run_config.errors import ProblemList
 from rollouts.run_config.import_paths import imported_files, imported_function
 from rollouts.run_config.parts import (
-    check_sampling,
     environment_factory,
     load_verifiers,
     make_group_rewards,
     make_mode,
     make_renderer,
+    sampling_problems,
 )
 from rollouts.run_config.sections import VerifiersSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource, make_tasks
@@ -190,7 +190,8 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
         skip_group = problems.attempt(lambda: imported_function(file, ("skip_group",), path, ["group"]))
     renderer = problems.attempt(lambda: make_renderer(file, offline=offline))
     make_engine = problems.attempt(lambda: engine_factory(file, renderer))
-    problems.attempt(lambda: check_sampling(file))
+    for key, reason in sampling_problems(file):
+        problems.add(file.error(key, reason))
     problems.check()
     teacher = make_teacher(file, renderer, offline=offline)  # compared with the renderer, which is there now
     return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group, verifiers, teacher)

@@ -29,13 +29,9 @@ class StoredGroups:
         cut_incomplete_line(output.metrics)
         rows = {row.values.task_id for row in read_group_rows(output.metrics)}
         self._records = {episodes[0].group_id: index for episodes, index in _episodes_of_records(output.trajectories)}
+        self.task_ids = frozenset(self._records)  # of the groups that have a record
         self.without_record = frozenset(rows - self._records.keys())
         self.without_row = tuple(task_id for task_id in self._records if task_id not in rows)
-
-    @property
-    def task_ids(self) -> frozenset[str]:
-        """The tasks whose groups have a record."""
-        return frozenset(self._records)
 
     def remove_rows_without_record(self) -> None:
         """Remove from `metrics.jsonl` the lines of the groups that `trajectories.mmr` does not have."""
