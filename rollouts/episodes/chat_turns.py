@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from renderers import MediaPolicy, MediaSource, Message, RenderedTokens
+from renderers import MediaPolicy, Message, RenderedTokens
 from renderers.errors import MediaError, MessageError
 from renderers.media.reference import source_of_part
 from renderers.messages import check_messages, check_tools, media_parts, media_value, part_kind, with_medium
@@ -64,7 +64,8 @@ class ChatRecorder(EpisodeRecorder):
         self, prompt: Prompt, agent: str, sampling: SamplingParams, seed: int | None, request_id: str, number: int
     ) -> SampledTurn:
         trajectory = self.trajectory
-        self.limits.check_media(_sources(prompt.conversation), number)
+        parts = [part for message in prompt.conversation for _, part in media_parts(message)]
+        self.limits.check_media([media_value(part) for part in parts], number)
         sampling = replace(sampling, seed=None)
         with self._requesting(number):
             sent_at = time.perf_counter()
@@ -85,7 +86,6 @@ class ChatRecorder(EpisodeRecorder):
                 )
             else:
                 self._add_tokens(prompt, answer, answer.tokens, after, seconds=engine_seconds, agent=agent)
-        parts = (part for message in prompt.conversation for _, part in media_parts(message))
         counts = media_counts(map(part_kind, parts))
         counts |= {"prompt_tokens": answer.prompt_tokens or 0, "completion_tokens": answer.completion_tokens or 0}
         for metric, name in ((PROMPT_TOKENS, "prompt_tokens"), (COMPLETION_TOKENS, "completion_tokens")):
@@ -129,7 +129,3 @@ def _loaded(messages: Sequence[dict[str, Any]], policy: MediaPolicy) -> list[Mes
             others = {key: value for key, value in part.items() if key != "fps"}  # a source has its own
             message["content"][index] = with_medium(others, source_of_part(part, policy))
     return cast("list[Message]", messages)
-
-
-def _sources(messages: Sequence[Message]) -> list[MediaSource]:
-    return [media_value(part) for message in messages for _, part in media_parts(message)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 from wsgiref.simple_server import WSGIServer
@@ -66,7 +66,7 @@ class PrometheusEndpoint:
             # Prometheus computes rates from counters, over any time.
             elif metric.name in values and metric.name not in {"turns_per_second", "completion_tokens_per_second"}:
                 make: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                family: Any = make(_PREFIX + metric.name, _help(metric), labels=_labels(metric))
+                family = _family(make, metric)
                 for label, value in values[metric.name].items():
                     family.add_metric([label] if metric.label else [], value)
                 yield family
@@ -75,10 +75,10 @@ class PrometheusEndpoint:
                 f"{_PREFIX}weights", "version of the last update of the weights", {"version": version}
             )
 
-    def _histogram(self, metric: Metric) -> Family:
+    def _histogram(self, metric: Metric) -> Any:
         from prometheus_client.core import HistogramMetricFamily
 
-        family = HistogramMetricFamily(_PREFIX + metric.name, _help(metric), labels=_labels(metric))
+        family = _family(HistogramMetricFamily, metric)
         for key, histogram in self._metrics.histograms.items():
             name, _, label = key.partition("/")
             if name == metric.name:
@@ -108,9 +108,6 @@ class PrometheusEndpoint:
             thread.join()
 
 
-def _labels(metric: Metric) -> list[str]:
-    return [metric.label] if metric.label else []
-
-
-def _help(metric: Metric) -> str:
-    return f"{metric.meaning} ({metric.unit})"
+def _family(make: Callable[..., Any], metric: Metric) -> Any:
+    labels = [metric.label] if metric.label else []
+    return make(_PREFIX + metric.name, f"{metric.meaning} ({metric.unit})", labels=labels)

@@ -90,10 +90,6 @@ class _OpenTask:
     attempts: dict[int, _Attempt] = field(default_factory=dict)
 
     @property
-    def records(self) -> list[int]:
-        return [self.record, *(each.record for each in self.attempts.values())]
-
-    @property
     def episode_ids(self) -> list[str]:
         return [self.attempts[place].episode_id for place in sorted(self.attempts)]
 
@@ -312,8 +308,11 @@ class Recorder:
             for record in (("run", self._configuration), *(("version", name) for name in self._versions)):
                 writer.append(record)
             writer.append(("closed", self._closed))
-            counting = [index for task in self._tasks.values() for index in task.records]
-            moved = {index: writer.copy(self._reader, index) for index in (*counting, *self._finished.values())}
+            counting: list[_OpenTask | _Attempt] = []
+            for task in self._tasks.values():
+                counting += [task, *task.attempts.values()]
+            indices = [*(each.record for each in counting), *self._finished.values()]
+            moved = {index: writer.copy(self._reader, index) for index in indices}
             writer.replace(self._file)
         except BaseException:
             writer.close()
@@ -324,10 +323,8 @@ class Recorder:
             self._writer.close()
         self._writer, self._rewritten = writer, writer.size
         self._finished = {task_id: moved[index] for task_id, index in self._finished.items()}
-        for task in self._tasks.values():
-            task.record = moved[task.record]
-            for each in task.attempts.values():
-                each.record = moved[each.record]
+        for each in counting:
+            each.record = moved[each.record]
         self._reader = RecordReader(self._file)
 
     # Reading.
