@@ -150,7 +150,6 @@ def test_a_completion_that_is_not_what_it_has_to_be(renderer, field, value):
 
 def test_the_good_completion_passes(renderer):
     """Planted: without it, the table above could fail for reasons of its own."""
-    engine = wrong.ReturningEngine(renderer, GenerateResult("r", [GOOD]))
     slack = replace(GOOD, logprobs=np.array([5e-5, -1, -2], np.float32))
     for completion in (GOOD, slack):
         engine = wrong.ReturningEngine(renderer, GenerateResult("r", [completion]))

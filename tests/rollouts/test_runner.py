@@ -89,6 +89,11 @@ def test_an_argument_that_cannot_be_is_an_error_before_anything_is_played(render
     assert arguments["engine"].requests == []
 
 
+def test_a_function_of_a_task_is_refused(renderer):
+    with pytest.raises(ArgumentError, match=r"^make_environment is .*\(\), but takes \(task\): .* `Runner` is"):
+        play(renderer, lambda task: Talkative())
+
+
 def test_two_specs_with_one_id_are_an_error(renderer):
     with pytest.raises(ArgumentError, match=r"^episode_id is 'e1'; 2 specs have it: give each its own"):
         asyncio.run(run_episodes(Talkative, [*specs(3), EpisodeSpec(5, episode_id="e1")], **options(renderer)))

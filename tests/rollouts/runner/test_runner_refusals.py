@@ -43,6 +43,25 @@ def test_an_argument_of_a_runner_that_cannot_be_is_an_error_that_names_it(render
     assert caught.value.name == name
 
 
+class Plain:
+    """An environment that takes no task."""
+
+    def reset(self, seed): ...
+
+    def step(self, assistant): ...
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: Plain(), lambda task, other: Plain(), lambda *, task: Plain()])
+def test_a_function_that_cannot_take_a_task_is_refused_with_its_signature_and_a_cure(renderer, make):
+    with pytest.raises(ArgumentError, match=r"^make_environment is .*\(task\), but takes \(.*lambda task: ") as caught:
+        make_runner(renderer, make)
+    assert caught.value.name == "make_environment"
+
+
+def test_a_class_whose_signature_is_unknown_is_called(renderer):
+    make_runner(renderer, type)  # one of the classes in C
+
+
 @pytest.mark.parametrize(
     ("name", "make"),
     [
