@@ -43,22 +43,18 @@ class TaskSource:
     async def next(self) -> Task:
         """The next task. Raises `StopAsyncIteration` at the end, and `TaskSourceError`."""
         while True:
-            task = await self._next()
+            position = self._position
+            task = await self._advance()
+            self._position += 1
+            if not isinstance(task, Task):
+                raise TaskSourceError(position, f"it is a {type(task).__name__}; yield Task(task_id, data)")
+            if task.task_id in self._ids:
+                rule = "give each task of a run an id of its own; for several epochs, put the epoch into the id"
+                raise TaskSourceError(position, f"the id {task.task_id!r:.80} was used before; {rule}")
+            self._ids.add(task.task_id)
             if not self._is_recorded(task.task_id):
                 return task
             await asyncio.sleep(0)  # many tasks may be recorded
-
-    async def _next(self) -> Task:
-        position = self._position
-        task = await self._advance()
-        self._position += 1
-        if not isinstance(task, Task):
-            raise TaskSourceError(position, f"it is a {type(task).__name__}; yield Task(task_id, data)")
-        if task.task_id in self._ids:
-            rule = "give each task of a run an id of its own; for several epochs, put the epoch into the id"
-            raise TaskSourceError(position, f"the id {task.task_id!r:.80} was used before; {rule}")
-        self._ids.add(task.task_id)
-        return task
 
     async def close(self) -> None:
         """Stop waiting, and close a generator; its errors, and a close past `CLOSE_SECONDS`, are logged."""

@@ -103,8 +103,7 @@ class VersionHistory:
     @property
     def current_place(self) -> int:
         """The place of the version in use. It grows by 1 with each update."""
-        self.adopt_reported()
-        return self._places[self._current]
+        return self._places[self.current]
 
     def name_of(self, place: int) -> str:
         """The version at a place that `place` returned."""
