@@ -107,6 +107,7 @@ class Runner(ClosedAtEnd):
             scores = score_episode is None or callable(score_episode)
             rewards: Any = group_rewards
             are_rewards = isinstance(rewards, Sequence) and all(isinstance(one, GroupReward) for one in rewards)
+            is_pool = isinstance(workers, WorkerPool | None)
             of_workers = "pass None: with workers=... it is the workers that have one"
             for name, value, is_valid, rule in (
                 ("seed", seed, whole_number(seed) is not None, "pass an integer"),
@@ -118,12 +119,7 @@ class Runner(ClosedAtEnd):
                 ("journal", journal, isinstance(journal, Journal | None), "pass Journal.open(directory), or None"),
                 ("group_rewards", rewards, are_rewards, "pass a list of GroupReward(name, weight, function)"),
                 ("listeners", listeners, all(map(callable, listeners)), "pass a list of functions of an event"),
-                (
-                    "workers",
-                    workers,
-                    isinstance(workers, WorkerPool | None),
-                    "pass a WorkerPool, as RayWorkers, or None",
-                ),
+                ("workers", workers, is_pool, "pass a WorkerPool, such as RayWorkers(...), or None"),
                 ("make_environment", make_environment, workers is None or make_environment is None, of_workers),
                 ("renderer", renderer, workers is None or renderer is None, of_workers),
             ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -163,7 +164,8 @@ def reported(run: Execution | Training, show: Callable[[Mapping[str, Any]], None
     A run that has not begun, because its engine cannot be used, for example, leaves those of before.
     """
     from rollouts.cli.report import write_report_at_the_end
-    from rollouts.cli.run.summary import summarise, write_summary
+    from rollouts.cli.run.summary import summarise
+    from rollouts.files import replaced_file
     from rollouts.run_config.group_files import read_group_rows
     from rollouts.runner.errors import JournalOfAnotherRunError
     from rollouts.terminal.interrupts import exit_interrupted
@@ -177,7 +179,8 @@ def reported(run: Execution | Training, show: Callable[[Mapping[str, Any]], None
         summary = summarise(rows, complete=complete, process_seconds=time.monotonic() - started, metrics=metrics)
         summary["configuration"] = parts.description()
         try:
-            write_summary(output.summary, summary)
+            with replaced_file(output.summary) as file:
+                file.write((json.dumps(summary, indent=2) + "\n").encode())
         except OSError:  # the disk is full, perhaps
             show(summary)
             raise

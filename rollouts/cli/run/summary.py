@@ -1,17 +1,14 @@
 """The summary of a run, from the lines of its `metrics.jsonl`: what earlier processes did is part of it."""
 
-import json
 import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from rollouts.evaluation.task_scores import ErrorCounts
-from rollouts.files import replaced_file
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.terminal.table import Column, print_table
@@ -72,12 +69,6 @@ def summarise(
         "errors": {kind: error.model_dump() for kind, error in errors.most_frequent().items()},
         "metrics": dict(metrics),
     }
-
-
-def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary to `path`, whose earlier content stays until the new one is complete. Raises `OSError`."""
-    with replaced_file(path) as file:
-        file.write((json.dumps(summary, indent=2) + "\n").encode())
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
