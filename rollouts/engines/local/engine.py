@@ -188,8 +188,7 @@ class LocalEngine(Engine):
         """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
 
         Episodes whose prompts are rendered on threads then end up in one batch, and what that batch holds
-        does not depend on timing. A batch starts without announced requests that take longer than a quarter
-        of a second.
+        does not depend on timing. A batch starts without announced requests that take longer than two seconds.
         """
         self._enter("expecting_request")
         return self._queue.expecting_request()

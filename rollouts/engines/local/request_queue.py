@@ -143,10 +143,10 @@ class RequestQueue:
         order of the rows of a batch.
         """
         quiet, count, wait_for_announced = 0, len(self._arrived), True
-        # How many rounds of the event loop must pass without a new request before a batch starts: enough for
-        # the task of a finished episode to wake, step its environment and request again, so that a batch does
-        # not depend on timing.
-        while quiet < 4:
+        # How many rounds of the event loop must pass without a new request before a batch starts, so that it does
+        # not depend on timing: enough for a finished episode to end, and for one of the next group to begin and
+        # request. This takes up to 8 rounds, and a round a few microseconds.
+        while quiet < 32:
             await asyncio.sleep(0)
             if wait_for_announced and self._announced:
                 wait_for_announced = await self._wait_for_announced()
@@ -163,8 +163,9 @@ class RequestQueue:
             count = len(self._arrived)
             self._none_announced.clear()
             try:
-                # A batch waits for announced requests until none has arrived for this long.
-                await asyncio.wait_for(self._none_announced.wait(), 0.25)
+                # A batch waits for announced requests until none has arrived for this long, more than a busy
+                # machine leaves a thread waiting.
+                await asyncio.wait_for(self._none_announced.wait(), 2)
             except TimeoutError:
                 if len(self._arrived) == count:
                     return False

@@ -1,6 +1,7 @@
 """A runner on a real model in process: weights replaced while episodes with images are sampled."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 from rollouts import SamplingParams, StepResult
 from rollouts.engines.local import LocalEngine
-from rollouts.runner import Asynchronous, Runner, Task
+from rollouts.runner import Asynchronous, Runner, Synchronous, Task
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, samples_from_trajectory, token_logprobs
 
@@ -90,3 +91,56 @@ async def test_each_span_of_versions_is_from_the_weights_that_it_names(
             assert not (~of_version).any() or differences[~of_version].max() > 0.01, "the planted fault: other weights"
             num_tokens += of_version.sum()
     assert num_tokens == sum(int(sample.loss_mask.sum()) for sample in samples)
+
+
+class Talk:
+    """One turn for each letter of the task."""
+
+    def __init__(self, task):
+        self.left = len(task.data)
+
+    def reset(self, seed):
+        return [{"role": "user", "content": "Go on."}]
+
+    def step(self, assistant):
+        self.left -= 1
+        return StepResult(self.reset(0), done=not self.left)
+
+
+async def one_by_one(tasks):
+    for task in tasks:
+        yield task
+
+
+@pytest.mark.parametrize(("concurrency", "group_size"), [(3, 2), (5, 4)])
+async def test_what_is_in_a_batch_does_not_depend_on_how_long_rendering_takes(
+    tiny_model_dir, renderer, monkeypatch, concurrency, group_size
+):
+    """There are fewer slots than episodes: a batch waits for the episodes that begin in those that are free again."""
+    run, random, batches = LocalEngine._run, np.random.default_rng(0), []
+
+    def slower(function):
+        def call(*arguments, **options):
+            time.sleep(random.choice([0, 0, 0.003]))
+            return function(*arguments, **options)
+
+        return call
+
+    def recorded(engine, requests):
+        batches[-1].append(sorted(each.request.request_id for each in requests))
+        return run(engine, requests)
+
+    for name in ("render", "bridge_to_next_turn", "parse_response"):
+        monkeypatch.setattr(renderer, name, slower(getattr(renderer, name)))
+    monkeypatch.setattr(LocalEngine, "_run", recorded)
+    tasks = [Task(str(number), turns) for number, turns in enumerate(["a", "abcd", "abc", "ab"] * 2)]
+    options = {"sampling": SamplingParams(max_tokens=1), "group_size": group_size, "mode": Synchronous()}
+    for _ in range(6):
+        batches.append([])
+        async with (
+            LocalEngine.from_pretrained(tiny_model_dir) as engine,
+            Runner(Talk, engine, renderer, tasks=one_by_one(tasks), concurrency=concurrency, **options) as runner,
+        ):
+            await runner.collect(len(tasks))
+    assert all(each == batches[0] for each in batches)
+    assert sum(map(len, batches[0])) == 20 * group_size
