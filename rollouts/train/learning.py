@@ -26,13 +26,12 @@ from rollouts.training import (
     diagnosis_text,
     group_advantages,
     mismatch_report,
-    rollout_correction,
     sample_from_rendered,
     samples_from_trajectory,
     truncate_sample,
 )
-from rollouts.training.correction import correction_options
-from rollouts.training.named_losses import CORRECTION_WEIGHTS, loss_options, named_loss
+from rollouts.training.datums import corrected_data
+from rollouts.training.named_losses import check_correction, loss_options, named_loss
 from rollouts.training.trainer import AdamParams, Datum, LoraOptions, LossResult, datum_from_sample
 
 #: Losses with a gradient where all advantages are 0.
@@ -54,10 +53,9 @@ class Learner:
         self._seed, self._supervised, sampling = config.seed, config.supervised, config.sampling
         with file.naming("train"):
             required = named_loss(section.loss).required
-            if section.correction and "logprobs" not in required:
-                raise ArgumentError("correction", section.correction, f"the loss {section.loss!r} takes none")
             self._options = loss_options(section.loss, section.loss_options)
-            correction_options(section.correction)
+            if section.correction:
+                check_correction(section.loss, section.correction)
             if "max_lag" in section.correction:
                 raise ArgumentError("correction", section.correction, "pass max_staleness in [mode] for max_lag")
             try:
@@ -174,7 +172,7 @@ class Learner:
         return penalised
 
     def _has_gradient(self, sample: TrainingSample) -> bool:
-        return self._section.loss in _WITHOUT_ADVANTAGES or bool(sample.advantages[sample.loss_mask].any())
+        return self._section.loss in _WITHOUT_ADVANTAGES or bool(sample.advantages[1:][sample.loss_mask[1:]].any())
 
     def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> list[list[int]]:
         """The numbers of the samples of each optimizer step; none where no sample has a gradient."""
@@ -206,47 +204,27 @@ class Learner:
         done by dividing what the sum is linear in. `start`: log-probabilities (n - 1,) of each sample before
         the first step on it, for a correction.
         """
-        section = self._section
+        section, loss = self._section, named_loss(self._section.loss)
         chosen = [samples[index] for index in indices]
-        weights: Sequence[np.ndarray | None] = [None] * len(chosen)
+        data = [datum_from_sample(sample, section.loss) for sample in chosen]
+        trained = [sample.loss_mask[1:] for sample in chosen]
         figures: dict[str, float] = {}
         if section.correction:
-            chosen, weights, figures = self._corrected(chosen, [start[index] for index in indices])
-        trained = [sample.loss_mask[1:] for sample in chosen]
+            before = LossResult([start[index] for index in indices], {})
+            data, found = corrected_data(data, loss, section.correction, lambda: before)
+            trained = [datum.inputs[loss.mask_name] for datum in data]
+            figures = {f"correction_{name}": value for name, value in found.items()}
         tokens = sum(int(mask.sum()) for mask in trained)
         episodes = {sample.name.rpartition("/")[0] for sample, mask in zip(chosen, trained, strict=True) if mask.any()}
         count = max(1, tokens if section.mean_over == "tokens" else len(episodes))
         linear = "beta" if section.loss == "dro" else "coefficient"
         options = {name: value / count if name == linear else value for name, value in self._options.items()}
-        data = []
-        for sample, own in zip(chosen, weights, strict=True):
-            if self._has_gradient(sample):
-                datum = datum_from_sample(sample, section.loss)
-                data.append(datum if own is None else replace(datum, inputs={**datum.inputs, CORRECTION_WEIGHTS: own}))
+        factor = "weights" if section.loss == "cross_entropy" else "advantages"
+        data = [datum for datum in data if section.loss in _WITHOUT_ADVANTAGES or datum.inputs[factor].any()]
         if not data:  # a correction rejects every token with an advantage
             return LossResult([], figures)
-        data = _divided(data, "weights" if section.loss == "cross_entropy" else "advantages", count)
-        result = self._trainer.forward_backward(NAME, data, section.loss, options)
+        result = self._trainer.forward_backward(NAME, _divided(data, factor, count), section.loss, options)
         return result._replace(metrics={**result.metrics, **figures})
-
-    def _corrected(
-        self, samples: Sequence[TrainingSample], start: Sequence[np.ndarray]
-    ) -> tuple[list[TrainingSample], list[np.ndarray], dict[str, float]]:
-        """The samples with the tokens that the correction keeps, its weights (n - 1,) of each, and its figures."""
-        sampler, mask = (
-            torch.from_numpy(np.concatenate([getattr(sample, name)[1:] for sample in samples]))[None]
-            for name in ("logprobs", "loss_mask")
-        )
-        ids = torch.from_numpy(np.repeat(np.arange(len(samples)), [len(row) for row in start]))[None]
-        policy = torch.from_numpy(np.concatenate(start).astype(np.float32))[None]
-        correction = rollout_correction(policy, sampler, mask, ids, self._section.correction)
-        ends = np.cumsum([len(row) for row in start])[:-1]
-        kept, weights = (np.split(each[0].numpy(), ends) for each in (correction.mask, correction.weights))
-        found = [
-            replace(sample, loss_mask=np.append(False, mask), logprobs=np.append(np.float32(0), row), weight_spans=())
-            for sample, mask, row in zip(samples, kept, start, strict=True)
-        ]
-        return found, weights, {f"correction_{name}": value for name, value in correction.figures.items()}
 
     def _check(
         self,

@@ -195,7 +195,6 @@ def corrected_data(
     `sampler_logprobs` beside their own. Raises `ArgumentError`.
     """
     inputs = [loss.inputs_of(datum.inputs) for datum in data]
-    mask_name = "sequence_ratio_mask" if "sequence_ratio_mask" in loss.required else "mask"
     logprobs = [each["logprobs"] for each in inputs]
     policy, sampler = logprobs, [each.get("sampler_logprobs", each["logprobs"]) for each in inputs]
     if "sampler_logprobs" not in loss.required:
@@ -207,16 +206,16 @@ def corrected_data(
     correction = rollout_correction(
         _one_row(policy),
         _one_row(sampler),
-        _one_row([each[mask_name] for each in inputs]) != 0,
+        _one_row([each[loss.mask_name] for each in inputs]) != 0,
         torch.from_numpy(np.repeat(np.arange(len(data)), lengths))[None],
         options,
         lags=_one_row([each["lags"] for each in inputs]) if "lags" in loss.required else None,
     )
     parts = [np.split(each[0].numpy(), np.cumsum(lengths)[:-1]) for each in (correction.weights, correction.mask)]
-    corrected = [
-        replace(datum, inputs={**each, "logprobs": old, CORRECTION_WEIGHTS: weights, mask_name: mask})
-        for datum, each, old, weights, mask in zip(data, inputs, logprobs, *parts, strict=True)
-    ]
+    corrected = []
+    for datum, each, old, weights, mask in zip(data, inputs, logprobs, *parts, strict=True):
+        kept = {"advantages": np.where(mask, each["advantages"], 0), loss.mask_name: mask}
+        corrected.append(replace(datum, inputs={**each, **kept, "logprobs": old, CORRECTION_WEIGHTS: weights}))
     return corrected, correction.figures
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError, short_repr
+from rollouts.training.correction import correction_options, has_weights
 from rollouts.training.distillation import distillation_advantages, forward_kl_loss, generalised_jsd_loss
 from rollouts.training.losses import (
     PolicyLoss,
@@ -70,6 +71,11 @@ class NamedLoss:
     has_ratio: bool = True
     has_candidates: bool = False
     takes_several: bool = False
+
+    @property
+    def mask_name(self) -> str:
+        """The input that says which tokens count."""
+        return "sequence_ratio_mask" if "sequence_ratio_mask" in self.required else "mask"
 
     def inputs_of(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs of a row with a `mask`, where the loss takes one."""
@@ -203,3 +209,14 @@ def loss_options(name: str, given: Mapping[str, Any] | None) -> dict[str, float]
             raise ArgumentError(f"options[{key!r}]", value, "pass the largest ratio, at least 1, such as 1.2")
         options[key] = number
     return options
+
+
+def check_correction(loss: str, options: Mapping[str, Any]) -> None:
+    """Raise `ArgumentError` for a correction that does not exist, or that is not defined for the loss."""
+    correction_options(options)
+    if has_weights(options) and loss == "reverse_kl":
+        rule = "the teacher is compared with the sampler's log-probabilities; pass rules that reject, no weights"
+        raise ArgumentError("correction", dict(options), rule)
+    if "logprobs" not in named_loss(loss).required:
+        rule = "the loss has no log-probabilities of a sampler; leave it out, or pass importance_sampling"
+        raise ArgumentError("correction", dict(options), rule)

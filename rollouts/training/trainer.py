@@ -31,10 +31,9 @@ from rollouts.models.lora_modules import (
     replacements_by,
 )
 from rollouts.training.checkpoints import ADAM_STATE, Checkpoint, read_checkpoint, write_checkpoint
-from rollouts.training.correction import correction_options, has_weights
 from rollouts.training.datums import CORRECTED, Datum, check_data, corrected_data, datum_from_sample, passes
 from rollouts.training.kept_tokens import padded_ids, scored_among
-from rollouts.training.named_losses import Given, NamedLoss, Outcome, loss_options, named_loss
+from rollouts.training.named_losses import Given, NamedLoss, Outcome, check_correction, loss_options, named_loss
 from rollouts.training.position_logprobs import position_logprobs
 from rollouts.trajectory.token_node import SAMPLING_MASK
 from rollouts.values import Bounded, check_choice, check_integer, number_field
@@ -399,15 +398,7 @@ class Trainer:
     ) -> LossResult:
         named, numbers = named_loss(loss), loss_options(loss, options)
         if correction is not None:
-            correction_options(correction)
-            if has_weights(correction) and loss == "reverse_kl":
-                rule = (
-                    "the teacher is compared with the sampler's log-probabilities; pass rules that reject, no weights"
-                )
-                raise ArgumentError("correction", dict(correction), rule)
-            if "logprobs" not in named.required:
-                rule = "the loss has no log-probabilities of a sampler; leave it out, or pass importance_sampling"
-                raise ArgumentError("correction", dict(correction), rule)
+            check_correction(loss, correction)
             of_rows = CORRECTED.intersection(*(datum.inputs for datum in data[:1]))
             named = replace(named, required=named.required | of_rows)
         known, vocabulary = self._forward.architecture, len(self._forward.head.weight)

@@ -473,6 +473,28 @@ def test_a_correction_leaves_a_step_on_its_own_samples_as_it_is_and_divides_by_w
     assert all(torch.equal(last[name], start[name]) for name in start.keys() & last.keys())  # no step was taken
 
 
+@pytest.mark.parametrize("loss", ["", "loss = 'gspo'", "loss = 'dro'\nloss_options = { beta = 0.5 }"])
+def test_a_correction_that_rejects_nothing_and_has_no_weights_changes_nothing_on_samples_of_older_weights(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    async def label(engine: LocalEngine, weights: Any, version: str, **_: Any) -> None:
+        await engine.update_weight_version(version)
+
+    monkeypatch.setattr(LocalEngine, "update_weights", label)
+    found = []
+    for correction in ("", "correction = { veto = 1e-30 }"):
+        config = f"{CONFIG}{loss}\n{correction}\nmax_mismatch = 1e9\n"
+        result = train(project(tmp_path / str(len(found)), tiny_model_dir, config, steps="2"))
+        assert result.exit_code == 0, result.output
+        _, (_, row) = [each for each in figures(tmp_path / str(len(found))) if "loss" in each[1]]
+        found.append(row)
+    plain, corrected = found
+    for name in ("loss", "ratio", "grad_norm"):
+        assert corrected[name] == pytest.approx(plain[name], rel=1e-3)
+    assert corrected["correction_rejected"] == 0
+    assert abs(plain["ratio"] - 1) > 1e-3
+
+
 @pytest.mark.parametrize("correction", ["", "correction = { token_weights = 2.0 }\n"])
 @pytest.mark.parametrize("over", ["tokens", "episodes"])
 def test_rows_of_groups_that_teach_nothing_count_in_the_mean_of_the_loss(
@@ -495,11 +517,20 @@ def test_rows_of_groups_that_teach_nothing_count_in_the_mean_of_the_loss(
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("options", ["max_lag = 2", "no_such = 1"])
-def test_a_correction_that_does_not_exist_or_needs_versions_is_refused_before_the_first_step(
-    tmp_path: Path, tiny_model_dir: Path, options: str
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        ("ppo", "max_lag = 2"),
+        ("ppo", "no_such = 1"),
+        ("cross_entropy", "veto = 0.1"),
+        ("reverse_kl", "token_weights = 2.0"),
+    ],
+)
+def test_a_correction_that_does_not_exist_or_is_not_defined_for_the_loss_is_refused_before_the_first_step(
+    tmp_path: Path, tiny_model_dir: Path, loss: str, options: str
 ) -> None:
-    result = train(project(tmp_path, tiny_model_dir, CONFIG + f"correction = {{ {options} }}\n"))
+    config = f"{CONFIG}loss = '{loss}'\ncorrection = {{ {options} }}\n"
+    result = train(project(tmp_path, tiny_model_dir, config))
     assert result.exit_code == 2
     assert "correction" in result.output
     assert not (tmp_path / "out" / "training.jsonl").exists()
