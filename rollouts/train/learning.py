@@ -149,9 +149,12 @@ class Learner:
         for (group, index, episode), advantage in zip(played, advantages.tolist(), strict=True):
             weighted = advantage * float(group.sample_weights[index])
             samples += samples_from_trajectory(episode, advantage=weighted, processors=renderer.processors)
-        if (most := section.max_row_tokens) is not None:
-            samples = [truncate_sample(sample, most)[0] for sample in samples]
-        trained = [sample for sample in samples if sample.loss_mask[1:].any()]
+        # What follows the last trained token has no part in a loss, and may be an image, which no row ends with.
+        trained = [
+            truncate_sample(sample, int(places[-1]) + 2)[0]
+            for sample in samples
+            if len(places := np.flatnonzero(sample.loss_mask[1 : section.max_row_tokens]))
+        ]
         if not trained:
             reason = "no row has a trained token; raise train.max_row_tokens, which cuts rows at their ends"
             raise RolloutsError(f"step {step}: {reason}")

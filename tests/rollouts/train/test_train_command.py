@@ -544,6 +544,25 @@ def test_rows_that_are_cut_before_their_first_trained_token_end_the_run_with_the
     assert "raise train.max_row_tokens" in " ".join(result.output.split())
 
 
+def test_a_row_that_is_cut_at_the_end_of_an_image_is_trained_on_to_its_last_trained_token(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    path = project(tmp_path, tiny_model_dir, limits="{ max_turns = 2 }", steps="1")
+    (tmp_path / "vowels_env.py").write_text(ENVIRONMENT.replace("done=True", "messages=self.reset(0)"))
+    assert train(path).exit_code == 0
+    with RecordReader(tmp_path / "out" / "trajectories.mmr") as reader:
+        episode = reader[0][0]
+        _, second = episode.media(episode.leaves()[0])
+    norms = []
+    for end in (second.placeholder.offset, second.placeholder.end):
+        result = train(path, "--set", f"train.max_row_tokens={end}", "--set", f"output.directory={end}/out")
+        assert result.exit_code == 0, result.output
+        _, row = figures(tmp_path / str(end))[0]
+        norms.append(row["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert norms[0] > 0
+
+
 def test_a_generator_of_held_out_tasks_is_evaluated_at_every_step(tmp_path: Path, tiny_model_dir: Path) -> None:
     path = project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT.replace(JSONL, GENERATOR), steps="2")
     with (tmp_path / "vowels_env.py").open("a") as file:
