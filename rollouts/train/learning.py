@@ -64,6 +64,9 @@ class Learner:
                 raise ArgumentError("adam", section.adam, "pass fields of AdamParams, such as weight_decay") from error
         if any("teacher" in name for name in required) and config.teacher is None:
             raise file.error(("train", "loss"), f"{section.loss!r} compares with a teacher; add [teacher]")
+        if section.loss in _WITHOUT_ADVANTAGES and getattr(config.mode, "on_stale", "") == "downweight":
+            reason = f"the loss {section.loss!r} has a term without advantages, which smaller weights do not reach"
+            raise file.error(("mode", "on_stale"), f'{reason}; write "drop", or another train.loss')
         if section.loss not in _WITHOUT_ADVANTAGES and not section.kl:
             reason = "the episodes of a task are compared with each other, and nothing would be learned"
             if config.group_size == 1:
@@ -85,7 +88,7 @@ class Learner:
         """
         samples = self._samples(groups, step, figures)
         if self._section.kl:
-            samples = self._near_the_start(samples, figures)
+            samples = self._near_the_start(samples, groups, figures)
         minibatches = self._minibatches(samples, step)
         logprobs: list[np.ndarray] = [np.empty(0)] * len(samples)
         results: list[LossResult] = []
@@ -160,16 +163,24 @@ class Learner:
             raise RolloutsError(f"step {step}: {reason}")
         return trained
 
-    def _near_the_start(self, samples: Sequence[TrainingSample], figures: dict[str, float]) -> list[TrainingSample]:
+    def _near_the_start(
+        self, samples: Sequence[TrainingSample], groups: Sequence[Group], figures: dict[str, float]
+    ) -> list[TrainingSample]:
         """The samples with the advantages of a penalty for the distance to the base model (k1 of each token)."""
         # A loss with the sampler's log-probabilities: the base model's are then among the same kept ids.
         data = [datum_from_sample(sample, "importance_sampling") for sample in samples]
         start = self._trainer.forward(_START, data, "importance_sampling").logprobs
+        weights = {
+            episode.episode_id: self._section.kl * weight
+            for group in groups
+            for episode, weight in zip(group.episodes, group.sample_weights.tolist(), strict=True)
+        }
         penalised, distances = [], []
         for sample, of_start in zip(samples, start, strict=True):
             distance = np.zeros(len(sample), np.float32)
             distance[1:] = np.where(sample.loss_mask[1:], sample.logprobs[1:] - of_start, 0)
-            penalised.append(replace(sample, advantages=sample.advantages - self._section.kl * distance))
+            penalty = weights[sample.name.rpartition("/")[0]] * distance
+            penalised.append(replace(sample, advantages=sample.advantages - penalty))
             distances.append(distance[sample.loss_mask])
         figures["kl_to_start"] = float(np.mean(np.concatenate(distances)))
         return penalised

@@ -24,7 +24,7 @@ from rollouts import GenerateRequest, SamplingParams
 from rollouts.cli.main import app
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.vllm import write_tied_head
-from rollouts.runner import Task
+from rollouts.runner import Task, schedule
 from rollouts.train.task_order import TaskOrder
 from transport import RecordReader
 
@@ -561,6 +561,30 @@ def test_a_row_that_is_cut_at_the_end_of_an_image_is_trained_on_to_its_last_trai
         norms.append(row["grad_norm"])
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
     assert norms[0] > 0
+
+
+def test_smaller_weights_of_stale_samples_reach_the_distance_to_the_base_model_too(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AdamW takes the same steps on gradients of a tenth."""
+    config = f"{CONFIG}kl = 3.0\nadam = {{ grad_clip_norm = 0.0 }}\n"
+    norms = []
+    for weight in (1.0, 0.1):
+        monkeypatch.setattr(schedule, "is_too_old", lambda *_: True)
+        monkeypatch.setattr(schedule, "sample_weight", lambda *_, weight=weight: weight)
+        path = project(tmp_path / str(weight), tiny_model_dir, config, lora_rank="2", steps="2", learning_rate="0.01")
+        result = train(path)
+        assert result.exit_code == 0, result.output
+        norms.append([row["grad_norm"] for _, row in figures(path.parent) if "grad_norm" in row])
+    assert norms[1] == pytest.approx([norm / 10 for norm in norms[0]], rel=1e-3)
+
+
+def test_smaller_weights_are_refused_for_a_loss_that_they_do_not_reach(tmp_path: Path, tiny_model_dir: Path) -> None:
+    mode = '[mode]\nkind = "asynchronous"\nmax_staleness = 1\non_stale = "downweight"\n'
+    config = f"{CONFIG}loss = 'dro'\nloss_options = {{ beta = 0.1 }}\n{mode}"
+    result = train(project(tmp_path, tiny_model_dir, config), "--dry-run")
+    assert result.exit_code == 2
+    assert "mode.on_stale: the loss 'dro' has a term without advantages" in " ".join(result.output.split())
 
 
 def test_a_generator_of_held_out_tasks_is_evaluated_at_every_step(tmp_path: Path, tiny_model_dir: Path) -> None:
