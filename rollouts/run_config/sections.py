@@ -500,8 +500,9 @@ class SupervisedSection(Section):
 class TrainSection(Section):
     """How `rollouts train` learns: `steps` steps, each on the episodes of `groups` tasks.
 
-    - `lora_rank`, `lora_alpha`: those of the adapter (`LoraOptions`); a rank of 0 trains all parameters, in
-      float32. `dtype` is that of the base model in the trainer.
+    - `lora_rank`, `lora_alpha`, and the layers `train_attn`, `train_mlp`, `train_unembed`: those of the adapter
+      (`LoraOptions`); a rank of 0 trains all parameters, in float32. `dtype` is that of the base model in the
+      trainer.
     - `loss`, `loss_options`, `correction`: name and options as `Trainer.forward_backward` takes them; the sum
       of a minibatch is divided by its trained tokens or its episodes (`mean_over`), with those whose advantage
       is 0 and without what the correction rejects.
@@ -525,6 +526,9 @@ class TrainSection(Section):
     groups: Count
     lora_rank: Annotated[int, Field(ge=0, le=512)] = 32
     lora_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
     loss: Text = "ppo"
     loss_options: dict[Text, Finite] = Field(default_factory=dict)

@@ -32,7 +32,7 @@ from rollouts.training import (
 )
 from rollouts.training.datums import corrected_data
 from rollouts.training.named_losses import check_correction, loss_options, named_loss
-from rollouts.training.trainer import AdamParams, Datum, LoraOptions, LossResult, datum_from_sample
+from rollouts.training.trainer import AdamParams, Datum, LossResult, datum_from_sample
 
 #: Losses with a gradient where all advantages are 0.
 _WITHOUT_ADVANTAGES: Final = frozenset({"dro", "reverse_kl", "forward_kl", "jsd"})
@@ -78,7 +78,7 @@ class Learner:
             reason = "top_p and top_k leave ids out, and a trainer has to know which; write as many as are kept"
             raise file.error(("sampling", "top_logprobs"), f"{reason}, or leave top_p and top_k out")
         if section.kl:
-            self._trainer.create_model(_START, lora=LoraOptions(rank=1, seed=0))
+            self._trainer.create_model(_START, lora=replace(policy.lora, rank=1))
 
     def learn(self, groups: Sequence[Group], step: int, log: TrainingLog, figures: dict[str, float]) -> float:
         """Take a step on the episodes of `groups`; write its figures, with `figures`.

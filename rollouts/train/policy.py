@@ -53,8 +53,15 @@ class Policy:
             torch.set_num_threads(section.threads)
         with file.naming("train"):
             self.trainer = Trainer.from_pretrained(model, dtype=section.dtype, tokens_per_pass=section.tokens_per_pass)
-            lora = LoraOptions(rank=section.lora_rank or 1, alpha=section.lora_alpha, seed=file.config.seed)
-            self.trainer.create_model(NAME, lora=lora if self._is_adapter else None)
+            self.lora = LoraOptions(
+                rank=section.lora_rank or 1,
+                alpha=section.lora_alpha,
+                seed=file.config.seed,
+                train_attn=section.train_attn,
+                train_mlp=section.train_mlp,
+                train_unembed=section.train_unembed,
+            )
+            self.trainer.create_model(NAME, lora=self.lora if self._is_adapter else None)
 
     @property
     def renderer(self) -> TemplateRenderer:

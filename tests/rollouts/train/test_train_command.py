@@ -13,6 +13,7 @@ import pytest
 import torch
 from engine_server import EngineVLLM
 from fake_http import Response, Seen
+from model_families import save_family
 from safetensors.torch import load_file
 from server_thread import served
 from transformers import get_scheduler
@@ -585,6 +586,19 @@ def test_smaller_weights_are_refused_for_a_loss_that_they_do_not_reach(tmp_path:
     result = train(project(tmp_path, tiny_model_dir, config), "--dry-run")
     assert result.exit_code == 2
     assert "mode.on_stale: the loss 'dro' has a term without advantages" in " ".join(result.output.split())
+
+
+def test_an_adapter_is_on_the_layers_that_the_file_names_as_a_model_with_fused_experts_needs(tmp_path: Path) -> None:
+    model = save_family("qwen3_vl_moe", tmp_path / "model")
+    path = project(tmp_path, model, f"{CONFIG}kl = 0.1\n", lora_rank="2", steps="1")
+    result = train(path, "--dry-run")
+    assert result.exit_code == 2
+    assert "pass train_mlp=False" in " ".join(result.output.split())
+    result = train(path, "--set", "train.train_mlp=false", "--set", "train.train_unembed=false")
+    assert result.exit_code == 0, result.output
+    layers = json.loads((tmp_path / "out" / "last" / "adapter_config.json").read_text())["target_modules"]
+    assert layers
+    assert all("self_attn" in layer for layer in layers)
 
 
 def test_a_generator_of_held_out_tasks_is_evaluated_at_every_step(tmp_path: Path, tiny_model_dir: Path) -> None:
