@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ def evaluate(
         typer.Argument(
             metavar="TASKS|CONFIG",
             help="A file of tasks (.jsonl, .parquet), an import path of tasks (module:name), or a configuration file "
-            "of `rollouts run` (.toml), whose values the options replace.",
+            "of `rollouts run` or `train` (.toml), whose values the options replace.",
         ),
     ],
     limit: Limit = None,
@@ -89,13 +90,26 @@ def _configuration(tasks: str, values: Mapping[str, Any]) -> ConfigFile:
     if Path(tasks).suffix == ".toml":
         written = read_values(Path(tasks))
         model = model_changes(values, configured=engine_kind(written))
-        return checked_config(Path(tasks), written, [*model, *environment, *changes_of(_OPTIONS, values)])
+        given = [*model, *environment, *changes_of(_OPTIONS, values)]
+        if "train" in written:  # its [output] is the directory of the training run
+            renderer = written.get("renderer")
+            trained = renderer.get("model") if isinstance(renderer, dict) else None
+            given.insert(0, _default_output(tasks, values["model"] or trained))
+        return checked_config(Path(tasks), written, given)
     if not environment:
         exit_with_error("pass either --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME")
     changes = [*_task_changes(tasks), *model_changes(values, configured=None), *environment]
-    directory = f"evaluations/{_name(tasks)}-{_name(values['model'])}"
-    defaults = {"sampling": {"max_tokens": _MAX_TOKENS}, "output": {"directory": directory}}
+    changes.insert(0, _default_output(tasks, values["model"]))
+    defaults = {"sampling": {"max_tokens": _MAX_TOKENS}}
     return checked_config(Path("options"), defaults, [*changes, *changes_of(_OPTIONS, values)])
+
+
+def _default_output(tasks: str, model: str | None) -> Change:
+    """The directory where neither --out nor --set names one."""
+    from rollouts.run_config.config_file import Change
+
+    directory = Path(f"evaluations/{_name(tasks)}-{_name(model)}").absolute()
+    return Change(("output", "directory"), str(directory), "--out")
 
 
 def _task_changes(tasks: str) -> list[Change]:
@@ -137,7 +151,7 @@ def _absolute(import_path: str) -> str:
 
 def _name(text: str | None) -> str:
     """A part of the name of a directory."""
-    last = Path(str(text).rpartition(":")[2].rstrip("/")).name.removesuffix(".jsonl").removesuffix(".parquet")
+    last = re.sub(r"\.(jsonl|parquet|toml)$", "", Path(str(text).rpartition(":")[2].rstrip("/")).name)
     return "".join(one if one.isalnum() or one in "._-" else "-" for one in last) or "tasks"
 
 

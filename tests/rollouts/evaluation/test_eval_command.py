@@ -207,6 +207,20 @@ def test_a_configuration_of_a_run_is_evaluated_and_options_replace_its_values(tm
     assert not (tmp_path / "out").exists()
 
 
+def test_an_evaluation_of_a_training_file_does_not_go_to_the_directory_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(tmp_path, CONFIG + "\n[train]\nsteps = 1\ngroups = 1\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/training.jsonl").touch()
+    (tmp_path / "model").rename(tmp_path / "out/best")
+    monkeypatch.chdir(tmp_path)
+    result = evaluate(path, "--model", "out/best")
+    assert result.exit_code == 0, result.output
+    assert results_of(tmp_path / "evaluations/run-best")["episodes"] == 4
+    assert [each.name for each in (tmp_path / "out").iterdir() if each.name != "best"] == ["training.jsonl"]
+
+
 def test_no_group_is_left_out_by_what_training_skips(tmp_path: Path) -> None:
     config = 'skip_group = "guess_env:equal"\n' + CONFIG
     path = write_run(tmp_path, config)
