@@ -85,6 +85,7 @@ def evaluate(
 def _configuration(tasks: str, values: Mapping[str, Any]) -> ConfigFile:
     """The configuration of the command. Raises `RunConfigError`."""
     from rollouts.run_config.config_file import checked_config, engine_kind, read_values
+    from rollouts.run_config.errors import key_text
 
     environment = _environment_changes(values)
     if Path(tasks).suffix == ".toml":
@@ -95,7 +96,12 @@ def _configuration(tasks: str, values: Mapping[str, Any]) -> ConfigFile:
             renderer = written.get("renderer")
             trained = renderer.get("model") if isinstance(renderer, dict) else None
             given.insert(0, _default_output(tasks, values["model"] or trained))
-        return checked_config(Path(tasks), written, given)
+        file = checked_config(Path(tasks), written, given)
+        unused = [change.key for change in given if change.key[0] == "tasks"]
+        if unused and file.config.evaluation.tasks is not None:
+            cure = f"set evaluation.{key_text(unused[0])}, or --set evaluation.tasks=null evaluates these"
+            raise file.error(unused[0], f"the tasks of [evaluation] are evaluated, and these are not used; {cure}")
+        return file
     if not environment:
         exit_with_error("pass either --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME")
     changes = [*_task_changes(tasks), *model_changes(values, configured=None), *environment]

@@ -221,6 +221,19 @@ def test_an_evaluation_of_a_training_file_does_not_go_to_the_directory_of_the_tr
     assert [each.name for each in (tmp_path / "out").iterdir() if each.name != "best"] == ["training.jsonl"]
 
 
+def test_held_out_tasks_take_the_place_of_others_and_a_change_of_these_is_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path, CONFIG + '\n[evaluation]\ntasks = { kind = "jsonl", path = "held.jsonl" }\n')
+    (tmp_path / "held.jsonl").write_text('{"number": 4}\n')
+    refused = evaluate(path, "--set", "tasks.path=held.jsonl")
+    assert refused.exit_code == 2
+    assert "--set: tasks.path: the tasks of [evaluation] are evaluated" in refused.stderr
+    assert evaluate(path).exit_code == 0
+    assert results_of(tmp_path / "out")["tasks"] == 1
+    others = ("--set", "evaluation.tasks=null", "--set", "tasks.id_key=number", "--out", tmp_path / "others")
+    assert evaluate(path, *others).exit_code == 0
+    assert results_of(tmp_path / "others")["tasks"] == 2
+
+
 def test_no_group_is_left_out_by_what_training_skips(tmp_path: Path) -> None:
     config = 'skip_group = "guess_env:equal"\n' + CONFIG
     path = write_run(tmp_path, config)
