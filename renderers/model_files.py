@@ -53,6 +53,9 @@ class ModelFiles(NamedTuple):
                     "its tekken.json is for mistral_common, which makes prompts by code of its own (Voxtral "
                     "has no other form): let the inference server render (docs/vllm.md)"
                 )
+            elif adapter := read_json(directory / "adapter_config.json"):
+                base = adapter.get("base_model_name_or_path", "which it does not name")
+                cure = f"it is an adapter: pass the directory of its base model, {base}"
             raise LoadError(f"{name_or_dir!s} holds no tokenizer.json: a renderer needs the fast tokenizer; {cure}")
         settings = {
             **read_json(directory / "special_tokens_map.json"),

@@ -31,6 +31,13 @@ def test_with_the_model_the_page_has_texts_and_drift(renderer, tiny_model_dir, t
     assert "textBytes" in columns
 
 
+def test_an_adapter_in_place_of_a_model_is_refused_with_the_name_of_its_base_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "models/base"}')
+    result = run(file_of(tmp_path / "trajectories.mmr", failed()), "--model", tmp_path)
+    assert result.exit_code == 2
+    assert "it is an adapter: pass the directory of its base model, models/base" in result.stderr
+
+
 def test_a_page_has_the_name_of_the_run_or_of_another_file(tmp_path, monkeypatch):
     (tmp_path / "my-run").mkdir()
     monkeypatch.chdir(tmp_path / "my-run")
