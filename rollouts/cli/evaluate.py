@@ -65,9 +65,11 @@ def evaluate(
 
     check_rerun(rerun_failed, resume=resume, limit=limit)
     with exit_on_problems():
-        file = _with_all_groups(_configuration(tasks, values))
+        file = _of_held_out_tasks(_configuration(tasks, values))
         _tally(file)  # an error now, not after the episodes
-        parts = checked_parts(file, limit=limit, dry_run=dry_run)
+        parts = checked_parts(file, limit=limit, dry_run=dry_run).with_all_groups()
+        if left_out := [name for name in ("skip_group", "mode") if getattr(file.config, name) is not None]:
+            print_note(f"every group counts: {' and '.join(left_out)} of {file.path} are not used")
         if dry_run:
             end_dry_run(parts, resume=resume)
             return
@@ -161,16 +163,10 @@ def _name(text: str | None) -> str:
     return "".join(one if one.isalnum() or one in "._-" else "-" for one in last) or "tasks"
 
 
-def _with_all_groups(file: ConfigFile) -> ConfigFile:
-    """The configuration without what leaves groups out: a run that trains does not need them, an evaluation does.
-
-    The held-out tasks of a file of `rollouts train` are those that are evaluated.
-    """
-    leaving_out = {name: None for name in ("skip_group", "mode") if getattr(file.config, name) is not None}
-    if leaving_out:
-        print_note(f"every group counts: {' and '.join(leaving_out)} of {file.path} are not used")
+def _of_held_out_tasks(file: ConfigFile) -> ConfigFile:
+    """The configuration with the held-out tasks of a file of `rollouts train`, which are those that are evaluated."""
     held_out = file.config.evaluation.tasks or file.config.tasks
-    return replace(file, config=file.config.model_copy(update={**leaving_out, "tasks": held_out}))
+    return replace(file, config=file.config.model_copy(update={"tasks": held_out}))
 
 
 def _tally(file: ConfigFile) -> Tally:

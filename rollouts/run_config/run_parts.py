@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -73,6 +73,11 @@ class RunParts:
 
         async with VerifiersWorkers(self.verifiers, engine, renderer, slots=self.file.config.concurrency) as workers:
             yield workers
+
+    def with_all_groups(self) -> "RunParts":
+        """The parts without what leaves groups out: a run that trains does not need them, an evaluation does."""
+        config = self.file.config.model_copy(update={"skip_group": None, "mode": None})
+        return replace(self, file=replace(self.file, config=config), skip_group=None)
 
     @property
     def sampling(self) -> SamplingParams:

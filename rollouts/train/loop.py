@@ -28,7 +28,7 @@ from rollouts.run_config.tasks import FileTaskSource, TaskSource
 from rollouts.runner.events import GroupSkipped, GroupStale, RunnerEvent
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import ScoreEpisode
-from rollouts.runner.modes import Asynchronous, Synchronous
+from rollouts.runner.modes import Synchronous
 from rollouts.task import Task
 from rollouts.terminal.interrupts import run_with_deadline
 from rollouts.train.checkpoints import Checkpoints, TrainingState
@@ -199,15 +199,14 @@ class Training:
         if output.path.exists():  # of a killed process
             shutil.rmtree(output.path)
         output.path.mkdir(parents=True)
-        runner = self.parts.make_runner(
-            place, listeners=[], group_size=section.samples, mode=Asynchronous(2**31), engine=engine
-        )
+        parts = self.parts.with_all_groups()
+        runner = parts.make_runner(place, listeners=[], group_size=section.samples, engine=engine)
         async with runner:
             with GroupFiles(output, durable=False) as files:
                 async for group in runner.stream(tasks):
                     files.write(group)
                     tally.add(GroupMetrics.of(group))
-        results = tally.results(complete=True, configuration=self.parts.description())
+        results = tally.results(complete=True, configuration=parts.description())
         results.write(output.results)
         return results
 

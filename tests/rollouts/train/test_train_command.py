@@ -609,3 +609,16 @@ def test_a_generator_of_held_out_tasks_is_evaluated_at_every_step(tmp_path: Path
     assert result.exit_code == 0, result.output
     found = [json.loads((tmp_path / f"out/evaluations/{step}/results.json").read_text()) for step in (0, 1, 2)]
     assert [each["episodes"] for each in found] == [2, 2, 2]
+
+
+def test_every_held_out_group_counts_where_skip_group_leaves_those_of_training_out(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    config = f'skip_group = "vowels_env:dark"\n{CONFIG}{HELD_OUT}'
+    path = project(tmp_path, tiny_model_dir, config, steps="1", groups="1")
+    skip = "def dark(group):\n    return group.task.data['rgb'][0] < 200\n"
+    (tmp_path / "vowels_env.py").write_text(f"{ENVIRONMENT}\n\n{skip}")
+    result = train(path)
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out" / "evaluations" / "0" / "results.json").read_text())
+    assert (found["tasks"], found["total_reward"]["tasks"]) == (5, 5)
