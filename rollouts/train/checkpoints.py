@@ -74,7 +74,8 @@ class Checkpoints:
         """Continue from the newest checkpoint: its weights, and the files as they were. None: there is none yet.
 
         Raises `RunConfigError` where the configuration is another one, and `CommandFileError`, before anything
-        is changed, for a checkpoint that cannot be read and a file that is shorter than it was.
+        is changed, for a checkpoint that cannot be read, a file that is shorter than it was, and groups
+        without any checkpoint.
         """
         steps = self._steps()
         state = TrainingState()
@@ -88,6 +89,9 @@ class Checkpoints:
             self._check_sizes(state, directory)
             with _refused(directory):
                 trainer.load(NAME, directory)
+        elif self._output.metrics.exists() and self._output.metrics.stat().st_size:  # groups follow the first one
+            reason = "there is no checkpoint, and the groups of the run would be removed; put a checkpoint back"
+            raise CommandFileError(self._output.checkpoints, f"{reason}, or name another output directory")
         for path in self._output.appended:
             if path.exists():
                 os.truncate(path, state.files.get(path.name, 0))
@@ -124,8 +128,8 @@ def _refused(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"the checkpoint cannot be read ({error}); delete it, and --resume continues from the one before"
-        raise CommandFileError(directory, reason) from error
+        cure = "delete it, and --resume continues from the one before, where there is one"
+        raise CommandFileError(directory, f"the checkpoint cannot be read ({error}); {cure}") from error
 
 
 def _synced_size(path: Path) -> int:

@@ -216,6 +216,17 @@ def test_a_checkpoint_that_cannot_be_read_is_named_and_the_run_goes_on_from_the_
     assert again.exit_code == 0, again.output
 
 
+def test_a_run_without_any_checkpoint_keeps_the_groups_that_it_has(tmp_path: Path, tiny_model_dir: Path) -> None:
+    path, out = project(tmp_path, tiny_model_dir, f"{CONFIG}keep = 1\n", steps="1"), tmp_path / "out"
+    assert train(path).exit_code == 0
+    files = {each: each.read_bytes() for each in out.iterdir() if each.is_file()}
+    shutil.rmtree(out / "checkpoints" / "step-1")
+    refused = train(path, "--resume")
+    assert refused.exit_code == 2
+    assert "checkpoints: there is no checkpoint, and the groups of the run would be removed" in refused.output
+    assert {each: each.read_bytes() for each in files} == files
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(
