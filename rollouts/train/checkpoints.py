@@ -67,7 +67,9 @@ class Checkpoints:
                 _synced_size(path)
         for step in self._steps()[: -self._keep]:
             if step != state.best_step:
-                shutil.rmtree(self._output.checkpoints / f"step-{step}")
+                old = self._output.checkpoints / f"step-{step}"
+                # It disappears whole, too; what a killed process leaves of the second name `restore` removes.
+                shutil.rmtree(old.rename(old.with_name(f".{old.name}.partial")))
         return state
 
     def restore(self, trainer: Trainer) -> TrainingState | None:
@@ -100,9 +102,8 @@ class Checkpoints:
         return state if steps else None
 
     def _steps(self) -> list[int]:
-        """The steps of the checkpoints, ascending. One without a state was being removed by a killed process."""
-        found = self._output.checkpoints.glob(f"step-*/{_STATE}")
-        numbers = [path.parent.name.removeprefix("step-") for path in found]
+        """The steps of the checkpoints, ascending."""
+        numbers = [path.name.removeprefix("step-") for path in self._output.checkpoints.glob("step-*")]
         return sorted(int(number) for number in numbers if number.isdecimal())  # not the copies of a user
 
     def _check(self, held: Mapping[str, Any]) -> None:

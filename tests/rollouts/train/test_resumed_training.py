@@ -227,6 +227,21 @@ def test_a_run_without_any_checkpoint_keeps_the_groups_that_it_has(tmp_path: Pat
     assert {each: each.read_bytes() for each in files} == files
 
 
+def test_a_checkpoint_whose_removal_was_interrupted_is_gone_when_the_run_goes_on(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(path: Path) -> None:
+        (path / "state.json").unlink()
+        raise RolloutsError("planted")
+
+    path = project(tmp_path, tiny_model_dir, f"{CONFIG}keep = 1\n", steps="1")
+    with monkeypatch.context() as planted:
+        planted.setattr(shutil, "rmtree", stopped)
+        assert "planted" in train(path).output
+    assert train(path, "--resume").exit_code == 0
+    assert sorted(each.name for each in (tmp_path / "out" / "checkpoints").iterdir()) == ["lock", "step-1"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_that_is_killed_at_random_moments_ends_with_the_same_bits(
