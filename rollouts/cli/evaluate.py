@@ -28,7 +28,6 @@ from rollouts.terminal.text import exit_with_error, print_line, print_note, prin
 
 if TYPE_CHECKING:
     from rollouts.evaluation.results import EvaluationResults
-    from rollouts.evaluation.tally import Tally
     from rollouts.run_config.config_file import Change, ConfigFile
     from rollouts.run_config.output import OutputDirectory
     from rollouts.run_config.run_parts import RunParts
@@ -62,11 +61,12 @@ def evaluate(
     Writes results.json, the trajectories and a report to the output directory, and prints one table.
     """
     from rollouts.run_config.output import prepare_output
+    from rollouts.run_config.parts import make_tally
 
     check_rerun(rerun_failed, resume=resume, limit=limit)
     with exit_on_problems():
         file = _of_held_out_tasks(_configuration(tasks, values))
-        _tally(file)  # an error now, not after the episodes
+        make_tally(file, file.config.group_size)  # an error now, not after the episodes
         parts = checked_parts(file, limit=limit, dry_run=dry_run).with_all_groups()
         if left_out := [name for name in ("skip_group", "mode") if getattr(file.config, name) is not None]:
             print_note(f"every group counts: {' and '.join(left_out)} of {file.path} are not used")
@@ -169,20 +169,12 @@ def _of_held_out_tasks(file: ConfigFile) -> ConfigFile:
     return replace(file, config=file.config.model_copy(update={"tasks": held_out}))
 
 
-def _tally(file: ConfigFile) -> Tally:
-    """What adds up the groups. Raises `RunConfigError`."""
-    from rollouts.evaluation.tally import Tally
-
-    counting = file.config.evaluation
-    with file.naming("evaluation", "k"):
-        return Tally(samples=file.config.group_size, threshold=counting.threshold, failed=counting.failed, k=counting.k)
-
-
 def _results(parts: RunParts, output: OutputDirectory, *, complete: bool) -> EvaluationResults:
     """The results of all groups in the output directory."""
     from rollouts.run_config.group_files import read_group_rows
+    from rollouts.run_config.parts import make_tally
 
-    tally = _tally(parts.file)
+    tally = make_tally(parts.file, parts.file.config.group_size)
     for row in read_group_rows(output.metrics):
         tally.add(row.values)
     return tally.results(complete=complete, configuration=parts.description())

@@ -52,6 +52,7 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
     """
     from rollouts.evaluation.statistics import scipy_stats
     from rollouts.run_config.output import check_output, prepare_output
+    from rollouts.run_config.parts import make_tally
 
     if (section := file.config.train) is None:
         raise file.error(("train",), "the table is missing; add [train] with steps and groups")
@@ -63,6 +64,7 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
     if held_out is not None:
         with defer_interrupts():
             scipy_stats()  # an error now, and not after the first evaluation
+        make_tally(file, file.config.evaluation.samples)
     conversations = _conversations(file)
     # Threads of torch that spin between two calls would slow down the rest of the process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

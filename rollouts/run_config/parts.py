@@ -15,6 +15,7 @@ from renderers.errors import MissingExtraError
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.episodes.environment import ThreadedEnvironment
 from rollouts.errors import describe_exception, validation_errors
+from rollouts.evaluation import Tally
 from rollouts.rewards import GroupReward, Reward, check_names
 from rollouts.run_config.config_file import ConfigFile, EngineFile
 from rollouts.run_config.engines import local_directory, media_policy, server_kind
@@ -163,6 +164,17 @@ def make_mode(file: ConfigFile) -> Mode:
     if isinstance(section, AsynchronousSection):
         return Asynchronous(section.max_staleness, section.on_stale)
     return Synchronous() if isinstance(section, SynchronousSection) else OneStepOffPolicy()
+
+
+def make_tally(file: ConfigFile, samples: int, *k: int) -> Tally:
+    """What adds up the groups of an evaluation, with pass@k for the `k` beside those of the file.
+
+    Raises `RunConfigError`.
+    """
+    section = file.config.evaluation
+    with file.naming("evaluation", "k"):
+        counted = None if section.k is None else [*k, *section.k]
+        return Tally(samples=samples, threshold=section.threshold, failed=section.failed, k=counted)
 
 
 # The environment of a run: the function that makes one for each episode, by the kind of the environment.

@@ -15,13 +15,14 @@ from rich.console import Console
 
 from rollouts.engines.protocol import ChatEngine, Engine
 from rollouts.errors import RolloutsError
-from rollouts.evaluation import EvaluationResults, Tally
+from rollouts.evaluation import EvaluationResults
 from rollouts.observability import JsonLinesSink, MetricHistory, RendererStats, RunMetrics, TrainingLog
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.metric_sinks import last_step
 from rollouts.run_config.engines import connect
 from rollouts.run_config.group_files import GroupFiles
 from rollouts.run_config.output import OutputDirectory, metric_sinks
+from rollouts.run_config.parts import make_tally
 from rollouts.run_config.run_parts import RunParts
 from rollouts.run_config.sections import TrainSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource
@@ -193,14 +194,14 @@ class Training:
         return replace(state, best_step=state.step, best_reward=reward)
 
     async def _evaluate(self, engine: Engine, place: Place, tasks: TaskSource, step: int) -> EvaluationResults:
-        section = self.parts.file.config.evaluation
-        tally = Tally(samples=section.samples, threshold=section.threshold, failed=section.failed, k=section.k)
+        samples = self.parts.file.config.evaluation.samples
+        tally = make_tally(self.parts.file, samples, 1)  # of pass@1 is the success in training.jsonl
         output = OutputDirectory(self.output.evaluations / str(step))
         if output.path.exists():  # of a killed process
             shutil.rmtree(output.path)
         output.path.mkdir(parents=True)
         parts = self.parts.with_all_groups()
-        runner = parts.make_runner(place, listeners=[], group_size=section.samples, engine=engine)
+        runner = parts.make_runner(place, listeners=[], group_size=samples, engine=engine)
         async with runner:
             with GroupFiles(output, durable=False) as files:
                 async for group in runner.stream(tasks):

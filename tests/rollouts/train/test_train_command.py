@@ -251,6 +251,26 @@ def test_the_files_of_the_documentation_are_a_whole_run(tmp_path: Path, tiny_mod
     assert max(mismatches(tmp_path)) < 1e-5
 
 
+@pytest.mark.parametrize("options", [["--dry-run"], []])
+def test_a_k_of_more_samples_than_an_evaluation_takes_is_refused_before_anything_runs(
+    tmp_path: Path, tiny_model_dir: Path, options: list[str]
+) -> None:
+    result = train(project(tmp_path, tiny_model_dir, f"{CONFIG}{HELD_OUT}k = [3]\n"), *options)
+    assert result.exit_code == 2
+    assert "evaluation.k: k is 3; pass at most 2" in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_success_of_one_episode_is_written_where_the_file_names_other_k(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    result = train(project(tmp_path, tiny_model_dir, f"{CONFIG}{HELD_OUT}k = [2]\n", steps="1"))
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out" / "evaluations" / "1" / "results.json").read_text())
+    assert list(found["pass_at_k"]) == ["1", "2"]
+    assert [row["held_out_success"] for _, row in figures(tmp_path) if "held_out_success" in row] == [0, 0]
+
+
 def test_an_evaluation_without_its_packages_is_refused_before_anything_runs(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
