@@ -1,5 +1,6 @@
 """A training step: samples of groups, their mismatch and its limit, gradients, the optimizer."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +11,13 @@ import torch
 
 from renderers import TemplateRenderer, build_training_samples
 from renderers.errors import RendererError
+from rollouts.engines.protocol import Engine
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.observability import TrainingLog
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.sections import SupervisedSection, TrainSection
 from rollouts.runner.group import Group
+from rollouts.scoring import score
 from rollouts.task import Task
 from rollouts.train.policy import NAME, Policy
 from rollouts.training import (
@@ -49,6 +52,8 @@ class Learner:
         self._policy = policy
         self._trainer = policy.trainer
         self._section = section
+        self._limit = section.max_mismatch or _DEFAULT_MISMATCH[section.dtype]
+        self._shortest: TrainingSample  # of the last step
         config = file.config
         self._seed, self._supervised, sampling = config.seed, config.supervised, config.sampling
         with file.naming("train"):
@@ -89,6 +94,7 @@ class Learner:
         samples = self._samples(groups, step, figures)
         if self._section.kl:
             samples = self._near_the_start(samples, groups, figures)
+        self._shortest = min(samples, key=len)
         minibatches = self._minibatches(samples, step)
         logprobs: list[np.ndarray] = [np.empty(0)] * len(samples)
         results: list[LossResult] = []
@@ -116,6 +122,25 @@ class Learner:
         figures |= {"grad_norm": float(np.mean(norms)) if norms else 0.0, "learning_rate": rate}
         figures["entropy"] = -float(np.mean(report.compared.sampler))
         log.write(step, figures, mismatch=report)
+        return mismatch
+
+    async def check_engine(self, engine: Engine, step: int) -> float:
+        """The mean mismatch in a row of the step that was taken, whose tokens the engine scores with the new weights.
+
+        For the modes in which steps have no samples of the weights that they train, and so nothing to compare.
+        Raises `RolloutsError` where it is too large.
+        """
+        row = self._shortest
+        (scores,) = await score([row], engine)
+        data = [datum_from_sample(row, "cross_entropy")]
+        (of_trainer,) = (await asyncio.to_thread(self._trainer.forward, NAME, data, "cross_entropy")).logprobs
+        mismatch = float(np.abs(scores.logprobs[1:] - of_trainer)[row.loss_mask[1:]].mean())
+        if mismatch > self._limit:
+            raise RolloutsError(
+                f"after step {step} the engine scores the tokens of {row.name} otherwise than the trainer, by "
+                f"{mismatch:.1e} nats on average, and train.max_mismatch is {self._limit:g}: it has other weights, or "
+                f"computes otherwise. --resume continues from the newest checkpoint"
+            )
         return mismatch
 
     def warm_start(self, tasks: Sequence[Task], log: TrainingLog) -> int:
@@ -252,12 +277,10 @@ class Learner:
 
         Returns their largest mismatch.
         """
-        section = self._section
-        limit = section.max_mismatch or _DEFAULT_MISMATCH[section.dtype]
         means, lags = _by_sample(report, step - 1)
         figures["staleness"] = float(np.mean(lags)) if len(lags) else 0.0
         worst = int(np.argmax(means))
-        if means[worst] <= limit:
+        if means[worst] <= self._limit:
             return max(np.abs(report.compared.difference[lags == 0]).tolist(), default=math.nan)
         log.write(step, figures, mismatch=report)
         examined = [samples[index] for index in np.argsort(-means, kind="stable")[:_EXAMINED]]
@@ -267,8 +290,8 @@ class Learner:
             cause = "; ".join(line.strip() for line in text.splitlines())
         raise RolloutsError(
             f"step {step} was not taken: in {samples[worst].name} the log-probabilities of sampler and trainer differ "
-            f"by {means[worst]:.1e} nats on average, and train.max_mismatch is {limit:g}. The episodes of the step are "
-            f"in trajectories.mmr, until --resume begins the step again. {cause}"
+            f"by {means[worst]:.1e} nats on average, and train.max_mismatch is {self._limit:g}. The episodes of the "
+            f"step are in trajectories.mmr, until --resume begins the step again. {cause}"
         )
 
 

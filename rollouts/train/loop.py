@@ -22,7 +22,7 @@ from rollouts.observability.metric_sinks import last_step
 from rollouts.run_config.engines import connect
 from rollouts.run_config.group_files import GroupFiles
 from rollouts.run_config.output import OutputDirectory, metric_sinks
-from rollouts.run_config.parts import make_tally
+from rollouts.run_config.parts import make_mode, make_tally
 from rollouts.run_config.run_parts import RunParts
 from rollouts.run_config.sections import TrainSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource
@@ -105,11 +105,12 @@ class Training:
             score = await self._teacher(opened, engine)
             place = await opened.enter_async_context(parts.place(engine, parts.renderer))
             self.metrics = RunMetrics(sources=[RendererStats(policy.renderer)])
+            mode = Synchronous() if file.config.mode is None else make_mode(file)
             runner = parts.make_runner(
                 place,
                 listeners=[self.metrics, partial(_end_left_out, order)],
                 score_episode=score,
-                mode=Synchronous() if file.config.mode is None else None,
+                mode=mode,
                 tasks=order,
                 engine=engine,
             )
@@ -136,6 +137,8 @@ class Training:
                 finally:
                     await writing
                 await runner.update_weights(await asyncio.to_thread(policy.weights, step), policy.version(step))
+                if not isinstance(mode, Synchronous):
+                    mismatch = await learner.check_engine(engine, step)
                 for group in groups:
                     order.end(group.task.task_id, is_solved=bool(group.rewards.min() >= success))
                 ended = time.monotonic()
