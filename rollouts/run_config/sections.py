@@ -492,7 +492,7 @@ class SupervisedSection(Section):
     tasks: TasksSection
     steps: Count
     batch: Count = 32
-    learning_rate: NotNegative = 1e-4
+    learning_rate: Annotated[float, Field(ge=0, le=1e15)] = 1e-4  # AdamW computes in float32
     warmup_steps: CountOrZero = 0
     turns: Literal["all", "last"] = "all"
 

@@ -57,7 +57,7 @@ class Learner:
         config = file.config
         self._seed, self._supervised, sampling = config.seed, config.supervised, config.sampling
         with file.naming("train"):
-            required = named_loss(section.loss).required
+            loss = named_loss(section.loss)
             self._options = loss_options(section.loss, section.loss_options)
             if section.correction:
                 check_correction(section.loss, section.correction)
@@ -67,8 +67,10 @@ class Learner:
                 self._adam = AdamParams(learning_rate=section.learning_rate, **section.adam)
             except TypeError as error:
                 raise ArgumentError("adam", section.adam, "pass fields of AdamParams, such as weight_decay") from error
-        if any("teacher" in name for name in required) and config.teacher is None:
+        if any("teacher" in name for name in loss.required) and config.teacher is None:
             raise file.error(("train", "loss"), f"{section.loss!r} compares with a teacher; add [teacher]")
+        if loss.has_candidates and config.teacher is not None and not config.teacher.top_k:
+            raise file.error(("teacher", "top_k"), f"{section.loss!r} compares likeliest ids; write how many")
         if section.loss in _WITHOUT_ADVANTAGES and getattr(config.mode, "on_stale", "") == "downweight":
             reason = f"the loss {section.loss!r} has a term without advantages, which smaller weights do not reach"
             raise file.error(("mode", "on_stale"), f'{reason}; write "drop", or another train.loss')
@@ -78,10 +80,11 @@ class Learner:
                 raise file.error(("group_size",), f"{reason} from one; write at least 2")
             if sampling.temperature == 0:
                 raise file.error(("sampling", "temperature"), f"{reason} from equal ones; write more than 0")
-        leaves_out = sampling.top_p < 1 or sampling.top_k > 0
-        if leaves_out and not sampling.top_logprobs and config.engine.kind == "local":
-            reason = "top_p and top_k leave ids out, and a trainer has to know which; write as many as are kept"
-            raise file.error(("sampling", "top_logprobs"), f"{reason}, or leave top_p and top_k out")
+        if (sampling.top_p < 1 or sampling.top_k) and config.engine.kind == "local":
+            is_known = sampling.temperature == 1 and sampling.top_logprobs >= max(1, sampling.top_k)
+            if not is_known or (sampling.top_p < 1 and sampling.top_k):
+                reason = "top_p and top_k leave ids out, and a trainer has to know which; write one of them, with"
+                raise file.error(("sampling", "top_logprobs"), f"{reason} as many as are kept, and temperature 1")
         if section.kl:
             self._trainer.create_model(_START, lora=replace(policy.lora, rank=1))
 

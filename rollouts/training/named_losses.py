@@ -201,6 +201,8 @@ def loss_options(name: str, given: Mapping[str, Any] | None) -> dict[str, float]
             raise ArgumentError("options", short_repr(key), f"{name} has no such option; {taken}")
         if key in ("beta", "coefficient"):
             options[key] = check_positive(f"options[{key!r}]", value)
+            if (name, key) == ("jsd", "beta") and options[key] >= 1:
+                raise ArgumentError("options['beta']", value, "pass a number above 0 and below 1")
             continue
         number = finite_number(value)
         if key == "clip_low_threshold" and (number is None or not 0 <= number <= 1):

@@ -47,6 +47,7 @@ steps = 2
 batch = {}
 """
 CONVERSATION = '{"messages": [{"role": "user", "content": "Sing."}, {"role": "assistant", "content": "aeiou"}]}\n'
+TEACHER = '\n[teacher]\nengine = { kind = "local", directory = "MODEL" }\n'
 GENERATOR = '{ kind = "import", source = "vowels_env:held_out" }'
 
 
@@ -304,14 +305,22 @@ def test_an_evaluation_without_its_packages_is_refused_before_anything_runs(
         ("loss = 'reverse_kl'", "train.loss: 'reverse_kl' compares with a teacher; add [teacher]"),
         ("max_row_tokens = 20", "train.max_row_tokens: the first prompt has"),
         ("top_p = 0.9", "sampling.top_logprobs: top_p and top_k leave ids out"),
+        ("top_k = 5, top_logprobs = 3", "sampling.top_logprobs: top_p and top_k leave ids out"),
+        ("top_k = 5, top_logprobs = 5, top_p = 0.5", "sampling.top_logprobs: top_p and top_k leave ids out"),
+        ("top_k = 5, top_logprobs = 5, temperature = 0.5", "sampling.top_logprobs: top_p and top_k leave ids out"),
+        (f"loss = 'forward_kl'{TEACHER}", "teacher.top_k: 'forward_kl' compares likeliest ids"),
+        (f"loss = 'jsd'\nloss_options = {{ beta = 1.0 }}{TEACHER}top_k = 4\n", "options['beta'] is 1.0; pass"),
+        (f"{SUPERVISED.format(2)}learning_rate = 1e16", "supervised.learning_rate"),
     ],
 )
 def test_a_dry_run_refuses_what_would_fail_after_the_first_episodes(
     tmp_path: Path, tiny_model_dir: Path, change: str, said: str
 ) -> None:
-    sampling = "{ max_tokens = 8 }" if change.startswith(("loss", "max")) else f"{{ max_tokens = 8, {change} }}"
-    config = CONFIG if "top_p" in change else f"{CONFIG}{change}\n"
-    result = train(project(tmp_path, tiny_model_dir, config, sampling=sampling), "--dry-run")
+    sampling = f"{{ max_tokens = 8, {change} }}" if change.startswith("top") else "{ max_tokens = 8 }"
+    config = CONFIG if change.startswith("top") else f"{CONFIG}{change}\n"
+    path = project(tmp_path, tiny_model_dir, config, sampling=sampling)
+    (tmp_path / "conversations.jsonl").write_text(CONVERSATION)
+    result = train(path, "--dry-run")
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
 
