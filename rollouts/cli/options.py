@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
+from renderers.process.files import read_json
 from rollouts.engines.http.address import redacted
 from rollouts.terminal.text import exit_with_error
 
@@ -50,7 +51,7 @@ SET: Final = ConfigOption(
     "set", "", list[str], "KEY=VALUE", "A value of the configuration, such as limits.max_turns=4; several times."
 )
 MODEL_OPTIONS: Final = (
-    ConfigOption("model", "", str, "MODEL", "The directory or repository, or its name at an endpoint."),
+    ConfigOption("model", "", str, "MODEL", "The directory (also of an adapter), repository, or name at an endpoint."),
     ConfigOption("base_url", "", list[str], "URL", "A server or endpoint; several times for a fleet."),
     ConfigOption("engine", "", EngineKind, None, "What is at --base-url (default: vllm); local: run in this process."),
     ConfigOption(
@@ -142,6 +143,11 @@ def model_changes(values: Mapping[str, Any], *, configured: str | None) -> list[
         return []
     if Path(model).is_dir():
         model = str(Path(model).absolute())
+    if adapter := read_json(Path(model) / "adapter_config.json"):
+        has_base = configured is not None and not urls and engine is None
+        base = None if has_base else adapter.get("base_model_name_or_path")
+        changes = model_changes({**values, "model": base}, configured=configured)
+        return [*changes, Change(("engine", "adapter"), model, "--model")]
     renderer: dict[str, Any] | None = {"model": model}
     if not urls and engine is None and configured is not None:
         keys = {"openai": ["engine.model"], "local": ["engine.directory", "renderer.model"]}

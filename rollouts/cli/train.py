@@ -53,11 +53,14 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
     from rollouts.evaluation.statistics import scipy_stats
     from rollouts.run_config.output import check_output, prepare_output
     from rollouts.run_config.parts import make_tally
+    from rollouts.run_config.sections import AdapterOption
 
     if (section := file.config.train) is None:
         raise file.error(("train",), "the table is missing; add [train] with steps and groups")
-    if file.config.engine.kind not in ("local", "vllm", "sglang", "fleet"):
+    if not isinstance(file.config.engine, AdapterOption):
         raise file.error(("engine", "kind"), "it takes no weights; train with local, vllm, sglang or fleet")
+    if file.config.engine.adapter is not None:
+        raise file.error(("engine", "adapter"), "a new adapter is trained; remove the key, or merge it into the model")
     output = check_output(file, resume=resume, trains=True)
     parts = checked_parts(file, limit=None, dry_run=dry_run)
     held_out = _tasks(file, "evaluation", file.config.evaluation.tasks)

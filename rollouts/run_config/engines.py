@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 from renderers import MediaPolicy
+from rollouts.engines.lora import LoRAEngine
 from rollouts.engines.protocol import ChatEngine, Engine
 from rollouts.errors import (
     ApiKeyError,
@@ -49,6 +51,23 @@ def engine_factory(file: EngineFile, renderer: Any) -> Callable[[], Engine | Cha
     Neither opens a connection; the function loads a local model. Both raise `RunConfigError`, the function
     also `MissingExtraError`.
     """
+    make = _factory_without_adapter(file, renderer)
+    if getattr(file.config.engine, "adapter", None) is None:
+        return make
+    # A name stands for one set of weights, and other runs may have theirs at the same servers.
+    name = "adapter" if file.config.engine.kind == "local" else f"adapter-{uuid4().hex[:8]}"
+    return lambda: _EngineOfAdapter(cast(Engine, make()), name)
+
+
+class _EngineOfAdapter(LoRAEngine):
+    """Samples with the adapter that `connect` loads, and closes the engine with it."""
+
+    async def close(self) -> None:
+        await super().close()
+        await self.engine.close()
+
+
+def _factory_without_adapter(file: EngineFile, renderer: Any) -> Callable[[], Engine | ChatEngine]:
     section = file.config.engine
     if isinstance(section, ScriptedEngineSection):
         from rollouts.testing import ScriptedEngine
@@ -202,13 +221,18 @@ _FACTORIES: Mapping[type, Callable[[EngineFile, Any], Callable[[], Engine | Chat
 
 
 async def connect(file: EngineFile, engine: Engine | ChatEngine) -> None:
-    """Start the servers that the run is to start, and ask every server what it is.
+    """Start the servers that the run is to start, ask every server what it is, and load the adapter of the file.
 
     A server that cannot be used is then an error before the run begins. In a fleet, one server that can be
     used is enough: the others serve as soon as their checks pass. Raises `RunConfigError`.
     """
     section = file.config.engine
-    if isinstance(section, VLLMEngineSection | SGLangEngineSection):
+    if isinstance(engine, _EngineOfAdapter):
+        adapter = file.resolve(cast(Any, section).adapter)
+        await connect(file, engine.engine)
+        with file.naming("engine", "adapter"):
+            await engine.update_weights(adapter, f"{engine.name}@1")
+    elif isinstance(section, VLLMEngineSection | SGLangEngineSection):
         with _naming_server(file, section, ("engine",)):
             await cast(Engine, engine).context_length()  # starts it where it is to be started, and asks what it is
     elif isinstance(section, FleetEngineSection):

@@ -205,7 +205,13 @@ class ServerSection(Section):
         return [self.base_url]
 
 
-class VLLMOptions(Section):
+class AdapterOption(Section):
+    """`adapter` is the directory of a LoRA adapter, with which all is sampled; a server must read it, too."""
+
+    adapter: PathText | None = None
+
+
+class VLLMOptions(AdapterOption):
     """Options of `VLLMEngine`. `api_key_env` is the name of the environment variable that holds the servers' key."""
 
     model: Text | None = None
@@ -219,7 +225,7 @@ class VLLMEngineSection(ServerSection, VLLMOptions):
     kind: Literal["vllm"]
 
 
-class SGLangEngineSection(ServerSection):
+class SGLangEngineSection(ServerSection, AdapterOption):
     """An SGLang server (`SGLangEngine`). `api_key_env` is the name of the environment variable that holds its key."""
 
     kind: Literal["sglang"]
@@ -291,7 +297,7 @@ class EndpointEngineSection(Section):
     media: MediaSection = MediaSection()
 
 
-class LocalEngineSection(Section):
+class LocalEngineSection(AdapterOption):
     """A model directory, run by transformers in this process (extra `torch`)."""
 
     kind: Literal["local"]
