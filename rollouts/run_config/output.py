@@ -67,8 +67,8 @@ def check_output(file: ConfigFile, *, resume: bool, trains: bool = False) -> Out
     """The output directory, which is not made here.
 
     Without `resume` it must be new or empty; with it, new, empty or that of a run, whose files are no
-    symbolic links: the run would write to where they point. `trains`: it is that of `rollouts train`. Raises
-    `RunConfigError`.
+    symbolic links: the run would write to where they point. `trains`: it is that of `rollouts train`, which
+    is empty, too, where it has only the lock of a start that was refused. Raises `RunConfigError`.
     """
     output = OutputDirectory(file.resolve(file.config.output.directory))
     existing = next(path for path in (output.path, *output.path.parents) if os.path.lexists(path))
@@ -76,7 +76,7 @@ def check_output(file: ConfigFile, *, resume: bool, trains: bool = False) -> Out
     with file.naming(*_KEY):
         if not existing.is_dir():
             reason = f"cannot be made: {existing} is no directory; name another directory"
-        elif existing != output.path or not any(os.scandir(output.path)):
+        elif existing != output.path or not any(os.scandir(output.path)) or (trains and _has_only_its_lock(output)):
             return output
         elif not resume:
             reason = "is not empty; pass --resume to continue the run in it, or name another directory"
@@ -89,6 +89,11 @@ def check_output(file: ConfigFile, *, resume: bool, trains: bool = False) -> Out
     if reason:
         raise file.error(_KEY, f"{output.path} {reason}")
     return output
+
+
+def _has_only_its_lock(output: OutputDirectory) -> bool:
+    own = (output.checkpoints, output.training_lock)
+    return all(path in own and not path.is_symlink() for path in output.path.rglob("*"))
 
 
 def metric_sinks(file: ConfigFile, output: OutputDirectory) -> list[MetricSink]:

@@ -253,6 +253,8 @@ def test_a_wrong_value_is_named_before_anything_is_sampled(
     assert result.exit_code == 2
     assert reason in result.output
     assert not (tmp_path / "out" / "trajectories.mmr").exists()
+    mended = train(project(tmp_path, tiny_model_dir, steps="1"))  # in the directory that has nothing but a lock
+    assert mended.exit_code == 0, mended.output
 
 
 def test_the_files_of_the_documentation_are_a_whole_run(tmp_path: Path, tiny_model_dir: Path) -> None:
