@@ -515,7 +515,8 @@ class TrainSection(Section):
     - `baseline`, `scale`: of `group_advantages`. `kl`: the advantage of a token has less `kl` times the log
       of the ratio of its probabilities under sampler and base model (the adapter off).
     - `learning_rate` rises over `warmup_steps` and follows `schedule`, which would reach the share
-      `final_rate` of it with one step more. `adam` are the other fields of `AdamParams`.
+      `final_rate` of it with one step more. `adam` are other fields of `AdamParams`, by default
+      `grad_clip_norm` of 1.
     - Each step goes `epochs` times over its groups, in `minibatches` random parts with an optimizer step each.
       `tokens_per_pass` bounds the memory (`Trainer`).
     - `max_row_tokens`: rows are cut to so many tokens (`truncate_sample`).
@@ -547,7 +548,7 @@ class TrainSection(Section):
     warmup_steps: CountOrZero = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     final_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    adam: dict[Text, Finite] = Field(default_factory=lambda: {"grad_clip_norm": 1.0})
+    adam: dict[Text, Finite] = Field(default_factory=dict)
     epochs: Count = 1
     minibatches: Count = 1
     tokens_per_pass: Count = 8192

@@ -64,7 +64,8 @@ class Learner:
             if "max_lag" in section.correction:
                 raise ArgumentError("correction", section.correction, "pass max_staleness in [mode] for max_lag")
             try:
-                self._adam = AdamParams(learning_rate=section.learning_rate, **section.adam)
+                given = {"grad_clip_norm": 1.0, **section.adam}
+                self._adam = AdamParams(learning_rate=section.learning_rate, **given)
             except TypeError as error:
                 raise ArgumentError("adam", section.adam, "pass fields of AdamParams, such as weight_decay") from error
         if any("teacher" in name for name in loss.required) and config.teacher is None:

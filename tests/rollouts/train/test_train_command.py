@@ -27,6 +27,7 @@ from rollouts.engines.local import LocalEngine
 from rollouts.engines.vllm import write_tied_head
 from rollouts.runner import Task, schedule
 from rollouts.train.task_order import TaskOrder
+from rollouts.training.trainer import AdamParams, Trainer
 from transport import RecordReader
 
 
@@ -647,6 +648,23 @@ def test_an_adapter_is_on_the_layers_that_the_file_names_as_a_model_with_fused_e
     layers = json.loads((tmp_path / "out" / "last" / "adapter_config.json").read_text())["target_modules"]
     assert layers
     assert all("self_attn" in layer for layer in layers)
+
+
+def test_a_field_of_adam_leaves_the_others_their_defaults(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[AdamParams] = []
+    original = Trainer.optim_step
+
+    def optim_step(trainer: Trainer, model_id: str, params: AdamParams) -> dict[str, float]:
+        found.append(params)
+        return original(trainer, model_id, params)
+
+    monkeypatch.setattr(Trainer, "optim_step", optim_step)
+    for lines in ("", "adam = { weight_decay = 0.1 }\n", "adam = { grad_clip_norm = 0.0 }\n"):
+        result = train(project(tmp_path / str(len(found)), tiny_model_dir, CONFIG + lines, steps="1"))
+        assert result.exit_code == 0, result.output
+    assert [(each.grad_clip_norm, each.weight_decay) for each in found] == [(1, 0), (1, 0.1), (0, 0)]
 
 
 def test_a_generator_of_held_out_tasks_is_evaluated_at_every_step(tmp_path: Path, tiny_model_dir: Path) -> None:
