@@ -539,7 +539,7 @@ class TrainSection(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     loss: Text = "ppo"
     loss_options: dict[Text, Finite] = Field(default_factory=dict)
-    correction: dict[Text, Finite] = Field(default_factory=dict)
+    correction: dict[Text, bool | Finite] = Field(default_factory=dict)
     mean_over: Literal["tokens", "episodes"] = "tokens"
     baseline: Literal["mean", "leave_one_out"] = "mean"
     scale: Literal["group", "batch", "none"] = "group"

@@ -508,7 +508,11 @@ def test_a_correction_leaves_a_step_on_its_own_samples_as_it_is_and_divides_by_w
 ) -> None:
     """On its own samples every ratio is 1: weights change nothing, a lower limit of 2 rejects every token."""
     losses = {}
-    for name, options in {"none": "", "weights": "token_weights = 2.0, veto = 1e-4", "all": "token_low = 2.0"}.items():
+    for name, options in {
+        "none": "",
+        "weights": "token_weights = 2.0, normalise = true",
+        "all": "token_low = 2.0",
+    }.items():
         config = CONFIG + f"correction = {{ {options} }}\nminibatches = 2\nadam = {{ weight_decay = 0.5 }}\n"
         result = train(project(tmp_path / name, tiny_model_dir, config, steps="1"))
         assert result.exit_code == 0, result.output
