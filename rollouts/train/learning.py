@@ -58,7 +58,8 @@ class Learner:
         self._seed, self._supervised, sampling = config.seed, config.supervised, config.sampling
         with file.naming("train"):
             loss = named_loss(section.loss)
-            self._options = loss_options(section.loss, section.loss_options)
+            with file.naming("train", "loss_options"):
+                self._options = loss_options(section.loss, section.loss_options)
             if section.correction:
                 check_correction(section.loss, section.correction)
             if "max_lag" in section.correction:

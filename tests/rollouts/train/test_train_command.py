@@ -243,6 +243,7 @@ def test_an_engine_that_takes_no_weights_is_refused(
     [
         ('loss = "pg"', "train: loss is 'pg'; pass one of"),
         ('loss = "ppo"\nloss_options = { clip = 0.2 }', "ppo has no such option"),
+        ('loss = "dro"', "train.loss_options: options['beta'] is None"),
         ("adam = { momentum = 0.9 }", "fields of AdamParams"),
         ("kl = 0.1", "train.kl: with lora_rank = 0"),
     ],
