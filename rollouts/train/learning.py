@@ -80,8 +80,9 @@ class Learner:
             reason = "the episodes of a task are compared with each other, and nothing would be learned"
             if config.group_size == 1:
                 raise file.error(("group_size",), f"{reason} from one; write at least 2")
-            if sampling.temperature == 0:
-                raise file.error(("sampling", "temperature"), f"{reason} from equal ones; write more than 0")
+            for key, greedy in (("temperature", 0), ("top_k", 1)):
+                if getattr(sampling, key) == greedy:
+                    raise file.error(("sampling", key), f"{reason} from equal ones; write more than {greedy}")
         if (sampling.top_p < 1 or sampling.top_k) and config.engine.kind == "local":
             is_known = sampling.temperature == 1 and sampling.top_logprobs >= max(1, sampling.top_k)
             if not is_known or (sampling.top_p < 1 and sampling.top_k):

@@ -351,7 +351,14 @@ def test_a_step_without_unequal_rewards_in_any_group_is_named(tmp_path: Path, ti
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], []])
-@pytest.mark.parametrize(("key", "value"), [("group_size", "1"), ("sampling", "{ max_tokens = 8, temperature = 0 }")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("group_size", "1"),
+        ("sampling", "{ max_tokens = 8, temperature = 0 }"),
+        ("sampling", "{ max_tokens = 8, top_k = 1, top_logprobs = 1 }"),
+    ],
+)
 def test_a_run_in_which_no_group_can_teach_is_refused_unless_it_learns_from_more_than_their_rewards(
     tmp_path: Path, tiny_model_dir: Path, options: list[str], key: str, value: str
 ) -> None:
