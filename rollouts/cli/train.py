@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from rollouts.run_config.sections import TasksSection
     from rollouts.run_config.tasks import TaskSource
     from rollouts.task import Task
+
+#: Tasks of a generator, which are held in memory.
+_MOST_LISTED: Final = 10_000
 
 
 @takes(SET)
@@ -95,27 +99,35 @@ def train_from(file: ConfigFile, to_resume: str, *, resume: bool = False, dry_ru
     print_line(f"in {output.path}: {', '.join(kept)}")
 
 
-def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> TaskSource | None:
+def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> Iterable[Task] | None:
     """The tasks of a table beside [tasks]. Raises `RunConfigError`."""
     from rollouts.run_config.sections import TasksOfVerifiers
-    from rollouts.run_config.tasks import check_tasks, make_tasks
+    from rollouts.run_config.tasks import check_tasks, first_tasks, make_tasks
 
     if section is None:
         return None
     own = replace(file, config=file.config.model_copy(update={"tasks": section}), prefix=(table,))
     if isinstance(section, TasksOfVerifiers):
         raise own.error(("tasks", "kind"), "the taskset has the tasks of [tasks] alone; name a file or an import path")
-    made = make_tasks(own)
-    tasks = list(made) if isinstance(made, Iterator) else made  # each evaluation takes them again
+    tasks = make_tasks(own)
+    if isinstance(tasks, Iterator | AsyncIterable):  # each evaluation takes them again
+        tasks = asyncio.run(_listed(first_tasks(tasks, _MOST_LISTED + 1)))
+        if len(tasks) > _MOST_LISTED:
+            reason = f"it gives more than {_MOST_LISTED:,} tasks, and may have no end; give a list or a file, or fewer"
+            raise own.error(("tasks",), reason)
     check_tasks(own, tasks)
     return tasks
+
+
+async def _listed(tasks: TaskSource) -> list[Task]:
+    return [task async for task in tasks] if isinstance(tasks, AsyncIterable) else list(tasks)
 
 
 def _conversations(file: ConfigFile) -> Sequence[Task] | None:
     if (section := file.config.supervised) is None:
         return None
     tasks = _tasks(file, "supervised", section.tasks)
-    found = list(tasks) if isinstance(tasks, Iterable) else []
+    found = list(tasks or ())
     for task in found:
         messages = task.data.get("messages") if isinstance(task.data, dict) else None
         if not isinstance(messages, list) or not any(

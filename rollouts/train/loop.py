@@ -5,7 +5,7 @@ import gc
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from rollouts.run_config.output import OutputDirectory, metric_sinks
 from rollouts.run_config.parts import make_mode, make_tally
 from rollouts.run_config.run_parts import RunParts
 from rollouts.run_config.sections import TrainSection
-from rollouts.run_config.tasks import FileTaskSource, TaskSource
+from rollouts.run_config.tasks import FileTaskSource
 from rollouts.runner.events import GroupSkipped, GroupStale, RunnerEvent
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import ScoreEpisode
@@ -50,7 +50,7 @@ class Training:
     section: TrainSection
     output: OutputDirectory
     console: Console
-    held_out: TaskSource | None
+    held_out: Iterable[Task] | None
     conversations: Sequence[Task] | None
     resume_command: str
     metrics: RunMetrics | None = None
@@ -196,7 +196,7 @@ class Training:
             return state
         return replace(state, best_step=state.step, best_reward=reward)
 
-    async def _evaluate(self, engine: Engine, place: Place, tasks: TaskSource, step: int) -> EvaluationResults:
+    async def _evaluate(self, engine: Engine, place: Place, tasks: Iterable[Task], step: int) -> EvaluationResults:
         samples = self.parts.file.config.evaluation.samples
         tally = make_tally(self.parts.file, samples, 1)  # of pass@1 is the success in training.jsonl
         output = OutputDirectory(self.output.evaluations / str(step))

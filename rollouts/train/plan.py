@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,6 @@ from rollouts.engines.protocol import GenerateRequest
 from rollouts.run_config.output import OutputDirectory
 from rollouts.run_config.run_parts import RunParts
 from rollouts.run_config.sections import LocalEngineSection, TrainSection
-from rollouts.run_config.tasks import TaskSource
 from rollouts.task import Task
 from rollouts.train.learning import Learner, supervised_samples
 from rollouts.train.policy import NAME, Policy
@@ -32,7 +31,7 @@ def print_plan(
     section: TrainSection,
     output: OutputDirectory,
     request: GenerateRequest,
-    held_out: TaskSource | None,
+    held_out: Iterable[Task] | None,
     conversations: Sequence[Task] | None,
     console: Console,
 ) -> None:
@@ -57,8 +56,8 @@ def print_plan(
     if held_out is not None:
         evaluation = config.evaluation
         times = 1 + math.ceil(section.steps / evaluation.every)
-        count = "the" if hasattr(held_out, "__aiter__") else f"{sum(1 for _ in held_out):,}"
-        lines.append(f"evaluation: {times:,} times {count} tasks, {evaluation.samples:,} episodes of each")
+        count = sum(1 for _ in held_out)
+        lines.append(f"evaluation: {times:,} times {count:,} tasks, {evaluation.samples:,} episodes of each")
     training, kept = _training_of_a_token(policy, request, config.group_size)
     row_tokens = len(request.prompt_ids) + most * (turns or 1)
     tokens = episodes * min(row_tokens, section.max_row_tokens or row_tokens)

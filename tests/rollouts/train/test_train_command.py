@@ -679,14 +679,35 @@ def test_a_field_of_adam_leaves_the_others_their_defaults(
     assert [(each.grad_clip_norm, each.weight_decay) for each in found] == [(1, 0), (1, 0.1), (0, 0)]
 
 
-def test_a_generator_of_held_out_tasks_is_evaluated_at_every_step(tmp_path: Path, tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize("kind", ["", "async "])
+def test_a_generator_of_held_out_tasks_is_evaluated_at_every_step(
+    tmp_path: Path, tiny_model_dir: Path, kind: str
+) -> None:
     path = project(tmp_path, tiny_model_dir, CONFIG + HELD_OUT.replace(JSONL, GENERATOR), steps="2")
     with (tmp_path / "vowels_env.py").open("a") as file:
-        file.write("\n\ndef held_out():\n    from rollouts import Task\n    yield Task('one', {'rgb': [1, 2, 3]})\n")
+        file.write("\n\nfrom rollouts import Task\n")
+        file.write(f"{kind}def held_out():\n    yield Task('one', {{'rgb': [1, 2, 3]}})\n")
     result = train(path)
     assert result.exit_code == 0, result.output
     found = [json.loads((tmp_path / f"out/evaluations/{step}/results.json").read_text()) for step in (0, 1, 2)]
     assert [each["episodes"] for each in found] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["", "async "])
+@pytest.mark.parametrize("table", ["evaluation", "supervised"])
+def test_a_generator_without_an_end_is_refused_where_all_of_its_tasks_are_needed(
+    tmp_path: Path, tiny_model_dir: Path, table: str, kind: str
+) -> None:
+    config = f"{CONFIG}\n[{table}]\ntasks = {GENERATOR}\n" + ("steps = 2\n" if table == "supervised" else "")
+    path = project(tmp_path, tiny_model_dir, config)
+    with (tmp_path / "vowels_env.py").open("a") as file:
+        file.write("\n\nimport itertools\nfrom rollouts import Task\n")
+        file.write(f"{kind}def held_out():\n    for number in itertools.count():\n")
+        # The test ends without the limit, too.
+        file.write("        if number == 20_000:\n            return\n        yield Task(str(number))\n")
+    result = train(path, "--dry-run")
+    assert result.exit_code == 2
+    assert f"{table}.tasks: it gives more than 10,000 tasks, and may have no end" in " ".join(result.output.split())
 
 
 def test_every_held_out_group_counts_where_skip_group_leaves_those_of_training_out(
